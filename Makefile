@@ -1,0 +1,54 @@
+# make demo   set everything up and stream text from SmolLM2-135M-Instruct
+# make test   run the tests
+# make check  formatting, lint, types, structure
+# make bench  the benchmarks behind docs/log.md
+# make clean  remove what make has made
+#
+# PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest: make test ARGS="-k law".
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell command -v $(name)),$(name))) python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.ready
+	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?"
+
+test: .venv/.ready-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_structure.py
+
+bench: .venv/.ready-dev
+	$(BIN)/python benchmarks/host_cost.py
+	$(BIN)/python benchmarks/eager_vs_transformers.py
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
+# that nothing else can pull in another one.
+.venv/.ready: pyproject.toml constraints.txt | .venv/.made
+	$(PIP) $$(grep '^torch==' constraints.txt)
+	$(PIP) -e .
+	touch $@
+
+.venv/.ready-dev: .venv/.ready
+	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/.made:
+	@test -x $(BIN)/python || command -v $(PYTHON) >/dev/null || \
+		{ echo "error: no $(PYTHON): install Python 3.11 or 3.12, or give one as PYTHON=path"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+		{ echo "error: $$($(PYTHON) --version) does not do: give Python 3.11 or 3.12 as PYTHON=path"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+		{ rm -rf .venv; echo "error: no venv: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+	touch $@

@@ -1,0 +1,92 @@
+"""What the loop itself costs per step: everything but the model, which is replaced by a table lookup.
+
+    python benchmarks/host_cost.py
+
+One sequence decodes with a mock program that returns ready logits, so what is timed is proposing, planning, staging,
+sampling, verifying, committing and detokenising. Medians over repetitions; the issue's bound is 100 µs at one sequence.
+"""
+
+import platform
+import statistics
+import time
+
+import torch
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.hub import locate
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
+from tokenmill.engine import Engine
+from tokenmill.model.config import ModelConfig
+from tokenmill.runner import Runner
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.speculate.proposer import NoProposer
+from tokenmill.weights.checkpoint import open_checkpoint
+
+VOCABULARY, LENGTH, NEW, REPEATS = 49152, 2048, 400, 7
+
+
+class MockProgram:
+    """Returns a row of a ready table; reads and writes no cache."""
+
+    def __init__(self) -> None:
+        self.table_RV = torch.zeros(64, VOCABULARY)
+        self.table_RV[torch.arange(64), torch.arange(64) + 1000] = 1.0
+        self.turn = 0
+
+    def run(self, step: Step) -> torch.Tensor:
+        self.turn = (self.turn + 1) % 32
+        return self.table_RV[self.turn : self.turn + step.num_rows]
+
+
+def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int) -> Engine:
+    config = EngineConfig(max_length=LENGTH, block_size=block_size, max_sequences=num_sequences)
+    model = ModelConfig("mock", VOCABULARY, 8, 1, 1, 1, 8, 8, LENGTH)
+    spec = CacheSpec(1, 1, 8, "float32", "dense", block_size, num_sequences * LENGTH // block_size)
+    device = torch.device("cpu")
+    runner = Runner(MockProgram(), Pool(spec, device), device)  # type: ignore[arg-type]
+    scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
+    return Engine(config, model, tokenizer, scheduler, runner, NoProposer())
+
+
+def microseconds_per_step(engine: Engine, num_sequences: int, **sampling: object) -> float:
+    """Median over repetitions of the mean step of one run."""
+    prompts = [[1, 2, 3, 4 + i] for i in range(num_sequences)]
+    figures = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        engine.generate(prompts, max_new_tokens=NEW, ignore_eos=True, **sampling)
+        figures.append((time.perf_counter() - started) / NEW * 1e6)
+    return statistics.median(figures)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    tokenizer = open_checkpoint(locate("smollm2-135m")).tokenizer()
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}")
+    print("argmax over the vocabulary alone costs", end=" ")
+    row = torch.randn(1, VOCABULARY)
+    timer = time.perf_counter()
+    for _ in range(200):
+        row.argmax(-1).tolist()
+    print(f"{(time.perf_counter() - timer) / 200 * 1e6:.0f} µs and is included below")
+    print(f"{'sequences':>9} {'block':>6} {'text':>5} {'sampling':>9} {'µs per step':>12}")
+    for num_sequences, block_size, with_text, sampling in [
+        (1, LENGTH, False, {}),
+        (1, LENGTH, True, {}),
+        (1, 16, True, {}),
+        (1, LENGTH, True, {"temperature": 0.8, "top_k": 40}),
+        (8, 16, True, {}),
+        (32, 16, True, {}),
+    ]:
+        engine = mock_engine(tokenizer if with_text else None, num_sequences, block_size)
+        cost = microseconds_per_step(engine, num_sequences, **sampling)
+        kind = "top-k" if sampling else "greedy"
+        print(f"{num_sequences:>9} {block_size:>6} {'yes' if with_text else 'no':>5} {kind:>9} {cost:>12.0f}")
+
+
+if __name__ == "__main__":
+    main()

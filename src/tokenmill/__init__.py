@@ -1,0 +1,57 @@
+"""tokenmill turns prompts into tokens: prefill, then decoding over a KV cache, the same text however it was computed.
+
+import tokenmill
+
+engine = tokenmill.load("smollm2-135m")
+print(engine.generate("Why is the sky blue?", max_new_tokens=64).text)
+
+Only the names below are public. They are imported on first use, so that `tokenmill --help` needs no torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.config import EngineConfig, SamplingParams
+from tokenmill.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    NoKernel,
+    RequestError,
+    TokenmillError,
+)
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.assemble import load
+    from tokenmill.engine import Engine
+    from tokenmill.outputs import Completion, Piece
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "Completion",
+    "ConfigError",
+    "Engine",
+    "EngineConfig",
+    "NoKernel",
+    "Piece",
+    "RequestError",
+    "SamplingParams",
+    "TokenmillError",
+    "load",
+]
+
+_LAZY = {
+    "Completion": "tokenmill.outputs:Completion",
+    "Engine": "tokenmill.engine:Engine",
+    "Piece": "tokenmill.outputs:Piece",
+    "load": "tokenmill.assemble:load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return resolve(_LAZY[name])

@@ -1,0 +1,141 @@
+"""From settings to an Engine: find the model, resolve every default, choose kernel and program, allocate, load.
+
+Every refusal happens here, before the first prompt: features compose when the engine is built, or it is not built.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.cache.formats import FORMATS
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, from_keywords
+from tokenmill.engine import Engine
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.kernels.attend import AttentionShape
+from tokenmill.kernels.attend import choose as choose_kernel
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import read_config
+from tokenmill.program import choose as choose_program
+from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.registry import lookup
+from tokenmill.runner import Runner
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.hub import locate
+from tokenmill.weights.load import empty_decoder, load_decoder
+
+__all__ = ["build", "cache_spec", "load", "resolve_config"]
+
+
+def load(
+    model: str | Path | None = None, *, progress: Callable[[int, int], None] | None = None, **settings: Any
+) -> Engine:
+    """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
+
+    `settings` are the fields of EngineConfig. `progress(done, total)` is called as tensors are loaded.
+    """
+    if model is not None:
+        settings["model"] = str(model)
+    config: EngineConfig = from_keywords(EngineConfig, settings)
+    return build(open_checkpoint(locate(config.model)), config, progress)
+
+
+def build(checkpoint: Checkpoint, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
+    """An engine for a checkpoint that is open already."""
+    model_config = read_config(checkpoint.config)
+    device = find_device(config.device)
+    config = replace(resolve_config(config, model_config), device=str(device))
+    tokenizer = checkpoint.tokenizer()
+    if tokenizer is not None and tokenizer.num_tokens > model_config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.num_tokens} tokens, the model's vocabulary "
+            f"{model_config.vocab_size}: they do not belong together"
+        )
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    spec = cache_spec(config, model_config)
+    max_length = config.max_length
+    assert max_length is not None, "resolved above"
+    kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
+    program_name, reason, program = choose_program(config.program, device)
+    dtype = getattr(torch, config.dtype)
+    scheme_name, scheme = choose_scheme(config.scheme, device, dtype)
+    config = replace(config, scheme=scheme_name)
+    proposer = lookup(PROPOSERS, config.proposer, "proposer")()
+    decoder = empty_decoder(model_config, scheme, kernel, max_length)
+    load_decoder(checkpoint, decoder, dtype, device, progress)
+    pool = Pool(spec, device)
+    allocator = BlockAllocator(spec.num_blocks, spec.block_size)
+    return Engine(
+        config,
+        model_config,
+        tokenizer,
+        Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache),
+        Runner(program(decoder, pool), pool, device),
+        proposer,
+        program=program_name,
+        program_reason=reason,
+        kernel=kernel_name,
+        memory={
+            "weights_bytes": decoder.num_bytes,
+            "cache_bytes": pool.num_bytes,
+        },
+    )
+
+
+def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """Put a number in the place of every default that depends on the model."""
+    max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
+    if max_length > model.context:
+        raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
+    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    return replace(
+        config,
+        max_length=max_length,
+        dtype=dtype,
+        block_size=config.block_size or max_length,
+        cache_tokens=config.cache_tokens or config.max_sequences * max_length,
+    )
+
+
+def cache_spec(config: EngineConfig, model: ModelConfig) -> CacheSpec:
+    """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
+    lookup(FORMATS, config.cache_format, "cache_format")
+    assert config.block_size is not None and config.cache_tokens is not None, "resolve_config comes first"
+    return CacheSpec(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=config.dtype,
+        format=config.cache_format,
+        block_size=config.block_size,
+        num_blocks=-(-config.cache_tokens // config.block_size),
+    )
+
+
+def attention_shapes(model: ModelConfig) -> frozenset[AttentionShape]:
+    """Every shape that some layer needs."""
+    return frozenset(AttentionShape(model.scale, window, model.attention_softcap) for window in model.windows)
+
+
+def find_device(name: str) -> torch.device:
+    """A torch device that can hold a tensor; ConfigError with the ones that can on this machine."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
+        raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
+    return device

@@ -1,0 +1,41 @@
+"""The size of the KV cache, before a byte of it exists.
+
+One token costs 2 · layers · kv heads · head dim · itemsize bytes, whatever the block size. The planner prints this
+number and the pool allocates exactly it.
+"""
+
+from dataclasses import dataclass
+
+from tokenmill.cache.formats import FORMATS
+from tokenmill.registry import lookup
+
+__all__ = ["CacheSpec"]
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """Shape and format of the pool. A contiguous cache is one whose block_size is the maximum length."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    format: str
+    block_size: int
+    num_blocks: int
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit, over all sequences."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of all layers."""
+        rows = lookup(FORMATS, self.format, "cache_format").row_bytes(self.num_kv_heads, self.head_dim, self.dtype)
+        return 2 * self.num_layers * int(rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """The whole pool."""
+        return self.bytes_per_token * self.num_slots

@@ -1,0 +1,83 @@
+"""What the verbs show: progress and remarks on stderr, tables and JSON on stdout."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+from tokenmill.registry import resolve
+from tokenmill.weights.fetch import Progress, Silent
+
+__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "size"]
+
+
+def remark(text: str) -> None:
+    """One line on stderr."""
+    typer.echo(text, err=True)
+
+
+def print_json(document: Any) -> None:
+    """One line on stdout."""
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
+    """Names to the left, everything else to the right of them; narrow where it is piped."""
+    table = resolve("rich.table:Table")(title=title, title_justify="left", box=None, show_header=bool(header))
+    width = 0
+    for row in rows:
+        while width < len(row):
+            table.add_column(header[width] if header else "", justify="right" if header and width else "left")
+            width += 1
+        table.add_row(*row)
+    resolve("rich.console:Console")(markup=False, highlight=False, soft_wrap=True).print(table)
+
+
+def size(num_bytes: float) -> str:
+    """1536 → "1.5 kB"; decimal units, as disks and papers count."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+class _Lines:
+    """A line for every stage, where stderr is no terminal."""
+
+    def stage(self, text: str) -> None:
+        """See Progress."""
+        remark(text)
+
+    def advance(self, done: int, total: int) -> None:
+        """See Progress."""
+
+
+class _Bar:
+    """One bar, which the stages share."""
+
+    def __init__(self, bars: Any) -> None:
+        self.bars, self.task = bars, bars.add_task("", total=None)
+
+    def stage(self, text: str) -> None:
+        """See Progress."""
+        self.bars.reset(self.task, description=text, total=None)
+
+    def advance(self, done: int, total: int) -> None:
+        """See Progress."""
+        self.bars.update(self.task, completed=done, total=total)
+
+
+@contextmanager
+def progress_on_stderr(quiet: bool = False) -> Iterator[Progress]:
+    """A bar on a terminal, which goes away when done; plain lines elsewhere; nothing when quiet."""
+    if quiet or not sys.stderr.isatty():
+        yield Silent() if quiet else _Lines()
+        return
+    console = resolve("rich.console:Console")(stderr=True)
+    columns = resolve("rich.progress:Progress").get_default_columns()
+    with resolve("rich.progress:Progress")(*columns, console=console, transient=True) as bars:
+        yield _Bar(bars)

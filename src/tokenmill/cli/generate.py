@@ -1,0 +1,165 @@
+"""`tokenmill generate`: prompts in, text out as it comes, figures on stderr."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from tokenmill.cli.display import print_json, progress_on_stderr, remark
+from tokenmill.cli.models import load_engine
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
+from tokenmill.cli.report import document, summary
+from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.engine import Engine
+    from tokenmill.outputs import Completion
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    'tokenmill generate --chat -p "Why is the sky blue?"',
+    'tokenmill generate -p "Once upon a time" -n 64 --temperature 0.8 --seed 7',
+    'tokenmill generate -p "One" -p "Two" --max-sequences 2 --json',
+    "cat letter.txt | tokenmill generate -p - --max-length 4096",
+)
+
+Prompt = str | list[int]
+
+
+Texts = Annotated[
+    list[str] | None,
+    typer.Option("--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.", rich_help_panel=PROMPT),
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("--prompt-file", help="The same from a file in UTF-8. May be repeated.", rich_help_panel=PROMPT),
+]
+Ids = Annotated[
+    list[str] | None,
+    typer.Option("--tokens", help="A prompt as token ids, 1,2,3. May be repeated.", rich_help_panel=PROMPT),
+]
+Chat = Annotated[bool, typer.Option("--chat", help="Ask through the model's chat template.", rich_help_panel=PROMPT)]
+System = Annotated[str | None, typer.Option("--system", help="System message, with --chat.", rich_help_panel=PROMPT)]
+Stream = Annotated[
+    bool, typer.Option("--stream/--no-stream", help="Show text as it comes, or at the end.", rich_help_panel=OUTPUT)
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say which program runs and why.", rich_help_panel=OUTPUT)
+]
+
+
+@with_settings(sampling=SamplingParams, engine=EngineConfig)
+def command(
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    prompt: Texts = None,
+    prompt_file: Files = None,
+    tokens: Ids = None,
+    chat: Chat = False,
+    system: System = None,
+    stream: Stream = True,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Continue one or more prompts.
+
+    Text goes to stdout token by token, and one line of figures to stderr. At temperature 0, the default, the same
+    prompt gives the same text on every run, alone or in a batch.
+    """
+    prompts = _gather(prompt or [], prompt_file or [], tokens or [])
+    if system is not None and not chat:
+        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
+    if chat and tokens:
+        raise ConfigError("--tokens", ",".join(tokens), "only without --chat, which renders text")
+    with progress_on_stderr(quiet) as progress:
+        loaded = load_engine(replace(engine, model=model), progress)
+    if chat:
+        prompts = [loaded.chat_prompt(_conversation(str(text), system)) for text in prompts]
+    if verbose and not quiet:
+        remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+    started_s = time.perf_counter()
+    if len(prompts) == sampling.n == 1 and stream and not json:
+        completions = [_stream(loaded, prompts[0], sampling)]
+    else:
+        # One list may hold texts and ids, which the overloads do not say.
+        completions = loaded.generate(cast("list[str]", prompts), **_keywords(sampling))
+        if not json:
+            _print_all(completions, sampling.n)
+    elapsed_s = time.perf_counter() - started_s
+    if json:
+        documents = [document(loaded, completion, sampling) for completion in completions]
+        print_json(documents if len(documents) > 1 else documents[0])
+    if not quiet:
+        remark(summary(loaded, completions, elapsed_s))
+
+
+def _gather(texts: Sequence[str], files: Sequence[Path], ids: Sequence[str]) -> list[Prompt]:
+    """Every prompt that was given, in the order text, files, ids."""
+    prompts: list[Prompt] = [
+        _text(sys.stdin.buffer.read() if text == "-" else os.fsencode(text), "--prompt") for text in texts
+    ]
+    for path in files:
+        try:
+            prompts.append(_text(path.read_bytes(), "--prompt-file"))
+        except OSError as error:
+            raise ConfigError("--prompt-file", str(path), f"a file that can be read ({error.strerror})") from None
+    prompts += [parse_ids([text], "--tokens") for text in ids]
+    if not prompts:
+        raise RequestError("no prompt: give one with -p TEXT, with --prompt-file FILE, or on stdin with -p -")
+    return prompts
+
+
+def _text(data: bytes, option: str) -> str:
+    """A prompt without its last line break, so that an option, a file and stdin mean the same."""
+    try:
+        text = data.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(option, data[:20], f"text in UTF-8, and byte {error.start} is not") from None
+    if not text:
+        raise RequestError(f"the prompt of {option} is empty: give a text of at least one character")
+    return text
+
+
+def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
+
+
+def _keywords(sampling: SamplingParams) -> dict[str, Any]:
+    return {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+
+
+def _stream(engine: "Engine", prompt: Prompt, sampling: SamplingParams) -> "Completion":
+    """Print pieces as they come; the text so far ends with a line break also when it is interrupted."""
+    done, pieces = None, engine.stream(prompt, **_keywords(sampling))
+    try:
+        for piece in pieces:
+            typer.echo(piece.text if engine.tokenizer else _ids(piece.tokens), nl=False)
+            done = piece.done
+    finally:
+        typer.echo()
+    assert done is not None, "the last piece carries the completion"
+    return done
+
+
+def _print_all(completions: Sequence["Completion"], num_each: int) -> None:
+    """Every text, under a header when there are several."""
+    for index, done in enumerate(completions):
+        if len(completions) > 1:
+            which = f", continuation {index % num_each + 1}" if num_each > 1 else ""
+            typer.echo(f"==> prompt {index // num_each + 1}{which} <==")
+        typer.echo(done.text or _ids(done.tokens))
+
+
+def _ids(tokens: Sequence[int]) -> str:
+    """What is shown of a model that has no tokenizer."""
+    return "".join(f"{token} " for token in tokens)

@@ -1,0 +1,145 @@
+"""`tokenmill info`: what is in a model."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
+from tokenmill.config import DEFAULT_MODEL
+from tokenmill.errors import CheckpointError
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.model.config import ModelConfig
+    from tokenmill.text.tokenizer import Tokenizer
+    from tokenmill.weights.checkpoint import Checkpoint
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples("tokenmill info", "tokenmill info model.gguf --tensors", "tokenmill info owner/name --json")
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A tensor as the file has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    num_bytes: int
+
+
+def command(
+    model: Model = DEFAULT_MODEL,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="List every tensor of the files.", rich_help_panel=OUTPUT)
+    ] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print the chat template alone.", rich_help_panel=OUTPUT)
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show what is in a model: its shape, its parameters by part, its tokenizer, its tensors by type.
+
+    Only headers are read; a model that is not on this machine is fetched first.
+    """
+    with progress_on_stderr(quiet) as progress:
+        checkpoint = find_checkpoint(model, progress)
+    tokenizer = checkpoint.tokenizer()
+    if template:
+        if tokenizer is None or tokenizer.chat_template is None:
+            raise CheckpointError(f"{checkpoint.path} has no chat template")
+        typer.echo(tokenizer.chat_template)
+        return
+    stored = list(_stored_tensors(checkpoint))
+    facts = _describe(checkpoint, tokenizer, stored)
+    if tensors:
+        facts["tensors"] = [asdict(tensor) for tensor in stored]
+    if json:
+        print_json(facts)
+        return
+    print_table(model, _lines(facts))
+    if tensors:
+        rows = ((t.name, " x ".join(map(str, t.shape)), t.type, size(t.num_bytes)) for t in stored)
+        print_table("", rows, ("tensor", "shape", "type", "size"))
+
+
+def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
+    """Under the file's own names: a GGUF's are not Hugging Face's."""
+    if checkpoint.path.is_file():
+        header = resolve("tokenmill.weights.gguf_header:read_header")(checkpoint.path)
+        for info in header.tensors.values():
+            yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
+        return
+    for name, shape in checkpoint.shapes.items():
+        tensor = checkpoint.read(name)  # mapped, not copied
+        yield _Stored(name, shape, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+
+
+def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
+    config: ModelConfig = resolve("tokenmill.model.families:read_config")(checkpoint.config)
+    parts = resolve("tokenmill.measure.cost:count_parameters")(config)
+    types: dict[str, dict[str, int]] = {}
+    for tensor in stored:
+        entry = types.setdefault(tensor.type, {"count": 0, "num_bytes": 0})
+        entry["count"] += 1
+        entry["num_bytes"] += tensor.num_bytes
+    return {
+        "path": str(checkpoint.path),
+        "family": config.family,
+        "num_parameters": sum(parts.values()),
+        "parameters": {part: count for part, count in parts.items() if count},
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "intermediate_size": config.intermediate_size,
+        "num_experts": config.num_experts,
+        "num_experts_per_token": config.num_experts_per_token,
+        "windows": sorted({window for window in config.windows if window is not None}),
+        "context": config.context,
+        "positions": config.positions,
+        "rope": None if config.rope is None else {**asdict(config.rope), "scaling": dict(config.rope.scaling)},
+        "vocab_size": config.vocab_size,
+        "tied_head": config.tie_embeddings,
+        "dtype": config.dtype,
+        "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
+        "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
+        "types": types,
+        "num_bytes": checkpoint.num_bytes,
+        "kv_bytes_per_token": resolve("tokenmill.measure.cost:kv_bytes_per_token")(config, config.dtype),
+    }
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts as a person reads them."""
+    total, rope = facts["num_parameters"], facts["rope"]
+    yield "path", facts["path"]
+    yield "family", facts["family"]
+    yield "parameters", f"{total / 1e6:,.1f} million"
+    for part, count in facts["parameters"].items():
+        yield f"  {part}", f"{count / 1e6:,.1f} million, {count / total:.0%}"
+    yield "layers", f"{facts['num_layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}"
+    yield "heads", f"{facts['num_heads']} of {facts['head_dim']}, {facts['num_kv_heads']} for keys and values"
+    if facts["num_experts"]:
+        yield "experts", f"{facts['num_experts']}, {facts['num_experts_per_token']} for each token"
+    windows = f", window {', '.join(map(str, facts['windows']))}" if facts["windows"] else ""
+    yield "context", f"{facts['context']} tokens{windows}"
+    if rope is None:
+        yield "positions", facts["positions"]
+    else:
+        scaling = "".join(f", {key} {value}" for key, value in rope["scaling"].items() if not isinstance(value, tuple))
+        yield "rope", f"{rope['kind']}, theta {rope['theta']:g}, {rope['dim']} of {facts['head_dim']}{scaling}"
+    yield "vocabulary", f"{facts['vocab_size']} tokens" + (", head tied to the embedding" if facts["tied_head"] else "")
+    yield "tokenizer", "none: prompts are token ids" if facts["tokenizer"] is None else "yes"
+    yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
+    types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
+    yield "tensors", ", ".join(types)
+    yield "on disk", size(facts["num_bytes"])
+    yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}"

@@ -1,0 +1,80 @@
+"""The `tokenmill` command: collects the verbs, and turns every refusal into one line and an exit code.
+
+Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 with a traceback for a bug of ours. A reader that
+goes away (`| head -1`) has got what it wanted: 0.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli import generate, info, plan, pull
+from tokenmill.cli.display import remark
+from tokenmill.errors import TokenmillError
+from tokenmill.registry import resolve
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (generate, pull, info, plan):
+    app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
+
+# The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.
+UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tokenmill {resolve('tokenmill:__version__')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _tokenmill(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Turns prompts into tokens: the same text however it was computed. Start with: tokenmill generate -p "Hello"."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run one verb; returns the exit code."""
+    command = typer.main.get_command(app)
+    try:
+        # Not through command.main, which has ways of its own with Ctrl-C and broken pipes.
+        with command.make_context("tokenmill", arguments or ["--help"]) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return done.exit_code
+    except TokenmillError as error:
+        return _refuse(str(error))
+    except UsageError as error:
+        where = error.ctx.command_path if error.ctx else "tokenmill"  # type: ignore[attr-defined]
+        return _refuse(f"{error.format_message().rstrip('.')}; see `{where} --help`")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # What is still buffered must go nowhere, or the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _refuse(message: str) -> int:
+    remark(f"error: {' '.join(message.split())}")
+    return 2
+
+
+def run() -> None:
+    """Entry point of the `tokenmill` script."""
+    # A text may hold characters that the terminal's encoding has not: a "?" is better than to end in the middle.
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(main(sys.argv[1:]))

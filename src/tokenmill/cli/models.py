@@ -1,0 +1,42 @@
+"""Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.config import EngineConfig
+from tokenmill.registry import resolve
+from tokenmill.weights.fetch import Progress
+from tokenmill.weights.hub import locate
+
+if TYPE_CHECKING:
+    from tokenmill.engine import Engine
+    from tokenmill.model.config import ModelConfig
+    from tokenmill.weights.checkpoint import Checkpoint
+
+__all__ = ["find_checkpoint", "load_engine", "read_model_config"]
+
+
+def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
+    """Locate, fetch if need be, and open; no tensor is read."""
+    path = locate(model, progress=progress)
+    checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path)
+    return checkpoint
+
+
+def read_model_config(model: str, progress: Progress) -> "ModelConfig":
+    """The config alone: a directory needs no weights for it."""
+    path: Path = locate(model, progress=progress)
+    room = "tokenmill.weights.checkpoint"
+    config = (
+        resolve(f"{room}:read_config_json")(path) if path.is_dir() else resolve(f"{room}:open_checkpoint")(path).config
+    )
+    model_config: ModelConfig = resolve("tokenmill.model.families:read_config")(config)
+    return model_config
+
+
+def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
+    """As tokenmill.load, with progress for the fetch as well."""
+    checkpoint = find_checkpoint(config.model, progress)
+    progress.stage(f"loading {checkpoint.path.name}")
+    engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
+    return engine

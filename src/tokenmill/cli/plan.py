@@ -1,0 +1,115 @@
+"""`tokenmill plan`: will it fit, before anything is loaded."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.measure.cost import Cost
+    from tokenmill.model.config import ModelConfig
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill plan",
+    "tokenmill plan smollm2-135m --max-length 8192 --max-sequences 16 --dtype float32",
+    "tokenmill plan --check",
+)
+
+
+@with_settings(engine=EngineConfig)
+def command(
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    check: Annotated[
+        bool, typer.Option("--check", help="Load it, and compare with what was allocated.", rich_help_panel=OUTPUT)
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say whether a model fits into memory, and how long or how many sequences would.
+
+    Weights and cache are computed exactly from the config; nothing is loaded unless --check asks for it. Exit code 0
+    when it fits and 2 when it does not.
+    """
+    asked = replace(engine, model=model)
+    with progress_on_stderr(quiet) as progress:
+        model_config = read_model_config(model, progress)
+        facts = _plan(asked, model_config)
+        if check:
+            facts["allocated"] = load_engine(asked, progress).memory
+    if json:
+        print_json(facts)
+    else:
+        _show(model, facts)
+    if not facts["fits"]:
+        raise typer.Exit(2)
+
+
+def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
+    """Every figure that is printed."""
+    torch_device = resolve("tokenmill.assemble:find_device")(asked.device)
+    config: EngineConfig = resolve("tokenmill.assemble:resolve_config")(asked, model)
+    dtype = resolve(f"torch:{config.dtype}")
+    _, scheme = resolve("tokenmill.quant.schemes:choose")(config.scheme, torch_device, dtype)
+    cost: Cost = resolve("tokenmill.measure.cost:cost_of")(config, model, scheme.copies_tied_head)
+    if torch_device.type == "cuda":
+        available, _ = resolve("torch.cuda:mem_get_info")(torch_device)
+    else:
+        available = resolve("tokenmill.measure.cost:available_bytes")()
+    assert config.max_length is not None, "resolved above"
+    tokens = cost.tokens_within(available)
+    return {
+        "device": str(torch_device),
+        "dtype": config.dtype,
+        "max_length": config.max_length,
+        "max_sequences": config.max_sequences,
+        "cache_tokens": config.cache_tokens,
+        "predicted": {
+            "weights_bytes": cost.weights_bytes,
+            "cache_bytes": cost.cache_bytes,
+            "workspace_bytes": cost.workspace_bytes,
+        },
+        "bytes_per_token": cost.bytes_per_token,
+        "total_bytes": cost.total_bytes,
+        "available_bytes": available,
+        "fits": cost.total_bytes <= available,
+        "longest_that_fits": min(model.context, tokens // config.max_sequences),
+        "most_sequences_that_fit": tokens // config.max_length,
+    }
+
+
+def _show(model: str, facts: dict[str, Any]) -> None:
+    predicted, allocated = facts["predicted"], facts.get("allocated")
+    rows = []
+    for name, num_bytes in predicted.items():
+        row = [name.removesuffix("_bytes"), size(num_bytes), f"{num_bytes:,}"]
+        if allocated is not None:
+            row.append(f"{allocated[name]:,}" if name in allocated else "an estimate")
+        rows.append(tuple(row))
+    filler = ("",) * (allocated is not None)
+    rows.append(("total", size(facts["total_bytes"]), f"{facts['total_bytes']:,}", *filler))
+    rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
+    title = f"{model} in {facts['dtype']} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
+    print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])))
+    typer.echo(_verdict(facts))
+
+
+def _verdict(facts: dict[str, Any]) -> str:
+    length, sequences = facts["longest_that_fits"], facts["most_sequences_that_fit"]
+    if facts["fits"]:
+        return (
+            f"fits: up to {length} tokens for each of {facts['max_sequences']} (--max-length), or {sequences} "
+            f"sequences of {facts['max_length']} (--max-sequences)"
+        )
+    if not length:
+        return "does not fit: the weights alone are too large; use a smaller --dtype, another --device or model"
+    most = f" or --max-sequences to {sequences}" if sequences else ""
+    return f"does not fit: lower --max-length to {length}{most}"

@@ -1,0 +1,54 @@
+"""`tokenmill pull`: fetch a model, and convert it when a directory is given."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.display import progress_on_stderr
+from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
+from tokenmill.config import DEFAULT_MODEL
+from tokenmill.errors import ConfigError
+from tokenmill.registry import resolve
+from tokenmill.weights.hub import locate
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill pull",
+    "tokenmill pull Qwen/Qwen3-0.6B --revision main",
+    "tokenmill pull smollm2-135m -o smollm2-float32 --dtype float32",
+)
+
+
+def command(
+    model: Model = DEFAULT_MODEL,
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="Branch, tag or commit of a hub name.", rich_help_panel=MODEL)
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Take it from the cache or not at all.", rich_help_panel=MODEL)
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Convert to a new directory in Hugging Face layout.", rich_help_panel=OUTPUT),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option("--dtype", help="Of the converted weights. Default: the model's own.", rich_help_panel=OUTPUT),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fetch a model and print where it lies.
+
+    What is here already is not fetched again: an interrupted pull goes on when it is started once more. Hashes are
+    checked. With --out any model that can be read, also a GGUF file, is written as a directory in Hugging Face layout.
+    """
+    if dtype is not None and out is None:
+        raise ConfigError("--dtype", dtype, "only together with --out, since fetching converts nothing")
+    with progress_on_stderr(quiet) as progress:
+        path = locate(model, progress=progress, revision=revision, offline=offline)
+        if out is not None:
+            checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path)
+            path = resolve("tokenmill.weights.convert:convert")(checkpoint, out, dtype or "auto", progress)
+    typer.echo(path)

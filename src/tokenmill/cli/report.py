@@ -1,0 +1,78 @@
+"""What a finished generation is reported as: one line for people, one document for programs."""
+
+import platform
+import resource
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.config import SamplingParams
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.engine import Engine
+    from tokenmill.outputs import Completion
+
+__all__ = ["document", "summary", "versions"]
+
+
+def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: float) -> str:
+    """Tokens, time to first token, tokens per second, how, and the hash."""
+    config, new = engine.config, sum(len(done.tokens) for done in completions)
+    prompt = sum(done.num_prompt_tokens for done in completions)
+    first, timing = completions[0], completions[0].timing
+    rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
+    where = (
+        f"{config.threads or resolve('torch:get_num_threads')()} threads" if config.device == "cpu" else config.device
+    )
+    return " · ".join(
+        [
+            *([f"{len(completions)} texts"] if len(completions) > 1 else []),
+            f"{prompt} prompt + {new} new tokens",
+            f"first token {timing.ttft_s:.2f} s",
+            f"{rate:.1f} tokens/s",
+            f"{config.dtype} {engine.program_name}, {where}",
+            *([first.hash] if len(completions) == 1 else []),
+        ]
+    )
+
+
+def document(engine: "Engine", completion: "Completion", params: SamplingParams) -> dict[str, Any]:
+    """Everything that one completion, and a reader who wants to repeat it, needs."""
+    timing = completion.timing
+    logprobs = completion.logprobs
+    return {
+        "text": completion.text,
+        "tokens": list(completion.tokens),
+        "num_prompt_tokens": completion.num_prompt_tokens,
+        "finish_reason": completion.finish_reason,
+        "hash": completion.hash,
+        "seed": completion.seed,
+        "logprobs": None if logprobs is None else [asdict(entry) for entry in logprobs],
+        "timing": {
+            "ttft_s": timing.ttft_s,
+            "itl_s": list(timing.itl_s),
+            "total_s": timing.total_s,
+            "tokens_per_s": timing.tokens_per_s,
+        },
+        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "settings": {**asdict(engine.config), **asdict(params)},
+        "memory": {**engine.memory, "peak_bytes": peak_bytes()},
+        "versions": versions(),
+    }
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held; the kernel counts in kB, on macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def versions() -> dict[str, str]:
+    """Of all that the figures depend on."""
+    return {
+        "tokenmill": str(resolve("tokenmill:__version__")),
+        "python": platform.python_version(),
+        "torch": str(resolve("torch:__version__")),
+        "machine": platform.platform(),
+    }

@@ -1,0 +1,176 @@
+"""The settings: EngineConfig for what is built once, SamplingParams for what each prompt may choose.
+
+Both are frozen and check themselves when made. Their field names are the option names in Python, on the command
+line and in the documentation. Nothing here imports torch: `--help` and bad options must answer at once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tokenmill.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_MAX_LENGTH",
+    "DEFAULT_MAX_NEW_TOKENS",
+    "DEFAULT_MODEL",
+    "DTYPES",
+    "EngineConfig",
+    "SamplingParams",
+    "from_keywords",
+]
+
+DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MAX_LENGTH = 2048
+DEFAULT_MAX_NEW_TOKENS = 128
+DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine is built.
+
+    model: directory in Hugging Face layout, `.gguf` file, hub name, or short name.
+    program: form of the forward pass, "auto" takes the fastest that does not refuse.
+    dtype: of weights and cache, "auto" keeps the checkpoint's own (bfloat16 for quantised files).
+    device: a torch device name, "auto" takes cuda where there is one.
+    max_length: longest sequence in tokens, prompt included (default: the model's context, at most 2048).
+    max_sequences: sequences that may run in one step.
+    block_size: tokens per cache block; None means max_length, one contiguous block per sequence.
+    cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
+    max_step_tokens: token budget of one step; longer prompts are prefilled in chunks of at most this.
+    prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
+    kernel, cache_format, scheme, proposer: names in the registries of those rooms.
+    num_drafts: most tokens a proposer may guess per step.
+    threads: CPU threads of torch (default: torch's own choice).
+    """
+
+    model: str = DEFAULT_MODEL
+    program: str = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_length: int | None = None
+    max_sequences: int = 1
+    block_size: int | None = None
+    cache_tokens: int | None = None
+    max_step_tokens: int = 512
+    prefix_cache: bool = True
+    kernel: str = "auto"
+    cache_format: str = "dense"
+    scheme: str = "auto"
+    proposer: str = "none"
+    num_drafts: int = 4
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", *DTYPES))
+        for name in ("max_sequences", "max_step_tokens", "num_drafts"):
+            _whole(name, getattr(self, name), 1)
+        for name in ("max_length", "block_size", "cache_tokens", "threads"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        # Every running sequence must be able to move by one token in every step.
+        if self.max_step_tokens < self.max_sequences:
+            raise ConfigError(
+                "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
+            )
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one sequence are chosen.
+
+    max_new_tokens: most tokens to generate (None: 128, or what the context leaves).
+    min_new_tokens: end-of-sequence and stop tokens are masked until so many were generated.
+    temperature: 0 is argmax exactly; otherwise logits are divided by it.
+    top_k (0 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
+    repetition_penalty (1 off): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).
+    presence_penalty, frequency_penalty (0 off): subtracted, over the output only, as OpenAI's API defines them.
+    logit_bias: token id → amount added to its logit.
+    stop: texts that end the output; include_stop keeps the text that matched.
+    stop_token_ids: ids that end the output, beside the model's own; ignore_eos goes on past the model's own.
+    seed: with it the token at position p draws one number from (seed, p); None takes a fresh one and reports it.
+    logprobs: None for none, 0 for the chosen token's log-probability, k for the k likeliest beside it.
+    n: how many continuations of the prompt; the i-th uses seed + i.
+    """
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.max_new_tokens is not None:
+            _whole("max_new_tokens", self.max_new_tokens, 1)
+        _whole("min_new_tokens", self.min_new_tokens, 0)
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise ConfigError(
+                "min_new_tokens", self.min_new_tokens, f"at most max_new_tokens, which is {self.max_new_tokens}"
+            )
+        _between("temperature", self.temperature, 0.0, 100.0)
+        _whole("top_k", self.top_k, 0)
+        _between("top_p", self.top_p, 0.0, 1.0, above=True)
+        _between("min_p", self.min_p, 0.0, 1.0)
+        _between("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _between("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _between("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        for token, bias in self.logit_bias.items():
+            _whole("logit_bias token id", token, 0)
+            _between(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError("stop", text, "texts of at least one character")
+        for token in self.stop_token_ids:
+            _whole("stop_token_ids", token, 0)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, 2**63 - 1)
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, 1000)
+        _whole("n", self.n, 1, 1000)
+
+
+def from_keywords(kind: type[Any], keywords: Mapping[str, Any]) -> Any:
+    """Build a settings object; an unknown keyword is an error that lists the valid ones."""
+    names = [entry.name for entry in fields(kind)]
+    for name, value in keywords.items():
+        if name not in names:
+            raise ConfigError(name, value, f"no such setting; {kind.__name__} has {', '.join(names)}")
+    return kind(**keywords)
+
+
+def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    limits = f"a whole number, {least} or more" if most is None else f"a whole number from {least} to {most}"
+    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
+        raise ConfigError(name, value, limits)
+
+
+def _between(name: str, value: object, least: float, most: float, above: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (least < value if above else least <= value) or not value <= most:  # type: ignore[operator]
+        bound = "above" if above else "from"
+        raise ConfigError(
+            name, value, f"a number {bound} {least:g} {'and up' if above else ''} to {most:g}".replace("  ", " ")
+        )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(name, value, f"use one of {', '.join(allowed)}")

@@ -1,0 +1,1 @@
+"""HOW FAST, HOW GOOD: what a model costs, and later what it reaches."""

@@ -1,0 +1,111 @@
+"""What a model costs in bytes, by arithmetic alone: nothing is loaded and no tensor is made.
+
+Weights and cache are exact, the engine allocates just these; a test holds both to it. The workspace of a step is an
+estimate of its widest point.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenmill.assemble import cache_spec
+from tokenmill.config import DTYPES, EngineConfig
+from tokenmill.model.config import ModelConfig
+
+__all__ = ["Cost", "available_bytes", "cost_of", "count_parameters", "kv_bytes_per_token", "weights_bytes"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Bytes that an engine needs, by purpose, and of one token in the cache."""
+
+    weights_bytes: int
+    cache_bytes: int
+    workspace_bytes: int
+    bytes_per_token: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.cache_bytes + self.workspace_bytes
+
+    def tokens_within(self, available_bytes: int) -> int:
+        """Cache slots that memory of this size leaves room for; 0 when not even the weights fit."""
+        return max(0, available_bytes - self.weights_bytes - self.workspace_bytes) // self.bytes_per_token
+
+
+def cost_of(config: EngineConfig, model: ModelConfig, copies_tied_head: bool) -> Cost:
+    """What an engine of this resolved config takes. `copies_tied_head` is the scheme's."""
+    spec = cache_spec(config, model)
+    return Cost(
+        weights_bytes=weights_bytes(model, config.dtype, copies_tied_head),
+        cache_bytes=spec.num_bytes,
+        workspace_bytes=_workspace_bytes(config, model),
+        bytes_per_token=spec.bytes_per_token,
+    )
+
+
+def count_parameters(model: ModelConfig) -> dict[str, int]:
+    """Parameters by part; a head that is tied to the embedding counts once, there."""
+    hidden, layers, wide = model.hidden_size, model.num_layers, model.intermediate_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    attention = hidden * (q + 2 * kv) + q * hidden
+    attention += model.qkv_bias * (q + 2 * kv) + model.o_bias * hidden + model.qk_norm * 2 * model.head_dim
+    ups = 2 if model.gated_mlp else 1
+    mlp = (ups + 1) * hidden * wide + model.mlp_bias * (ups * wide + hidden)
+    experts = model.num_experts * (mlp + hidden)  # a row of the router for each
+    per_norm = hidden * (1 if model.norm == "rms" else 2)
+    return {
+        "embedding": model.vocab_size * hidden,
+        "positions": model.max_position_embeddings * hidden if model.positions == "learned" else 0,
+        "attention": layers * attention,
+        "mlp": layers * (experts if model.num_experts else mlp),
+        "norms": (2 * layers + 1) * per_norm,
+        "head": 0 if model.tie_embeddings else model.vocab_size * (hidden + model.head_bias),
+    }
+
+
+def weights_bytes(model: ModelConfig, dtype: str, copies_tied_head: bool) -> int:
+    """Bytes of all weights in this dtype, in the form that is multiplied with."""
+    parameters = sum(count_parameters(model).values())
+    if model.tie_embeddings and copies_tied_head:
+        parameters += model.vocab_size * (model.hidden_size + model.head_bias)
+    return parameters * DTYPES[dtype]
+
+
+def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
+    """K and V of one token in all layers, in the dense format."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPES[dtype]
+
+
+def available_bytes() -> int:
+    """Memory that this process can still take: what the system has free, or its control group allows, if less."""
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        free = 1024 * int(_value_of(meminfo, "MemAvailable:"))
+    group = Path("/sys/fs/cgroup")
+    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
+        free = min(free, int(limit) - int(_value_of(group / "memory.stat", "anon")))
+    return free
+
+
+def _value_of(file: Path, key: str) -> str:
+    """The word after `key`, in a file of one key per line."""
+    words = next(line.split() for line in file.read_text().splitlines() if line.split()[0] == key)
+    return words[1]
+
+
+def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """The activations that live together at the widest point of the largest step, the logits, and the rotary table."""
+    assert config.max_length is not None, "resolve_config comes first"
+    itemsize, hidden = DTYPES[config.dtype], model.hidden_size
+    tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    # Residual and normed input; then either q, k, v with their turned copies and the result, or the two halves of the
+    # MLP with their product. Norms and logits are computed in float32 beside their own dtype.
+    attention, mlp = 3 * q + 4 * kv, (4 if model.gated_mlp else 2) * model.intermediate_size
+    activations = tokens * ((2 * hidden + max(attention, mlp)) * itemsize + 2 * hidden * 4)
+    logits = config.max_sequences * model.vocab_size * (itemsize + 2 * 4)
+    rotary = 2 * config.max_length * model.rope.dim * itemsize if model.rope is not None else 0
+    return activations + logits + rotary

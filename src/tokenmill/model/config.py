@@ -1,0 +1,163 @@
+"""What a decoder-only transformer is made of, as data.
+
+A family file turns a checkpoint's config.json into one ModelConfig; everything after that (decoder, cache, planner)
+reads only this. Families differ in these fields, not in code. Reading is strict: a key that changes the arithmetic
+and is not understood is an error, never ignored.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.config import DTYPES
+from tokenmill.errors import CheckpointError
+
+__all__ = ["ConfigReader", "ModelConfig", "Rope"]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary positions. `dim` is how many of a head's entries turn (head_dim, or fewer when partial)."""
+
+    dim: int
+    theta: float
+    kind: str = "default"  # a key of model/rope.py's KINDS
+    scaling: tuple[tuple[str, Any], ...] = ()  # that kind's own numbers, e.g. (("factor", 8.0), …)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape and the arithmetic of one model.
+
+    windows: per layer, how many past tokens a query sees (itself included), None for all.
+    positions: "rope" or "learned". norm: "rms" or "layer".
+    residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX).
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_position_embeddings: int
+    norm: str = "rms"
+    norm_eps: float = 1e-5
+    activation: str = "silu"
+    gated_mlp: bool = True
+    positions: str = "rope"
+    rope: Rope | None = None
+    residual: str = "serial"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    qk_norm: bool = False
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    windows: tuple[int | None, ...] = ()
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    norm_top_k: bool = True
+    tie_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"  # of the checkpoint, for dtype="auto"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.num_layers)
+        if self.num_experts_per_token > self.num_experts:
+            raise CheckpointError(
+                f"config asks for {self.num_experts_per_token} experts per token of {self.num_experts} experts"
+            )
+
+    @property
+    def scale(self) -> float:
+        """What attention scores are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    @property
+    def context(self) -> int:
+        """The longest sequence the model is made for; two kinds of rope stretch what it was trained on."""
+        stretched = self.rope is not None and self.rope.kind in ("linear", "dynamic")
+        factor = dict(self.rope.scaling)["factor"] if stretched and self.rope is not None else 1
+        return int(self.max_position_embeddings * factor)
+
+
+class ConfigReader:
+    """Reads a config.json key by key and then insists that every key was understood.
+
+    `take` returns a value and marks it read. `expect` demands one of the values that the family implements. `done`
+    raises for what is left, unless it is in COMMON or the family says that it does not change the arithmetic.
+    """
+
+    # Keys of every transformers config that say nothing about the forward pass of generation.
+    COMMON = frozenset(
+        """_name_or_path _attn_implementation add_cross_attention architectures attention_dropout attn_pdrop auto_map
+        bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout
+        cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+        encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
+        forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range is_decoder
+        is_encoder_decoder is_llama_config label2id length_penalty max_length min_length model_type
+        no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
+        output_router_logits output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
+        repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
+        router_jitter_noise sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
+        summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+        tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
+        unsloth_fixed unsloth_version use_bfloat16 use_cache""".split()
+    )
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = dict(config)
+        self.family = str(config.get("model_type"))
+        self.read: set[str] = set()
+
+    def take(self, key: str, default: Any = ...) -> Any:
+        """The value of `key`; an explicit null counts as absent. Without a default the key is required."""
+        self.read.add(key)
+        value = self.config.get(key)
+        if value is not None:
+            return value
+        if default is ...:
+            raise CheckpointError(f"config.json of this {self.family} model has no {key!r}, which is required")
+        return default
+
+    def count(self, key: str, default: Any = ...) -> int:
+        """A whole number above zero."""
+        value = self.take(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"config.json: {key} = {value!r} is not allowed: a whole number, 1 or more")
+        return value
+
+    def expect(self, key: str, allowed: Iterable[Any], default: Any) -> Any:
+        """The value of `key`, which must be one of those that this family implements."""
+        value, choices = self.take(key, default), list(allowed)
+        if value not in choices:
+            names = ", ".join(repr(choice) for choice in choices)
+            raise CheckpointError(f"config.json: {key} = {value!r} is not implemented for {self.family}: use {names}")
+        return value
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """A token id, a list of them, or none."""
+        value = self.take(key, [])
+        return tuple(value) if isinstance(value, list) else (value,)
+
+    def dtype(self) -> str:
+        """The dtype of the weights, by either of its two keys; float32 when neither is there."""
+        value = str(self.take("dtype", self.take("torch_dtype", "float32"))).removeprefix("torch.")
+        return value if value in DTYPES else "float32"
+
+    def done(self, harmless: Iterable[str] = ()) -> None:
+        """Raise when a key was left that nobody has read."""
+        left = sorted(set(self.config) - self.read - self.COMMON - set(harmless))
+        if left:
+            values = ", ".join(f"{key} = {self.config[key]!r}" for key in left)
+            raise CheckpointError(
+                f"config.json of this {self.family} model has keys that tokenmill does not know: {values}"
+            )

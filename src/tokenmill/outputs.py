@@ -1,0 +1,124 @@
+"""What comes back: Completion when a sequence is done, Piece while it grows, Timing of both.
+
+A Tracker follows one sequence from submission to its end: it turns accepted tokens into text that is safe to show,
+notices stop strings, and keeps the clock readings from which every figure is derived.
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.text.detokenize import Detokenizer
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens"]
+
+
+def hash_tokens(tokens: List[int]) -> str:
+    """First 8 hex digits of SHA-256 over the ids as comma-separated decimals: comparable with any other engine's."""
+    return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. ttft_s: submission to first token. itl_s: gaps between the tokens after it. total_s: their sum."""
+
+    ttft_s: float
+    itl_s: tuple[float, ...]
+
+    @property
+    def total_s(self) -> float:
+        """Submission to last token."""
+        return self.ttft_s + sum(self.itl_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first over the time they took; 0 when there is only one."""
+        decode_s = sum(self.itl_s)
+        return len(self.itl_s) / decode_s if decode_s else 0.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sequence.
+
+    tokens: the new ids only, the end-of-sequence token included where it ended so. finish_reason: "eos" for the model's
+    own end, "stop" for a stop text or id, "length" for max_new_tokens or the context.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    timing: Timing
+    num_prompt_tokens: int
+    seed: int
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    @property
+    def hash(self) -> str:
+        """See hash_tokens."""
+        return hash_tokens(self.tokens)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of a stream, and its tokens; `done` is set on the last piece."""
+
+    text: str
+    tokens: tuple[int, ...]
+    done: Completion | None = None
+
+
+@dataclass
+class Tracker:
+    """Follows one sequence. `started_s` is the clock at submission."""
+
+    sequence: Sequence
+    detokenizer: Detokenizer | None
+    started_s: float
+    tokens: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    completion: Completion | None = None
+    error: Exception | None = None
+
+    def push(self, tokens: List[int], now_s: float) -> bool:
+        """Take in accepted tokens; True when a stop string has ended the text."""
+        reason = self.sequence.finish_reason
+        text, stopped = "", False
+        if self.detokenizer is not None:
+            # A token that stops the sequence is no text.
+            visible = tokens[:-1] if reason in ("eos", "stop") else tokens
+            text = self.detokenizer.push(list(visible))
+            stopped = self.detokenizer.stopped is not None
+            if stopped:
+                tokens = tokens[: self.detokenizer.num_tokens_used - len(self.tokens)]
+        self.tokens += tokens
+        self.times_s += [now_s] * len(tokens)
+        self.shown.append(text)
+        return stopped
+
+    def finish(self, reason: str) -> None:
+        """Flush what was held back and make the completion."""
+        if self.detokenizer is not None:
+            self.shown.append(self.detokenizer.finish())
+        gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
+        first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
+        params = self.sequence.params
+        self.completion = Completion(
+            text=self.detokenizer.text if self.detokenizer is not None else "",
+            tokens=tuple(self.tokens),
+            finish_reason=reason,
+            timing=Timing(first_s, gaps),
+            num_prompt_tokens=self.sequence.num_prompt_tokens,
+            seed=self.sequence.seed,
+            logprobs=None if params.logprobs is None else tuple(self.logprobs[: len(self.tokens)]),
+        )
+
+
+def make_detokenizer(tokenizer: Tokenizer | None, stop: tuple[str, ...], include_stop: bool) -> Detokenizer | None:
+    """A detokenizer, where there is a tokenizer."""
+    return None if tokenizer is None else Detokenizer(tokenizer, stop=stop, include_stop=include_stop)

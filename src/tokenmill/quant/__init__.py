@@ -1,0 +1,1 @@
+"""SMALLER WEIGHTS: how the matrices of a model are stored and multiplied."""

@@ -1,0 +1,73 @@
+"""Integers to tensors: stage a plan as a Step, carry out its block copies, run the program.
+
+This is the only place where the scheduler's ints and torch meet. Nothing here knows text, sampling or requests.
+"""
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import Span, Step
+from tokenmill.program import Program
+from tokenmill.schedule.sequence import Plan, Sequence
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """Runs plans on one program and one pool."""
+
+    def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
+        self._program, self._pool, self._device = program, pool, device
+        self._block_size = pool.spec.block_size
+        self._offsets = torch.arange(self._block_size, device=device)
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> Tensor:
+        """Logits of every wanted row, [R, V], in the order of the plan's work."""
+        if plan.copies:
+            self._pool.copy_blocks(plan.copies)
+        return self._program.run(self.stage(plan))
+
+    def stage(self, plan: Plan) -> Step:
+        """The plan as tensors."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        rows: list[int] = []
+        spans: list[Span] = []
+        for sequence, start, count, num_logits in plan.work:
+            end = start + count
+            first = len(token_ids)
+            token_ids += sequence.tokens[start:end]
+            if end > len(sequence.tokens):
+                token_ids += sequence.drafts[: end - len(sequence.tokens)]
+            positions += range(start, end)
+            rows += range(first + count - num_logits, first + count)
+            span = self._span(sequence, first, start, count)
+            spans.append(span)
+            slots += (
+                self._slots(sequence, start, end) if span.base is None else range(span.base + start, span.base + end)
+            )
+        device = self._device
+        every_row = len(rows) == len(token_ids)
+        return Step(
+            token_ids_T=torch.tensor(token_ids, device=device),
+            positions_T=torch.tensor(positions, device=device),
+            slots_T=torch.tensor(slots, device=device),
+            spans=spans,
+            rows_R=None if every_row else torch.tensor(rows, dtype=torch.int64, device=device),
+            num_rows=len(rows),
+        )
+
+    def _span(self, sequence: Sequence, first: int, start: int, count: int) -> Span:
+        blocks, size = sequence.blocks, self._block_size
+        if start + count <= size:
+            return Span(first, count, start, blocks[0] * size, None)
+        table_M = torch.tensor(blocks[: -(-(start + count) // size)], device=self._device)
+        slots_L = (table_M[:, None] * size + self._offsets).flatten()[: start + count]
+        return Span(first, count, start, None, slots_L)
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        size = self._block_size
+        return [sequence.blocks[p // size] * size + p % size for p in range(start, end)]

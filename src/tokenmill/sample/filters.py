@@ -1,0 +1,112 @@
+"""Filters: pure functions from logits to logits, a whole batch at a time, one parameter per row.
+
+Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
+parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,
+elementwise arithmetic and integer sums only, nothing whose rounding depends on the batch. No filter waits for the
+device, but top_k (once) and top_p (once per attempt), whatever the number of rows.
+
+Each equals the processor of the same name in transformers (generation/logits_process.py), with two exceptions. min_p
+and top_p compare exactly where transformers compares rounded float32 sums: tokens within that rounding of the
+threshold may fall on the other side. And top_p has a rule for ties, which transformers leaves to an unstable sort.
+presence_penalty and frequency_penalty are as in OpenAI's API. Nothing here knows of sequences or of SamplingParams.
+"""
+
+import torch
+from torch import Tensor
+
+from tokenmill.sample.mass import mass
+
+__all__ = [
+    "NUM_CANDIDATES",
+    "forbid",
+    "frequency_penalty",
+    "logit_bias",
+    "min_p",
+    "presence_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+]
+
+_INF = float("inf")
+NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
+
+
+def repetition_penalty(logits_RV: Tensor, penalty_R: Tensor, seen_RV: Tensor) -> Tensor:
+    """Seen tokens' logits divided by the penalty where positive, multiplied where negative. Off: 1."""
+    penalty_R1 = penalty_R[:, None]
+    penalised_RV = torch.where(logits_RV < 0, logits_RV * penalty_R1, logits_RV / penalty_R1)
+    return torch.where(seen_RV, penalised_RV, logits_RV)
+
+
+def presence_penalty(logits_RV: Tensor, penalty_R: Tensor, counts_RV: Tensor) -> Tensor:
+    """The penalty subtracted once from every token that was generated. Off: 0."""
+    return torch.where(counts_RV > 0, logits_RV - penalty_R[:, None], logits_RV)
+
+
+def frequency_penalty(logits_RV: Tensor, penalty_R: Tensor, counts_RV: Tensor) -> Tensor:
+    """The penalty subtracted from every token as often as it was generated. Off: 0."""
+    return torch.where(counts_RV > 0, logits_RV - penalty_R[:, None] * counts_RV, logits_RV)
+
+
+def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor) -> Tensor:
+    """bias_N[i] added to the logit of token ids_N[i] in row rows_N[i]; no pair may occur twice."""
+    return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] + bias_N)
+
+
+def forbid(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
+    """Token ids_N[i] of row rows_N[i] set to -inf."""
+    return logits_RV.index_put((rows_N, ids_N), logits_RV.new_tensor(-_INF))
+
+
+def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
+    """Logits divided by the temperature, which is above 0. Off: 1."""
+    return logits_RV / temperature_R[:, None]
+
+
+def top_k(logits_RV: Tensor, k_R: Tensor) -> Tensor:
+    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V."""
+    k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
+    largest_RK = logits_RV.topk(max(int(k_R1.max()), 1), dim=-1).values
+    kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))
+    return torch.where(logits_RV < kth_R1.where(k_R1 > 0, -_INF), -_INF, logits_RV)
+
+
+def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) -> Tensor:
+    """The fewest likeliest tokens whose probabilities sum to p; of equally likely ones the lowest ids stay. Off: 1.
+
+    p_R: float64. The likeliest token, the greedy one, always stays. A token stays when those before it sum to less than
+    p of the total, which the `num_candidates` likeliest tokens nearly always settle: rows where they do not are tried
+    again with eight times as many, at last the whole vocabulary. The outcome does not depend on the number.
+    """
+    mass_RV, p_R1 = mass(logits_RV), p_R[:, None]
+    wanted_R1 = p_R1 * mass_RV.sum(dim=-1, keepdim=True)
+    candidates_RK = mass_RV.topk(min(num_candidates, mass_RV.shape[-1]), dim=-1).values
+    before_RK = candidates_RK.cumsum(dim=-1) - candidates_RK
+    num_kept_R1 = (before_RK < wanted_R1).sum(dim=-1, keepdim=True).clamp(min=1)
+    least_R1 = candidates_RK.gather(-1, num_kept_R1 - 1)
+    kept_RV = _largest(mass_RV, least_R1.where(p_R1 < 1, -1), num_kept_R1)
+    narrowed_RV = torch.where(kept_RV, logits_RV, -_INF)
+    if num_candidates < mass_RV.shape[-1]:
+        settled_R1 = (candidates_RK.sum(dim=-1, keepdim=True) >= wanted_R1) | (p_R1 >= 1)
+        again = (~settled_R1[:, 0]).nonzero()[:, 0]
+        if len(again):
+            narrowed_RV[again] = top_p(logits_RV[again], p_R[again], 8 * num_candidates)
+    return narrowed_RV
+
+
+def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
+    """Only tokens at least p times as likely as the likeliest. Off: 0.
+
+    p_R: float64. Needs no softmax: probabilities have the ratio p where logits differ by log p.
+    """
+    below_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
+    return torch.where(below_RV < p_R.log().float()[:, None], -_INF, logits_RV)
+
+
+def _largest(mass_RV: Tensor, least_R1: Tensor, num_kept_R1: Tensor) -> Tensor:
+    """Mask of a row's num_kept largest masses, the smallest of which is `least`; of those equal to it the first ids."""
+    above_RV, tied_RV = mass_RV > least_R1, mass_RV == least_R1
+    num_tied_kept_R1 = num_kept_R1 - above_RV.sum(dim=-1, keepdim=True)
+    return above_RV | (tied_RV & (tied_RV.cumsum(dim=-1) <= num_tied_kept_R1))

@@ -1,0 +1,239 @@
+"""From a step's logits to its tokens: one row of logits, one token.
+
+The order is fixed: repetition, presence and frequency penalty, logit bias, the mask of minimum lengths; then, at
+temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p and a draw with the
+one number of (seed, position). A row's token depends on that row alone, bit for bit, so batches and drafts cannot
+change it. A filter runs on the rows that use it; when every row is plain greedy nothing runs but one `max`.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.config import SamplingParams
+from tokenmill.errors import RequestError
+from tokenmill.sample import filters
+from tokenmill.sample.mass import draw, log_probability
+from tokenmill.sample.noise import uniform
+
+__all__ = ["Row", "Sampled", "TokenLogprobs", "sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of logits whose token is to be chosen.
+
+    seed: of the sequence. position: index that the chosen token will have in its sequence. tokens: all before it
+    (prompt, output, drafts). masked_ids: end-of-sequence and stop ids, forbidden until min_new_tokens were generated.
+    """
+
+    params: SamplingParams
+    seed: int
+    position: int
+    tokens: Sequence[int]
+    num_prompt_tokens: int
+    masked_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probability of the chosen token, and the likeliest (id, log-probability) pairs, lowest id first among equals.
+
+    They are of the model's raw logits, before any penalty, filter or temperature, as vLLM reports them.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Per row the token, and its log-probabilities where the row asks for them."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+_Stage = Callable[[Tensor, Sequence[Row]], Tensor]
+
+
+def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
+    """Choose one token per row. logits_RV: any float dtype and device; not changed.
+
+    RequestError, naming the position, when a row has NaN or +inf, when all its tokens are masked, and for ids outside
+    the vocabulary. It concerns one row, but no row of the call is returned.
+    """
+    assert len(rows) == len(logits_RV)
+    if all(map(_is_plain_greedy, rows)):
+        largest_R, ids_R = logits_RV.max(dim=-1)
+        ids, largest = torch.stack((ids_R.double(), largest_R.double())).tolist()  # one wait for the device, not two
+        _check(largest, rows)
+        return Sampled([int(token) for token in ids], [None] * len(rows))
+    logits_RV = logits_RV.float()
+    # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
+    _check(logits_RV.amax(dim=-1).tolist(), rows)
+    processed_RV = _run(_PENALTIES, logits_RV, rows)
+    largest_R, ids_R = processed_RV.max(dim=-1)
+    _check(largest_R.tolist(), rows)
+    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    if drawn:
+        ids_R[drawn] = _draw(processed_RV[drawn], [rows[index] for index in drawn])
+    return Sampled(ids_R.tolist(), _logprobs(logits_RV, ids_R, rows))
+
+
+def _is_plain_greedy(row: Row) -> bool:
+    params = row.params
+    return (
+        params.temperature == 0
+        and params.logprobs is None
+        and not params.logit_bias
+        and params.repetition_penalty == 1
+        and params.presence_penalty == 0
+        and params.frequency_penalty == 0
+        and not _is_short(row)
+    )
+
+
+def _is_short(row: Row) -> bool:
+    """Whether the row has ids that it may not choose yet."""
+    return bool(row.masked_ids) and row.position - row.num_prompt_tokens < row.params.min_new_tokens
+
+
+def _check(largest: list[float], rows: Sequence[Row]) -> None:
+    """RequestError for the first row whose largest logit, NaN if any is, cannot be sampled from."""
+    for value, row in zip(largest, rows):
+        if not math.isfinite(value):
+            if value == -math.inf:
+                raise RequestError(f"every token is masked at position {row.position}; relax logit_bias or stop tokens")
+            raise RequestError(f"logits are not finite at position {row.position}: {value}; try dtype float32")
+
+
+def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    # From here on only differences between logits matter; with the largest at 0 no temperature can overflow.
+    logits_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
+    noise_R = _column(logits_RV, [uniform(row.seed, row.position) for row in rows], torch.float64)
+    return draw(_run(_WARPERS, logits_RV, rows), noise_R)
+
+
+def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Apply each stage to the rows that use it."""
+    for uses, stage in stages:
+        picked = [index for index, row in enumerate(rows) if uses(row)]
+        if len(picked) == len(rows):
+            logits_RV = stage(logits_RV, rows)
+        elif picked:
+            changed_PV = stage(logits_RV[picked], [rows[index] for index in picked])
+            logits_RV = logits_RV.index_copy(0, torch.tensor(picked, device=logits_RV.device), changed_PV)
+    return logits_RV
+
+
+def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    counts_RV = _counts(logits_RV, [row.tokens for row in rows])
+    penalty_R = _column(logits_RV, [row.params.repetition_penalty for row in rows])
+    return filters.repetition_penalty(logits_RV, penalty_R, counts_RV > 0)
+
+
+def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    counts_RV = _counts(logits_RV, [row.tokens[row.num_prompt_tokens :] for row in rows])
+    presence_R = _column(logits_RV, [row.params.presence_penalty for row in rows])
+    frequency_R = _column(logits_RV, [row.params.frequency_penalty for row in rows])
+    logits_RV = filters.presence_penalty(logits_RV, presence_R, counts_RV)
+    return filters.frequency_penalty(logits_RV, frequency_R, counts_RV)
+
+
+def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    rows_N, ids_N = _places(logits_RV, [tuple(row.params.logit_bias) for row in rows], "logit_bias")
+    amounts = [amount for row in rows for amount in row.params.logit_bias.values()]
+    return filters.logit_bias(logits_RV, rows_N, ids_N, _column(logits_RV, amounts))
+
+
+def _forbid_end(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    return filters.forbid(logits_RV, *_places(logits_RV, [row.masked_ids for row in rows], "stop_token_ids"))
+
+
+def _temperature(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    # Numbers under float32's smallest normal one would become 0.
+    least = torch.finfo(torch.float32).tiny
+    return filters.temperature(logits_RV, _column(logits_RV, [max(row.params.temperature, least) for row in rows]))
+
+
+def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    size = logits_RV.shape[-1]
+    return filters.top_k(logits_RV, _column(logits_RV, [min(row.params.top_k, size) for row in rows], torch.int64))
+
+
+def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    # What top_k has left, but for ties at the k-th place, is all there is to order.
+    most = max(row.params.top_k or filters.NUM_CANDIDATES for row in rows)
+    p_R = _column(logits_RV, [row.params.top_p for row in rows], torch.float64)
+    return filters.top_p(logits_RV, p_R, min(most, filters.NUM_CANDIDATES))
+
+
+def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    return filters.min_p(logits_RV, _column(logits_RV, [row.params.min_p for row in rows], torch.float64))
+
+
+_PENALTIES: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
+    (lambda row: row.params.repetition_penalty != 1, _repetition),
+    (lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
+    (lambda row: bool(row.params.logit_bias), _bias),
+    (_is_short, _forbid_end),
+)
+_WARPERS: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
+    (lambda row: row.params.temperature != 1, _temperature),
+    (lambda row: row.params.top_k > 0, _top_k),
+    (lambda row: row.params.top_p < 1, _top_p),
+    (lambda row: row.params.min_p > 0, _min_p),
+)
+
+
+def _column(logits_RV: Tensor, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=logits_RV.device)
+
+
+def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
+    """Row and token indices of every id, row after row."""
+    size = logits_RV.shape[-1]
+    for token in (token for row_ids in ids for token in row_ids):
+        if not 0 <= token < size:
+            raise RequestError(
+                f"{setting} names token id {token}; the vocabulary has ids 0 to {size - 1} ({size} tokens)"
+            )
+    rows_N = torch.repeat_interleave(torch.tensor([len(row_ids) for row_ids in ids]))
+    ids_N = torch.tensor([token for row_ids in ids for token in row_ids], dtype=torch.int64)
+    return rows_N.to(logits_RV.device), ids_N.to(logits_RV.device)
+
+
+def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
+    """How often each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
+    ones_N = torch.ones((), device=logits_RV.device)
+    return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
+
+
+def _logprobs(logits_RV: Tensor, ids_R: Tensor, rows: Sequence[Row]) -> list[TokenLogprobs | None]:
+    found: list[TokenLogprobs | None] = [None] * len(rows)
+    asked = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
+    if not asked:
+        return found
+    picked = list(asked)
+    logprobs_PV = log_probability(logits_RV[picked])
+    chosen = logprobs_PV.gather(-1, ids_R[picked, None]).squeeze(-1).tolist()
+    ranked_PK = _ranked(logits_RV[picked], max(asked.values()))
+    ids, logprobs = ranked_PK.tolist(), logprobs_PV.gather(-1, ranked_PK).tolist()
+    for place, (index, count) in enumerate(asked.items()):
+        top = tuple(zip(ids[place][:count], logprobs[place][:count]))
+        found[index] = TokenLogprobs(chosen[place], top)
+    return found
+
+
+def _ranked(logits_RV: Tensor, count: int) -> Tensor:
+    """Ids of the `count` largest logits, lowest id first among equals, which `topk` leaves to chance."""
+    size = logits_RV.shape[-1]
+    bits_RV = (logits_RV + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
+    # IEEE floats read as integers are in order once the lower bits of the negative ones are flipped.
+    order_RV = bits_RV ^ ((bits_RV >> 63) & 0x7FFFFFFF)
+    keys_RV = (order_RV << 32) | torch.arange(size - 1, -1, -1, device=logits_RV.device)
+    return size - 1 - (keys_RV.topk(min(count, size), dim=-1).values & 0xFFFFFFFF)

@@ -1,0 +1,1 @@
+"""WHO RUNS NEXT: sequences, the plan of a step, and the blocks of the cache, in plain integers without torch."""

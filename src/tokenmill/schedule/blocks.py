@@ -1,0 +1,82 @@
+"""Which blocks of the cache are free, shared or findable: reference counts and chained hashes, ints only.
+
+A block is `block_size` consecutive slots. A contiguous cache is the same thing with a block as long as the longest
+sequence. A block whose last reference goes keeps its content until it is needed again, so a published block can be
+found by a later sequence that begins with the same tokens. Nothing here knows tensors or sequences.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+__all__ = ["BlockAllocator", "chain_digest"]
+
+
+def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The name of a full block: a hash over its tokens and the name of the block before it (b"" for the first)."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockAllocator:
+    """Hands out blocks 0 … num_blocks - 1 and counts who refers to each."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.references = [0] * num_blocks
+        # A dict is an ordered set: the block that has been free longest is reused first.
+        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        self._digest_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without a reference; published ones among them still count as free."""
+        return len(self._free)
+
+    def allocate(self) -> int | None:
+        """A block with one reference and no name, or None when every block is in use."""
+        if not self._free:
+            return None
+        block = next(iter(self._free))
+        del self._free[block]
+        self.unpublish(block)
+        self.references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more reference; a free but still findable block comes back into use."""
+        self._free.pop(block, None)
+        self.references[block] += 1
+
+    def release(self, block: int) -> None:
+        """One reference less; at none the block is free, and findable until it is reused."""
+        assert self.references[block] > 0, f"block {block} was released twice"
+        self.references[block] -= 1
+        if not self.references[block]:
+            self._free[block] = None
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """Offer a full block for sharing. The first block of a name keeps it."""
+        if digest not in self._block_of and block not in self._digest_of:
+            self._block_of[digest] = block
+            self._digest_of[block] = digest
+
+    def unpublish(self, block: int) -> None:
+        """Forget a block's name, because it is about to hold something else."""
+        digest = self._digest_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]
+
+    def find(self, digest: bytes) -> int | None:
+        """The block of that name. Take it with `share` before anything is allocated."""
+        return self._block_of.get(digest)
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Assert that reference counts equal the given block tables and that no block is leaked or named twice."""
+        counted = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counted[block] += 1
+        assert counted == self.references, "reference counts differ from the block tables"
+        assert set(self._free) == {block for block, count in enumerate(counted) if not count}, "free set is wrong"
+        assert self._block_of == {digest: block for block, digest in self._digest_of.items()}, "names are wrong"

@@ -1,0 +1,286 @@
+"""The plan of each step: who feeds which of its tokens, under a token budget and a number of blocks.
+
+Continuous batching, chunked prefill, verification of drafts and recovery from preemption are no modes here: every
+sequence is some tokens behind and is given a count. Those that are nearly caught up (decoding) go first, so a long
+prompt never stalls them; each runner is promised at least one token a step. When blocks run out, the youngest
+sequence gives up all of its blocks and is recomputed later: the same text, only later.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+
+from tokenmill.errors import CapacityError
+from tokenmill.schedule.blocks import BlockAllocator, chain_digest
+from tokenmill.schedule.sequence import Plan, Sequence, Work
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Owns the sequences that wait and run, and their block tables."""
+
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        max_sequences: int,
+        max_step_tokens: int,
+        prefix_cache: bool = True,
+    ) -> None:
+        self.allocator = allocator
+        self.max_sequences = max_sequences
+        self.max_step_tokens = max_step_tokens
+        self.prefix_cache = prefix_cache
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of arrival
+        self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
+        self.num_preemptions = 0
+
+    # ---- coming and going
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. CapacityError when it could not finish even with the whole pool to itself."""
+        needed = self._num_blocks(sequence.max_tokens)
+        if needed > self.allocator.num_blocks:
+            raise CapacityError(
+                f"cache blocks of {self.allocator.block_size} tokens for a sequence of {sequence.max_tokens}",
+                needed,
+                self.allocator.num_blocks,
+                "max_new_tokens (fewer) or cache_tokens (more)",
+            )
+        self.waiting.append(sequence)
+
+    def finish(self, sequence: Sequence, reason: str) -> None:
+        """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
+        sequence.finish_reason = reason
+        for place in (self.running, self.waiting):
+            if sequence in place:
+                place.remove(sequence)
+        if sequence.keep:
+            if sequence not in self.parked:
+                self.parked.append(sequence)
+        else:
+            self._release(sequence, 0)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Queue a kept sequence again, with whatever tokens it has by now."""
+        self.parked.remove(sequence)
+        sequence.finish_reason = None
+        self.add(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let go of a sequence for good, wherever it is."""
+        sequence.keep = False
+        if sequence in self.parked:
+            self.parked.remove(sequence)
+        self.finish(sequence, sequence.finish_reason or "abort")
+
+    def fork(self, sequence: Sequence, new_id: int) -> Sequence:
+        """A second sequence with the same past; blocks are shared until one of the two writes."""
+        child = Sequence(
+            new_id,
+            list(sequence.tokens),
+            sequence.num_prompt_tokens,
+            sequence.max_tokens,
+            sequence.params,
+            sequence.seed,
+            sequence.stop_ids,
+            num_computed_tokens=sequence.num_computed_tokens,
+            blocks=list(sequence.blocks),
+            digests=list(sequence.digests),
+        )
+        for block in child.blocks:
+            self.allocator.share(block)
+        self.waiting.append(child)
+        return child
+
+    def rewind(self, sequence: Sequence, num_tokens: int) -> None:
+        """Forget all tokens from `num_tokens` on; one is always left to be fed again."""
+        assert 1 <= num_tokens <= len(sequence.tokens)
+        del sequence.tokens[num_tokens:]
+        sequence.drafts = []
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens - 1)
+        del sequence.digests[sequence.num_computed_tokens // self.allocator.block_size :]
+        self._release(sequence, self._num_blocks(sequence.num_computed_tokens))
+
+    @property
+    def idle(self) -> bool:
+        """True when there is nothing left to do."""
+        return not self.running and not self.waiting
+
+    # ---- one step
+
+    def plan(self, drafts: Mapping[int, List[int]] | None = None) -> Plan:
+        """Choose the work of the next step. `drafts` maps sequence id → guessed tokens that follow its own."""
+        for sequence in self.running:
+            guesses = drafts.get(sequence.id, ()) if drafts and sequence.num_pending_tokens == 1 else ()
+            sequence.drafts = list(guesses[: sequence.max_tokens - len(sequence.tokens) - 1])
+        work: dict[int, Work] = {}
+        copies: list[tuple[int, int]] = []
+        budget = self.max_step_tokens
+        # Decoding first: a stable sort keeps the order of arrival within each group.
+        order = sorted(self.running, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
+        before = self.num_preemptions
+        for place, sequence in enumerate(order):
+            if self.num_preemptions > before and sequence not in self.running:
+                continue  # preempted a moment ago
+            promised = len(order) - place - 1
+            count = min(sequence.num_pending_tokens, max(budget - promised, 1))
+            if self._make_room(sequence, count, work, copies):
+                work[sequence.id] = self._work(sequence, count)
+                budget -= count
+        self._admit(budget, work, copies)
+        # What was planned for a sequence that was preempted later in the same step has no blocks any more.
+        return Plan(list(work.values()), [pair for pair in copies if self.allocator.references[pair[1]]])
+
+    def commit(self, plan: Plan, accepted: List[List[int]]) -> list[Sequence]:
+        """Move the integers: `accepted` holds, per work, the tokens chosen there (none inside a prompt).
+
+        Returns the sequences that finished. Full blocks of accepted tokens are published for sharing.
+        """
+        finished = []
+        for (sequence, start, count, _), tokens in zip(plan.work, accepted, strict=True):
+            if sequence.finish_reason is not None:
+                continue  # ended from outside between plan and commit
+            sequence.drafts = []
+            if tokens:
+                reason = self._append(sequence, tokens)
+                sequence.num_computed_tokens = min(start + count, len(sequence.tokens) - 1)
+            else:
+                sequence.num_computed_tokens = start + count
+                reason = "scored" if sequence.score_from is not None and not sequence.num_pending_tokens else None
+            self._publish(sequence)
+            if reason:
+                self.finish(sequence, reason)
+                finished.append(sequence)
+        return finished
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of the blocks and of every sequence; for tests."""
+        everyone = [*self.running, *self.waiting, *self.parked]
+        self.allocator.check_integrity(sequence.blocks for sequence in everyone)
+        for sequence in everyone:
+            assert 0 <= sequence.num_computed_tokens < len(sequence.tokens) or sequence.score_from is not None
+            assert len(sequence.blocks) >= self._num_blocks(sequence.num_computed_tokens)
+
+    # ---- inside a step
+
+    def _work(self, sequence: Sequence, count: int) -> Work:
+        end = sequence.num_computed_tokens + count
+        if sequence.num_tokens > end:  # the budget cut off some drafts
+            del sequence.drafts[max(end - len(sequence.tokens), 0) :]
+        num_logits = min(count, max(end - sequence.first_logits, 0))
+        return Work(sequence, sequence.num_computed_tokens, count, num_logits)
+
+    def _admit(self, budget: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> None:
+        while self.waiting and len(self.running) < self.max_sequences and budget > 0:
+            sequence = self.waiting[0]
+            shared = self._share_prefix(sequence)
+            if self._num_blocks(len(sequence.tokens)) - len(sequence.blocks) > self.allocator.num_free:
+                if shared:  # hold nothing while waiting
+                    self._reset(sequence)
+                if self.running or not self._reclaim():
+                    return
+                continue
+            self.waiting.popleft()
+            self.running.append(sequence)
+            self.running.sort(key=lambda other: other.id)
+            count = min(sequence.num_pending_tokens, budget)
+            if self._make_room(sequence, count, work, copies):
+                work[sequence.id] = self._work(sequence, count)
+                budget -= count
+
+    def _reclaim(self) -> bool:
+        """Take the blocks of sequences that hold some without running; they are recomputed when their turn comes."""
+        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
+        for sequence in holders:
+            self._reset(sequence)
+        return bool(holders)
+
+    def _share_prefix(self, sequence: Sequence) -> bool:
+        """Take over published blocks that hold the sequence's first tokens; the last token is always fed."""
+        if not self.prefix_cache or sequence.blocks:
+            return False
+        size = self.allocator.block_size
+        digest = b""
+        for start in range(0, min(len(sequence.tokens) - 1, sequence.first_logits) - size + 1, size):
+            digest = chain_digest(digest, sequence.tokens[start : start + size])
+            block = self.allocator.find(digest)
+            if block is None:
+                break
+            self.allocator.share(block)
+            sequence.blocks.append(block)
+            sequence.digests.append(digest)
+        sequence.num_computed_tokens = len(sequence.blocks) * size
+        return bool(sequence.blocks)
+
+    def _make_room(self, sequence: Sequence, count: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> bool:
+        """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
+        start, size = sequence.num_computed_tokens, self.allocator.block_size
+        while len(sequence.blocks) < self._num_blocks(start + count):
+            block = self._take(sequence, work)
+            if block is None:
+                return False
+            sequence.blocks.append(block)
+        for index in range(start // size, self._num_blocks(start + count)):
+            old = sequence.blocks[index]
+            if self.allocator.references[old] == 1:
+                self.allocator.unpublish(old)  # it is about to change
+                continue
+            new = self._take(sequence, work)
+            if new is None:
+                return False
+            if index * size < start:
+                copies.append((old, new))
+            self.allocator.release(old)
+            sequence.blocks[index] = new
+        return True
+
+    def _take(self, sequence: Sequence, work: dict[int, Work]) -> int | None:
+        """A free block, at the price of idle and then of the youngest sequences; None when that is this one."""
+        while (block := self.allocator.allocate()) is None:
+            if self._reclaim():
+                continue
+            victim = self.running[-1]
+            self._preempt(victim)
+            work.pop(victim.id, None)
+            if victim is sequence:
+                return None
+        return block
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._reset(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
+
+    def _reset(self, sequence: Sequence) -> None:
+        sequence.drafts, sequence.digests, sequence.num_computed_tokens = [], [], 0
+        self._release(sequence, 0)
+
+    def _append(self, sequence: Sequence, tokens: List[int]) -> str | None:
+        for token in tokens:
+            sequence.tokens.append(token)
+            if token in sequence.stop_ids:
+                return sequence.stop_ids[token]
+            if len(sequence.tokens) >= sequence.max_tokens:
+                return "length"
+        return None
+
+    def _publish(self, sequence: Sequence) -> None:
+        if not self.prefix_cache:
+            return
+        size = self.allocator.block_size
+        for index in range(len(sequence.digests), sequence.num_computed_tokens // size):
+            parent = sequence.digests[-1] if sequence.digests else b""
+            digest = chain_digest(parent, sequence.tokens[index * size : (index + 1) * size])
+            sequence.digests.append(digest)
+            self.allocator.publish(sequence.blocks[index], digest)
+
+    def _release(self, sequence: Sequence, keep: int) -> None:
+        # From the end, so that the head of a prefix stays findable longest.
+        while len(sequence.blocks) > keep:
+            self.allocator.release(sequence.blocks.pop())
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.allocator.block_size)

@@ -1,0 +1,98 @@
+"""Tokens to text as they come: nothing is shown that a later token could still change or take back.
+
+A character may be split over several tokens, and a stop string over many more. So text is held back while it ends in an
+unfinished character, and while its end could still become a stop string. What is shown, piece by piece, is in the end
+the decoding of all tokens at once, cut at the first stop string. Only a short window is decoded per step, so the cost of
+a token does not grow with the length.
+"""
+
+from collections.abc import Sequence
+
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer"]
+
+UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
+PATIENCE = 16  # tokens after which bytes that are still no character are taken for damaged ones
+
+
+class Detokenizer:
+    """One sequence's text.
+
+    text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
+    the one that completed that match; all of them while there is none. The match that is complete first wins, the
+    longest of those that end together.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+    ) -> None:
+        self.text = ""
+        self.stopped: str | None = None
+        self.num_tokens_used = 0
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._stop, self._include_stop = tuple(stop), include_stop
+        # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
+        self._tokens: list[int] = []
+        self._first = self._shown = 0
+        self._held = ""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Take in tokens; the text that is safe to show because of them. Nothing more after a stop string."""
+        pieces = []
+        for token in token_ids:
+            if self.stopped is not None:
+                break
+            self._tokens.append(token)
+            self.num_tokens_used += 1
+            pieces.append(self._release(self._decode(final=False), final=False))
+        return "".join(pieces)
+
+    def finish(self) -> str:
+        """The text that was held back, now that no more tokens come."""
+        if self.stopped is not None:
+            return ""
+        return self._release(self._decode(final=True), final=True)
+
+    def _decode(self, final: bool) -> str:
+        """New text since the last call; none while it ends in an unfinished character."""
+        decode = self._tokenizer.decode
+        before = decode(self._tokens[self._first : self._shown], self._skip_special)
+        after = decode(self._tokens[self._first :], self._skip_special)
+        unfinished = after.endswith(UNFINISHED) and len(self._tokens) - self._shown < PATIENCE
+        if len(after) <= len(before) or (unfinished and not final):
+            return ""
+        self._first, self._shown = self._shown, len(self._tokens)
+        return after[len(before) :]
+
+    def _release(self, text: str, final: bool) -> str:
+        """What of held and new text can be shown; ends everything at a stop string."""
+        self._held += text
+        match = self._find_stop()
+        if match is not None:
+            start, self.stopped = match
+            safe = start + (len(self.stopped) if self._include_stop else 0)
+        else:
+            safe = len(self._held) if final else len(self._held) - self._could_grow()
+        shown, self._held = self._held[:safe], self._held[safe:]
+        self.text += shown
+        return shown
+
+    def _find_stop(self) -> tuple[int, str] | None:
+        # By the end of the match, not its start: so the choice does not depend on how much text came at once.
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        return min(found)[1:] if found else None
+
+    def _could_grow(self) -> int:
+        """Length of the longest end of the held text that is the beginning of a stop string."""
+        longest = max((len(stop) for stop in self._stop), default=0)
+        for length in range(min(longest - 1, len(self._held)), 0, -1):
+            end = self._held[-length:]
+            if any(stop.startswith(end) for stop in self._stop):
+                return length
+        return 0

@@ -1,0 +1,155 @@
+"""The tokenizer that travels with a model: text to ids and back.
+
+`tokenizers` does the work; transformers is asked only to convert a sentencepiece `tokenizer.model` (or vocab.json and
+merges.txt) that comes without a tokenizer.json. The ids equal those of transformers' fast tokenizer for the same files.
+Nothing here knows models or engines.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from tokenmill.errors import CheckpointError
+
+__all__ = ["Tokenizer"]
+
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+CONVERTIBLE = ("tokenizer.model", "vocab.json")
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
+    templates use them ("bos_token", "eos_token", …). num_tokens: one more than the largest id.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_token_id: int | None = None,
+        eos_token_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+        special_texts: Mapping[str, str] | None = None,
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+        self.chat_template = chat_template
+        self.special_texts = dict(special_texts or {})
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.num_tokens = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @classmethod
+    def from_directory(cls, path: Path) -> "Tokenizer | None":
+        """The tokenizer of a model directory; None when it holds no tokenizer at all."""
+        config = _read_json(path / "tokenizer_config.json")
+        backend = _read_backend(path, config)
+        if backend is None:
+            return None
+        texts = _special_texts({**_read_json(path / "special_tokens_map.json"), **config})
+        generation = _read_json(path / "generation_config.json").get("eos_token_id", [])
+        eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
+        eos += generation if isinstance(generation, list) else [generation]
+        return cls(
+            backend,
+            bos_token_id=backend.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
+            eos_token_ids=[number for number in eos if isinstance(number, int)],
+            chat_template=_chat_template(path, config),
+            special_texts=texts,
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; names of special tokens in the text become those tokens, as in transformers."""
+        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of the ids; ids that the tokenizer does not know are left out."""
+        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, empty when there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _read_backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer | None:
+    file = path / "tokenizer.json"
+    if file.is_file():
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{file} is damaged or no tokenizer file: {str(error).splitlines()[0]}") from error
+        _add_declared_tokens(backend, config)
+        return backend
+    found = [name for name in CONVERTIBLE if (path / name).is_file()]
+    return _convert(path, found[0]) if found else None
+
+
+def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """tokenizer_config.json may declare special tokens that tokenizer.json does not hold as such."""
+    declared = config.get("added_tokens_decoder") or {}
+    known = backend.get_added_tokens_decoder()
+    missing = []
+    for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
+        if int(number) not in known and isinstance(entry, dict) and isinstance(entry.get("content"), str):
+            flags = {key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized")}
+            special = bool(entry.get("special", False))
+            missing.append(tokenizers.AddedToken(entry["content"], special=special, **flags))
+    if missing:
+        backend.add_tokens(missing)
+
+
+def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
+    try:
+        from transformers import AutoTokenizer  # noqa: PLC0415  (optional, and seconds to import)
+    except ImportError as error:
+        raise CheckpointError(
+            f"{path / name} needs a conversion that is not installed: pip install 'tokenmill[sentencepiece]'"
+        ) from error
+    try:
+        converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        backend: tokenizers.Tokenizer = converted.backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
+    return backend
+
+
+def _special_texts(entries: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    for key in SPECIAL:
+        entry = entries.get(key)
+        content = entry.get("content") if isinstance(entry, dict) else entry
+        if isinstance(content, str) and content:
+            texts[key] = content
+    return texts
+
+
+def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
+    """From chat_template.jinja, or the key of tokenizer_config.json: a text, or a list of named ones."""
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,117 @@
+"""Fill a decoder from a checkpoint, tensor by tensor, and prove that nothing is missing, left over or misshapen.
+
+The decoder is built without memory. Then module after module is given memory, filled straight from the file (cast,
+turned, moved to the device on the way) and brought into its final form. At no time is there a second copy of the
+weights, only of the one matrix at hand.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from math import prod
+
+import torch
+from torch import nn
+
+from tokenmill.errors import CheckpointError
+from tokenmill.kernels.attend import Attend
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder
+from tokenmill.model.families import Family, find_family
+from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
+
+__all__ = ["empty_decoder", "load_decoder"]
+
+Progress = Callable[[int, int], None]
+
+
+def empty_decoder(config: ModelConfig, scheme: Scheme, attend: Attend, num_positions: int) -> Decoder:
+    """A decoder of the right shape whose parameters have no memory yet."""
+    with torch.device("meta"):
+        return Decoder(config, scheme, attend, num_positions).eval().requires_grad_(False)
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit."""
+    targets = _cover(checkpoint, find_family(checkpoint.config), decoder)
+    _fill(checkpoint, targets, decoder, dtype, device, progress)
+    decoder.finish()
+    return decoder
+
+
+def _cover(checkpoint: Checkpoint, family: Family, decoder: Decoder) -> dict[str, Target]:
+    """The checkpoint's own name of each tensor → its target; CheckpointError unless the two sides match."""
+    config = decoder.config
+    wanted = expand(family, config, dict(decoder.named_parameters()))
+    if config.tie_embeddings:
+        wanted = {name: target for name, target in wanted.items() if target.parameter != "head.weight"}
+    targets, unexpected = {}, []
+    for name in checkpoint.shapes:
+        short = name.removeprefix(family.prefix)
+        if short in wanted:
+            targets[name] = wanted.pop(short)
+        elif not is_ignored(family, short) and not (config.tie_embeddings and _is_head(family, short)):
+            unexpected.append(name)
+    if wanted or unexpected:
+        raise CheckpointError(f"{checkpoint.path} does not fit its config", missing=wanted, unexpected=unexpected)
+    return targets
+
+
+def _is_head(family: Family, name: str) -> bool:
+    return family.names.get(name) == "head.weight"  # a second copy of tied embeddings is harmless
+
+
+def _fill(
+    checkpoint: Checkpoint,
+    targets: Mapping[str, Target],
+    decoder: Decoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None,
+) -> None:
+    """Module by module: memory, tensors, final form. The largest comes first, while there is most room beside it."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    for name, target in targets.items():
+        modules[target.parameter.rpartition(".")[0]].append(name)
+    sizes = {path: sum(prod(checkpoint.shapes[name]) for name in names) for path, names in modules.items()}
+    done, misshapen = 0, []
+    for path in sorted(modules, key=lambda path: -sizes[path]):
+        module = decoder.get_submodule(path)
+        _allocate(module, dtype, device)
+        for name in modules[path]:
+            if progress is not None:
+                progress(done, len(targets))
+            misshapen += _place(checkpoint, name, targets[name], module, decoder.config)
+            done += 1
+        if isinstance(module, Matrix) and not misshapen:
+            module.finish()
+    if misshapen:
+        raise CheckpointError(f"{checkpoint.path} does not fit its config", misshapen=misshapen)
+    if progress is not None:
+        progress(len(targets), len(targets))
+
+
+def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Uninitialised memory for the module's own parameters, in place of the meta ones."""
+    for name, parameter in module.named_parameters(recurse=False):
+        empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+        setattr(module, name, nn.Parameter(empty, requires_grad=False))
+
+
+def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> list[str]:
+    """Copy one tensor to its place; what is wrong with its shape, if anything."""
+    tensor = TRANSFORMS[target.transform](checkpoint.read(name), config)
+    place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
+    if tensor.shape != place.shape:
+        return [f"{name} {list(checkpoint.shapes[name])} where {list(place.shape)} goes"]
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
+    place.copy_(tensor)
+    return []

@@ -1,0 +1,96 @@
+"""Which tensor of the file fills which part of which parameter.
+
+A family's names are patterns; here they are written out for one model, so that coverage can be proved: every parameter
+is filled completely, and every tensor of the file is used or known to be no weight.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import Family
+
+__all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "part_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`parameter` of the decoder, the `part` of it ("" for all) and how the file's tensor is turned round."""
+
+    parameter: str
+    part: str
+    transform: str
+
+
+def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
+    """File name → target, for every parameter that this model has."""
+    existing = set(parameters)
+    targets = {}
+    for pattern, goal in family.names.items():
+        for name, text in _numbered(pattern, goal, config):
+            target = _parse(text)
+            if target.parameter in existing:
+                targets[name] = target
+    return targets
+
+
+def is_ignored(family: Family, name: str) -> bool:
+    """True for buffers that a file may carry beside its weights."""
+    return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
+
+
+def _numbered(pattern: str, goal: str, config: ModelConfig) -> Iterable[tuple[str, str]]:
+    pairs = [(pattern, goal)]
+    for mark, values in (
+        ("{p}", [".weight", ".bias"]),
+        ("{i}", [str(i) for i in range(config.num_layers)]),
+        ("{e}", [str(e) for e in range(config.num_experts)]),
+    ):
+        if mark in pattern:
+            pairs = [(p.replace(mark, value), g.replace(mark, value)) for p, g in pairs for value in values]
+    return pairs
+
+
+def _parse(text: str) -> Target:
+    text, _, transform = text.partition(" | ")
+    parameter, _, part = text.partition(":")
+    return Target(parameter, part, transform)
+
+
+def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
+    """The view of a merged parameter that one tensor of the file fills."""
+    if not part:
+        return parameter
+    q, kv, wide = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
+    rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv), "gate": (0, wide), "up": (wide, wide)}
+    return parameter.narrow(0, *rows[part])
+
+
+def _transpose(tensor: Tensor, config: ModelConfig) -> Tensor:
+    del config
+    return tensor.t()
+
+
+def _heads_to_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """[N · (q, k, v) · H, …] → [(q, k, v) · N · H, …]"""
+    shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
+    if tensor.shape[0] != 3 * config.num_heads * config.head_dim:
+        return tensor  # its shape is reported as wrong by the loader
+    return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
+
+
+def _bigcode_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Multi-query files are q, k, v already; multi-head ones interleave them by head."""
+    return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
+
+
+TRANSFORMS: dict[str, Callable[[torch.Tensor, ModelConfig], torch.Tensor]] = {
+    "": lambda tensor, _: tensor,
+    "transpose": _transpose,
+    "heads_to_qkv": _heads_to_qkv,
+    "bigcode_qkv": _bigcode_qkv,
+}

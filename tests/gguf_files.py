@@ -1,0 +1,213 @@
+"""Tiny GGUF files, written from tiny random transformers models the way llama.cpp's converters write them.
+
+`tiny` gives a model's config and its tensors as save_pretrained writes them; `write` turns them round as the converter
+of that family does (https://github.com/ggml-org/llama.cpp/tree/master/conversion) and writes the file with the gguf
+package. Rows are multiples of 32, and those of ffn_down of 256, so that they can be stored in every type. The
+vocabulary is GPT-2's bytes and some merges.
+"""
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+
+F32 = gguf.GGMLQuantizationType.F32
+VOCABULARY = 281  # 256 bytes, 24 merges, one end of text
+HEADS, KV_HEADS, EXPERTS, CONTEXT = 4, 2, 3, 128
+
+_LLAMA = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+_NEOX = {key: value for key, value in _LLAMA.items() if key not in ("num_key_value_heads", "head_dim")}
+_GPT = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": HEADS, "n_positions": CONTEXT} | {
+    key: _LLAMA[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+}
+
+# name → (GGUF's architecture, transformers' model_type, config)
+TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "llama", _LLAMA),
+    "llama-tied": ("llama", "llama", _LLAMA | {"tie_word_embeddings": True}),
+    "llama-bias": ("llama", "llama", _LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "llama-head-dim": ("llama", "llama", _LLAMA | {"head_dim": 32}),
+    "mistral": ("llama", "mistral", _LLAMA | {"sliding_window": 7}),
+    "mixtral": ("llama", "mixtral", _LLAMA | {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}),
+    "qwen2": ("qwen2", "qwen2", {key: value for key, value in _LLAMA.items() if key != "head_dim"}),
+    "qwen3": ("qwen3", "qwen3", _LLAMA | {"head_dim": 32}),
+    "gpt2": ("gpt2", "gpt2", _GPT),
+    "gpt2-inner": ("gpt2", "gpt2", _GPT | {"n_inner": 160}),
+    "gptneox": ("gptneox", "gpt_neox", _NEOX | {"rotary_pct": 0.5}),
+    "gptneox-serial": ("gptneox", "gpt_neox", _NEOX | {"use_parallel_residual": False, "attention_bias": False}),
+    "starcoder": ("starcoder", "gpt_bigcode", _GPT | {"multi_query": True}),
+}
+
+
+@cache
+def tiny(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What save_pretrained writes for a tiny model: its config.json, and its tensors by the names they have on disk."""
+    _, kind, numbers = TINY[name]
+    config = transformers.AutoConfig.for_model(kind, **numbers)
+    with torch.random.fork_rng(), tempfile.TemporaryDirectory() as directory:
+        torch.manual_seed(30)
+        model = transformers.AutoModelForCausalLM.from_config(config).float()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.15)
+        model.save_pretrained(directory)
+        text = (Path(directory) / "config.json").read_text(encoding="utf-8")
+        return json.loads(text), load_file(Path(directory) / "model.safetensors")
+
+
+def write(
+    path: Path,
+    name: str,
+    kind: gguf.GGMLQuantizationType = F32,
+    *,
+    metadata: dict[str, Any] | None = None,
+    stored: dict[str, tuple[np.ndarray, gguf.GGMLQuantizationType] | None] | None = None,
+    tokenizer: bool = True,
+) -> Path:
+    """Write one tiny model, its matrices as `kind`.
+
+    `metadata` is put over what the converter writes, keys of the architecture without its name, and `stored` over its
+    tensors, as the bytes of a type; None leaves a key or a tensor out.
+    """
+    arch, _, _ = TINY[name]
+    config, tensors = tiny(name)
+    arrays = converted(arch, config, tensors)
+    kinds = {label: kind if array.ndim > 1 else F32 for label, array in arrays.items()}
+    data = {label: (gguf.quantize(array, kinds[label]), kinds[label]) for label, array in arrays.items()}
+    pairs = _metadata(arch, config) | (_tokenizer() if tokenizer else {}) | (metadata or {})
+    writer = gguf.GGUFWriter(None, arch)
+    for key, value in pairs.items():
+        whole = key.startswith(("general.", "split.", "tokenizer."))
+        if value is not None:
+            _ADD[type(value)](writer, key if whole else f"{arch}.{key}", value)
+    for label, entry in (data | (stored or {})).items():
+        if entry is not None:
+            writer.add_tensor(label, entry[0], raw_dtype=entry[1])
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def converted(arch: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """The tensors under GGUF's names, turned round as the converter does."""
+    names = gguf.get_tensor_name_map(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == arch), 2)
+    turned = {name: _turned(arch, config, name, tensor) for name, tensor in _stacked(tensors).items()}
+    return {
+        names.get_name(name, try_suffixes=(".weight", ".bias")): np.ascontiguousarray(tensor.numpy())
+        for name, tensor in turned.items()
+    }
+
+
+def _stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Mixtral's experts as one tensor per layer and matrix; everything else as it is."""
+    whole = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for layer in range(2):
+        expert = f"model.layers.{layer}.block_sparse_moe.experts."
+        for wide in ("w1", "w2", "w3") if expert + "0.w1.weight" in tensors else ():
+            parts = [tensors[f"{expert}{number}.{wide}.weight"] for number in range(EXPERTS)]
+            whole[f"layers.{layer}.feed_forward.experts.{wide}.weight"] = torch.stack(parts)
+    return whole
+
+
+def _turned(arch: str, config: dict[str, Any], name: str, tensor: Tensor) -> Tensor:
+    if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
+        return halves.swapaxes(1, 2).reshape(tensor.shape)
+    if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        return tensor.transpose(1, 0)
+    if arch == "gptneox" and "query_key_value" in name:
+        by_head = tensor.reshape(config["num_attention_heads"], 3, -1, *tensor.shape[1:])
+        return torch.cat([by_head[:, part].reshape(-1, *tensor.shape[1:]) for part in range(3)])
+    return tensor
+
+
+def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What set_gguf_parameters of each converter writes."""
+    if arch in ("gpt2", "starcoder"):
+        return {
+            "block_count": config["n_layer"],
+            "context_length": config["n_positions"],
+            "embedding_length": config["n_embd"],
+            "feed_forward_length": 4 * config["n_embd"],
+            "attention.head_count": config["n_head"],
+            "attention.layer_norm_epsilon": config["layer_norm_epsilon"],
+        } | ({"attention.head_count_kv": 1} if arch == "starcoder" else {})
+    pairs = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+    }
+    if arch == "gptneox":
+        head_dim = config["hidden_size"] // config["num_attention_heads"]
+        return pairs | {
+            "rope.dimension_count": int(config["rope_parameters"]["partial_rotary_factor"] * head_dim),
+            "use_parallel_residual": config["use_parallel_residual"],
+            "attention.layer_norm_epsilon": config["layer_norm_eps"],
+        }
+    pairs |= {
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+    }
+    if config.get("head_dim"):
+        pairs |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
+    if arch == "llama":
+        pairs |= {"vocab_size": config["vocab_size"], "rope.dimension_count": config["head_dim"]}
+    if config["model_type"] == "mixtral":
+        pairs |= {"expert_count": config["num_local_experts"], "expert_used_count": config["num_experts_per_tok"]}
+    if config["model_type"] == "mistral":
+        pairs |= {"attention.sliding_window": config["sliding_window"]}
+    return pairs
+
+
+def _tokenizer() -> dict[str, Any]:
+    """A byte-level vocabulary: end of text, every byte as GPT-2 spells it, and a few merges."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = [chr(byte) for byte in printable] + [chr(256 + number) for number in range(len(others))]
+    pairs = "Ġ t,Ġ a,h e,i n,r e,o n,Ġt he,e r,Ġ s,a t,Ġ w,Ġ o,e n,Ġ c,i t,i s,a n,o r,e s,Ġ b,e d,Ġ f,in g,Ġ p"
+    merges = pairs.split(",")
+    tokens = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
+    assert len(tokens) == VOCABULARY
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] + [1] * (VOCABULARY - 1),  # 3 is CONTROL, 1 NORMAL
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+    }
+
+
+_ADD = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
+}

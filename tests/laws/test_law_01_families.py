@@ -1,0 +1,76 @@
+"""Law 1: every family equals transformers on the same random weights, in float32.
+
+Bounds are assert_close's defaults for float32 (rtol 1.3e-6, atol 1e-5).
+"""
+
+import pytest
+import torch
+
+from tests.tiny_models import CONTEXT, FAMILY_NAMES, TINY, prompt, reference, save
+from tokenmill import load
+from tokenmill.model.families import FAMILIES
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def expected_logits(name: str, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return reference(name)(torch.tensor([tokens])).logits[0]
+
+
+def expected_tokens(name: str, tokens: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+        whole = reference(name).generate(torch.tensor([tokens]), max_new_tokens=count, do_sample=False, pad_token_id=0)
+    return whole[0, len(tokens) :].tolist()
+
+
+def test_every_family_of_the_registry_has_a_tiny_model():
+    assert {kind for kind, _ in TINY.values()} == set(FAMILIES)
+    assert set(FAMILY_NAMES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("scheme", ["packed", "dense"])
+@pytest.mark.parametrize("name", TINY)
+def test_logits_of_prompts_of_several_lengths(name, scheme, models):
+    engine = load(save(name, models), dtype="float32", scheme=scheme)
+    for length in (1, 2, 7, 40, CONTEXT):
+        tokens = prompt(length)
+        torch.testing.assert_close(engine.logits(tokens), expected_logits(name, tokens))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_greedy_decoding_of_a_ragged_batch(name, models):
+    engine = load(save(name, models), dtype="float32", max_sequences=4, block_size=16)
+    prompts = [prompt(length, seed=5) for length in (3, 21, 1, 12)]
+    done = engine.generate(prompts, max_new_tokens=12)
+    assert [list(d.tokens) for d in done] == [expected_tokens(name, p, 12) for p in prompts]
+
+
+def test_dynamic_rope_beyond_its_trained_context_equals_cached_decoding(models):
+    """transformers turns a whole prompt by its own length; what it decodes with a cache is what holds here."""
+    engine = load(save("llama-dynamic", models), dtype="float32", max_length=2 * CONTEXT)
+    tokens = prompt(CONTEXT - 8)
+    done = engine.generate(tokens, max_new_tokens=40)
+    assert list(done.tokens) == expected_tokens("llama-dynamic", tokens, 40)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_bin_files_and_shards_are_read_like_one_safetensors_file(name, models, tmp_path):
+    model = reference(name)
+    sharded = save(name, tmp_path / "sharded", max_shard_size="20KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 1
+    as_bin = tmp_path / "bin"
+    model.config.save_pretrained(as_bin)
+    torch.save(checkpoint_tensors(sharded), as_bin / "pytorch_model.bin")
+    tokens = prompt(9)
+    for path in (sharded, as_bin):
+        torch.testing.assert_close(load(path, dtype="float32").logits(tokens), expected_logits(name, tokens))
+
+
+def checkpoint_tensors(path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}

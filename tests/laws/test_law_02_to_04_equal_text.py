@@ -1,0 +1,133 @@
+"""Laws 2, 3 and 4: the text does not depend on chunks, blocks, kernels, neighbours, order of arrival or preemption.
+
+Greedy and sampled, on tiny models of every family in float32. Logits of the tiny models are far apart compared with
+rounding, so a difference here is a wrong row, not a tie.
+"""
+
+import pytest
+import torch
+
+from tests.tiny_models import CONTEXT, FAMILY_NAMES, TINY, prompt, reference, save
+from tokenmill import load
+from tokenmill.errors import NoKernel
+from tokenmill.kernels.attend import ATTEND
+
+SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11}}
+PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
+NEW = 14
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module", params=FAMILY_NAMES)
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=SAMPLING)
+def sampling(request):
+    return SAMPLING[request.param]
+
+
+@pytest.fixture(scope="module")
+def singles(family, sampling, models):
+    """The reference of all laws: each prompt alone, in one piece, in one contiguous block."""
+    engine = load(save(family, models), dtype="float32", max_step_tokens=64)
+    return [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS]
+
+
+def batch(engine, prompts, sampling):
+    done = engine.generate(prompts, max_new_tokens=NEW, **sampling)
+    assert engine.scheduler.idle
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks, "a block was leaked"
+    return [d.tokens for d in done]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 7])
+def test_any_chunk_split(budget, family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", max_step_tokens=budget)
+    assert [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS] == singles
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 128])
+def test_any_block_size_in_a_batch_of_eight(block_size, family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", block_size=block_size, max_sequences=8)
+    assert batch(engine, PROMPTS, sampling) == singles
+
+
+@pytest.mark.parametrize("order", [[7, 6, 5, 4, 3, 2, 1, 0], [3, 0, 6, 1, 7, 4, 2, 5]])
+def test_any_order_with_few_places_and_a_small_budget(order, family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", block_size=4, max_sequences=3, max_step_tokens=11)
+    assert batch(engine, [PROMPTS[i] for i in order], sampling) == [singles[i] for i in order]
+
+
+def test_forced_preemption(family, sampling, singles, models):
+    engine = load(
+        save(family, models), dtype="float32", block_size=4, max_sequences=8, cache_tokens=80, max_step_tokens=32
+    )
+    assert batch(engine, PROMPTS, sampling) == singles
+    assert engine.scheduler.num_preemptions > 0
+
+
+def test_a_warm_prefix_cache(family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", block_size=4, cache_tokens=512)
+    first = [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS]
+    again = [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS]
+    assert first == again == singles
+
+
+def test_arrivals_while_others_are_running(family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", block_size=16, max_sequences=4, max_step_tokens=9)
+    streams = [(i, engine.stream(p, max_new_tokens=NEW, **sampling)) for i, p in enumerate(PROMPTS)]
+    tokens: dict[int, tuple[int, ...]] = {i: () for i, _ in streams}
+    live = streams[:1]
+    while live:
+        for entry in list(live):
+            piece = next(entry[1], None)
+            if piece is None:
+                live.remove(entry)
+            else:
+                tokens[entry[0]] += piece.tokens
+            later = [s for s in streams if s not in live and not tokens[s[0]]]
+            live += later[:1]
+    assert [tokens[i] for i in range(len(PROMPTS))] == singles
+
+
+def test_drafts_of_the_prompt_lookup_proposer(family, sampling, singles, models):
+    engine = load(
+        save(family, models), dtype="float32", proposer="prompt_lookup", block_size=8, max_sequences=4, num_drafts=3
+    )
+    assert batch(engine, PROMPTS, sampling) == singles
+
+
+@pytest.mark.parametrize("kernel", ATTEND)
+@pytest.mark.parametrize("name", TINY)
+def test_every_kernel_equals_gather(name, kernel, models):
+    """Bound: assert_close's defaults for float32; the kernels order their sums differently."""
+    path = save(name, models)
+    tokens = prompt(33)
+    expected = load(path, dtype="float32", kernel="gather", max_length=CONTEXT).logits(tokens)
+    for block_size in (128, 3):
+        try:
+            engine = load(
+                path, dtype="float32", kernel=kernel, block_size=block_size, max_length=CONTEXT, max_step_tokens=10
+            )
+        except NoKernel as refusal:
+            assert kernel == "rows", refusal
+            assert block_size == 3
+            continue
+        torch.testing.assert_close(engine.logits(tokens), expected)
+
+
+def test_no_cache_gives_the_same_text(family, models):
+    """Law 2 against the plainest reference there is: recompute everything for every token."""
+    engine = load(save(family, models), dtype="float32")
+    tokens = list(PROMPTS[3])
+    for _ in range(6):
+        with torch.no_grad():
+            tokens.append(int(reference(family)(torch.tensor([tokens])).logits[0, -1].argmax()))
+    assert list(engine.generate(PROMPTS[3], max_new_tokens=6).tokens) == tokens[len(PROMPTS[3]) :]

@@ -1,0 +1,105 @@
+"""Law 10: whatever is added, ended, forked, rewound or preempted, every row read is one's own and no block is lost."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.simulated_cache import VOCABULARY, SimulatedCache, next_token, solo
+from tokenmill.schedule.sequence import Sequence
+
+MAX_TOKENS = 24
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)  # two tokens only: prompts often share a prefix
+
+
+class Operations(RuleBasedStateMachine):
+    """Random operations on a scheduler with a small cache, so that preemption and eviction happen all the time."""
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 3, 8, MAX_TOKENS]),
+        spare=st.integers(0, 20),
+        max_sequences=st.integers(1, 5),
+        budget=st.integers(1, 16),
+        prefix_cache=st.booleans(),
+    )
+    def build(self, block_size: int, spare: int, max_sequences: int, budget: int, prefix_cache: bool) -> None:
+        num_blocks = -(-MAX_TOKENS // block_size) + spare
+        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache)
+        self.scheduler = self.cache.scheduler
+        self.sequences: dict[int, tuple[Sequence, list[int]]] = {}
+        self.next_id = 0
+
+    def _enter(self, sequence: Sequence) -> None:
+        self.sequences[sequence.id] = (sequence, solo(sequence.tokens, sequence.max_tokens, sequence.stop_ids))
+        self.next_id += 1
+
+    @rule(prompt=TOKENS, more=st.integers(1, 12), stops=st.booleans(), keep=st.booleans())
+    def add(self, prompt: list[int], more: int, stops: bool, keep: bool) -> None:
+        stop_ids = {VOCABULARY - 1: "eos"} if stops else {}
+        sequence = Sequence(self.next_id, list(prompt), len(prompt), len(prompt) + more, stop_ids=stop_ids, keep=keep)
+        self._enter(sequence)
+        self.scheduler.add(sequence)
+
+    @rule(agree=st.integers(0, 4), wrong=st.integers(0, 2))
+    def step(self, agree: int, wrong: int) -> None:
+        drafts = {}
+        for sequence in self.scheduler.running:
+            known = list(sequence.tokens)
+            for _ in range(agree):
+                known.append(next_token(known))
+            drafts[sequence.id] = known[len(sequence.tokens) :] + [VOCABULARY - 2] * wrong
+        self.cache.step(drafts)
+
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        parent = data.draw(st.sampled_from(self.scheduler.running))
+        self._enter(self.scheduler.fork(parent, self.next_id))
+
+    @precondition(lambda self: self.scheduler.running or self.scheduler.waiting)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from([*self.scheduler.running, *self.scheduler.waiting]))
+        self.scheduler.drop(sequence)
+        del self.sequences[sequence.id]
+
+    @precondition(lambda self: self.scheduler.parked)
+    @rule(data=st.data(), token=st.integers(0, 1))
+    def rewind_and_resume(self, data: st.DataObject, token: int) -> None:
+        sequence = data.draw(st.sampled_from(self.scheduler.parked))
+        self.scheduler.rewind(sequence, data.draw(st.integers(1, len(sequence.tokens))))
+        if len(sequence.tokens) < sequence.max_tokens - 1:
+            sequence.tokens.append(token)
+        if len(sequence.tokens) < sequence.max_tokens:
+            expected = solo(sequence.tokens, sequence.max_tokens, sequence.stop_ids)
+            self.sequences[sequence.id] = (sequence, expected)
+            self.scheduler.resume(sequence)
+
+    @precondition(lambda self: self.scheduler.parked)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.scheduler.drop(data.draw(st.sampled_from(self.scheduler.parked)))
+
+    @invariant()
+    def intact(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.scheduler.check_integrity()
+        for sequence, expected in self.sequences.values():
+            if sequence in self.scheduler.parked:
+                continue  # it may have been rewound since
+            length = len(sequence.tokens)
+            assert sequence.tokens == expected[:length]
+            assert not sequence.finish_reason or length == len(expected)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.cache.run()
+        for sequence in list(self.scheduler.parked):
+            self.scheduler.drop(sequence)
+        self.scheduler.check_integrity()
+        assert self.scheduler.allocator.num_free == self.scheduler.allocator.num_blocks, "a block was leaked"
+
+
+Operations.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestOperations = Operations.TestCase

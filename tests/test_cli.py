@@ -1,0 +1,378 @@
+"""The command line as its user meets it: what goes to stdout, what to stderr, and the exit code."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import tokenizers
+import typer
+
+import tokenmill
+from tests.tiny_models import VOCABULARY, save
+from tokenmill.cli import generate
+from tokenmill.cli.display import progress_on_stderr, size
+from tokenmill.cli.main import app, main
+from tokenmill.cli.options import HELP, option_name
+from tokenmill.config import EngineConfig, SamplingParams
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
+)
+COMMAND = [sys.executable, "-c", "from tokenmill.cli.main import run; run()"]
+
+
+@pytest.fixture(scope="module")
+def wordless(tmp_path_factory):
+    """A tiny model without a tokenizer."""
+    return str(save("llama", tmp_path_factory.mktemp("models")))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model whose token i is the word "wi"."""
+    path = save("llama", tmp_path_factory.mktemp("models"))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return str(path)
+
+
+@pytest.fixture
+def tm(capsys):
+    """Runs one command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# ---- options
+
+
+@pytest.mark.parametrize("kind", [EngineConfig, SamplingParams])
+def test_every_setting_has_its_option(kind):
+    names = {field.name for field in fields(kind)} - {"model"}
+    assert set(HELP[kind]) == names
+    options = {option for parameter in commands()["generate"].params for option in parameter.opts}
+    assert {option_name(name) for name in names} <= options
+
+
+def commands():
+    return typer.main.get_command(app).commands
+
+
+ENGINE = """--block-size --cache-format --cache-tokens --device --dtype --kernel --max-length --max-sequences
+--max-step-tokens --num-drafts --prefix-cache --program --proposer --scheme --threads"""
+SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
+--min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
+OPTIONS = {
+    "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --verbose -v
+        {ENGINE} {SAMPLING}""",
+    "info": "--json --quiet -q --template --tensors",
+    "plan": f"--check --json --quiet -q {ENGINE}",
+    "pull": "--dtype --offline --out -o --quiet -q --revision",
+}
+
+
+def test_the_options_are_these():
+    """Scripts rely on them: a name that goes is a break, one that comes is written here and into the changelog."""
+    found = {
+        name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("-"))
+        for name, command in commands().items()
+    }
+    assert found == {name: sorted(text.split()) for name, text in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("verb", ["generate", "pull", "info", "plan"])
+def test_help_teaches(tm, verb):
+    code, out, _ = tm(verb, "--help")
+    assert code == 0
+    assert out.count(f"tokenmill {verb}") >= 3  # the usage line and at least two examples
+
+
+def test_no_verb_shows_the_verbs(tm):
+    code, out, _ = tm()
+    assert code == 0
+    assert all(verb in out for verb in OPTIONS)
+    assert tm("--version")[:2] == (0, f"tokenmill {tokenmill.__version__}\n")
+
+
+def test_help_imports_nothing_heavy():
+    """Half a second for --help is out of reach once torch is imported."""
+    code = (
+        "import sys; from tokenmill.cli.main import main; main(['generate', '--help']); "
+        "heavy = {'torch', 'numpy', 'tokenizers', 'transformers', 'huggingface_hub', 'gguf', 'safetensors', 'jinja2'}; "
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# ---- generate
+
+
+def test_text_on_stdout_and_one_line_of_figures_on_stderr(tm, model):
+    code, out, err = tm("generate", model, "-p", "w1 w2 w3", "-n", 5)
+    done = tokenmill.load(model).generate("w1 w2 w3", max_new_tokens=5)
+    assert code == 0
+    assert out == done.text + "\n"
+    figures = err.splitlines()[-1].split(" · ")
+    assert figures[0] == "3 prompt + 5 new tokens"
+    assert figures[1].startswith("first token ")
+    assert figures[2].endswith(" tokens/s")
+    assert figures[3].startswith("float32 eager, ")
+    assert figures[4] == done.hash
+
+
+def test_streamed_or_at_the_end_or_from_a_file_or_stdin_is_the_same(tm, model, tmp_path, monkeypatch):
+    (tmp_path / "prompt.txt").write_text("w1 w2 w3\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w1 w2 w3\n")))
+    ways = [
+        ["-p", "w1 w2 w3"],
+        ["-p", "w1 w2 w3", "--no-stream"],
+        ["-p", "-"],
+        ["--prompt-file", tmp_path / "prompt.txt"],
+    ]
+    outs = {tm("generate", model, "-n", 5, "-q", *way) for way in ways}
+    assert len(outs) == 1
+    code, out, err = outs.pop()
+    assert (code, err) == (0, "")
+    assert len(out.split()) == 5
+
+
+def test_several_prompts_are_a_batch_with_headers(tm, model):
+    code, out, err = tm(
+        "generate", model, "-p", "w1", "--tokens", "2,3", "-n", 4, "--n", 2, "--temperature", 1, "--seed", 5
+    )
+    assert code == 0
+    headers = [line for line in out.splitlines() if line.startswith("==>")]
+    assert headers[0] == "==> prompt 1, continuation 1 <=="
+    assert headers[3] == "==> prompt 2, continuation 2 <=="
+    assert "4 texts · 6 prompt + 16 new tokens" in err
+
+
+def test_json_is_one_document_or_a_list(tm, model):
+    arguments = ["generate", model, "-n", 4, "--logprobs", 2, "--json", "-q", "-p", "w1 w2"]
+    code, out, err = tm(*arguments)
+    document = json.loads(out)
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    assert document["text"].split() == [f"w{token}" for token in document["tokens"]]
+    assert document["finish_reason"] == "length"
+    assert document["hash"] == tokenmill.load(model).generate("w1 w2", max_new_tokens=4).hash
+    assert document["settings"]["max_new_tokens"] == 4
+    assert document["settings"]["model"] == model
+    assert len(document["logprobs"]) == 4
+    timing = document["timing"]
+    assert timing["total_s"] == pytest.approx(timing["ttft_s"] + sum(timing["itl_s"]))
+    assert document["memory"]["peak_bytes"] > document["memory"]["weights_bytes"]
+    assert {"tokenmill", "torch", "python"} <= set(document["versions"])
+    assert document["program"]["reason"]
+    _, out, _ = tm(*arguments, "-p", "w3")
+    assert json.loads(out)[0]["tokens"] == document["tokens"]
+
+
+def test_chat_goes_through_the_template(tm, model):
+    _, chat, _ = tm("generate", model, "--chat", "--system", "w4", "-p", "w5", "-n", 3, "-q")
+    _, plain, _ = tm("generate", model, "-p", "system w4 user w5 w9", "-n", 3, "-q")
+    assert chat == plain
+
+
+def test_a_model_without_a_tokenizer_speaks_in_ids(tm, wordless):
+    _, out, _ = tm("generate", wordless, "--tokens", "1,2,3", "-n", 4, "-q")
+    assert tuple(map(int, out.split())) == tokenmill.load(wordless).generate([1, 2, 3], max_new_tokens=4).tokens
+
+
+def test_verbose_says_which_program_and_why(tm, model):
+    _, _, err = tm("generate", model, "-p", "w1", "-n", 1, "-v")
+    assert "program eager: " in err
+
+
+def test_ctrl_c_keeps_the_text_so_far(tm, monkeypatch):
+    class Engine:
+        tokenizer = True
+
+        def stream(self, *_, **__):
+            yield tokenmill.Piece("Hello", (1,))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "load_engine", lambda *_: Engine())
+    assert tm("generate", "-p", "x", "-q") == (130, "Hello\n", "")
+
+
+@pytest.mark.model
+def test_ctrl_c_by_signal(real_model):
+    """The first bytes are read, so it is in the middle: 2000 tokens take far longer than a signal."""
+    arguments = ["generate", real_model, "-p", "Once", "-n", "2000", "--ignore-eos", "-q"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        first = process.stdout.read(3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+    assert (first + out).endswith(b"\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(model):
+    arguments = ["generate", model, "-p", "w1", "-n", "50", "--ignore-eos", "-q"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_output_that_the_terminal_cannot_show_does_not_end_it(model):
+    code = "import typer, tokenmill.cli.main as m; m.main = lambda _: typer.echo('caf\\u00e9 \\U0001f642'); m.run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"caf\xe9 ?\n")
+
+
+# ---- bad input
+
+BAD = [
+    ([], "-p -"),
+    (["-p", ""], "is empty"),
+    (["--tokens", "1,x"], "1,x"),
+    (["--tokens", "1,211"], "0 to 210"),
+    (["--prompt-file", "/no/such/file"], "/no/such/file"),
+    (["-p", "w1", "--system", "w2"], "--chat"),
+    (["--tokens", "1", "--chat"], "--chat"),
+    (["-p", "w1", "--temperature", "-1"], "--temperature"),
+    (["-p", "w1", "--top-p", "0"], "--top-p"),
+    (["-p", "w1", "--top-k", "x"], "--top-k"),
+    (["-p", "w1", "-n", "0"], "--max-new-tokens"),
+    (["-p", "w1", "--seed", "-5"], "--seed"),
+    (["-p", "w1", "--logit-bias", "5"], "ID=AMOUNT"),
+    (["-p", "w1", "--logit-bias", "5=9999"], "--logit-bias"),
+    (["-p", "w1", "--stop-token-ids", "1;2"], "--stop-token-ids"),
+    (["-p", "w1", "--dtype", "int3"], "float32"),
+    (["-p", "w1", "--device", "tpu"], "cpu"),
+    (["-p", "w1", "--program", "quantum"], "eager"),
+    (["-p", "w1", "--kernel", "quantum"], "rows"),
+    (["-p", "w1", "--cache-format", "quantum"], "dense"),
+    (["-p", "w1", "--max-length", "4096"], "128"),
+    (["-p", "w1", "--threads", "0"], "--threads"),
+    (["-p", "w1 " * 200], "200 tokens"),
+    (["-p", "w1", "--no-such-option"], "--no-such-option"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"), BAD, ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else ""
+)
+def test_bad_input_is_one_line_that_names_it(tm, model, arguments, named):
+    code, out, err = tm("generate", model, *arguments)
+    assert code == 2
+    assert out == ""
+    message = err.splitlines()[-1]
+    assert message.startswith("error: ")
+    assert named in message
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("verb", ["generate", "info", "plan", "pull"])
+def test_no_model_is_one_line(tm, tmp_path, verb):
+    prompt = ["-p", "x"] if verb == "generate" else []
+    for name in ["/no/such/model", tmp_path, "smollm3"]:
+        code, out, err = tm(verb, name, *prompt)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+        assert str(name) in err
+        assert err.count("\n") == 1
+
+
+def test_no_such_verb(tm):
+    code, _, err = tm("generat")
+    assert code == 2
+    assert "generat" in err
+    assert err.count("\n") == 1
+
+
+# ---- the other verbs
+
+
+def test_pull_prints_where_it_lies(tm, model, tmp_path):
+    assert tm("pull", model) == (0, model + "\n", "")
+    code, out, _ = tm("pull", model, "-o", tmp_path / "out", "--dtype", "bfloat16", "-q")
+    assert (code, out) == (0, f"{tmp_path / 'out'}\n")
+    assert tokenmill.load(tmp_path / "out").config.dtype == "bfloat16"
+    assert "--out" in tm("pull", model, "--dtype", "float32")[2]
+    assert "new or empty" in tm("pull", model, "-o", tmp_path / "out")[2]
+
+
+def test_info_says_what_is_in_it(tm, model, wordless):
+    code, out, _ = tm("info", model, "--json", "--tensors")
+    facts = json.loads(out)
+    assert code == 0
+    assert (facts["family"], facts["num_layers"], facts["vocab_size"]) == ("llama", 2, VOCABULARY)
+    assert facts["num_parameters"] == sum(facts["parameters"].values())
+    assert facts["num_parameters"] * 4 == facts["types"]["float32"]["num_bytes"]
+    assert len(facts["tensors"]) == facts["types"]["float32"]["count"]
+    assert facts["tokenizer"] == {"num_tokens": VOCABULARY}
+    assert facts["chat_template"] is True
+    _, out, _ = tm("info", model, "--tensors")
+    assert "model.layers.1.self_attn.q_proj.weight" in out
+    assert tm("info", model, "--template")[:2] == (0, TEMPLATE + "\n")
+    assert tm("info", wordless, "--template")[0] == 2
+    assert "prompts are token ids" in tm("info", wordless)[1]
+
+
+def test_plan_says_whether_it_fits(tm, model):
+    code, out, _ = tm("plan", model, "--check", "--json", "-q")
+    facts = json.loads(out)
+    assert code == 0
+    for name, num_bytes in facts["allocated"].items():
+        assert facts["predicted"][name] == num_bytes
+    code, out, _ = tm("plan", model, "--check")
+    assert code == 0
+    assert "allocated" in out
+    assert "\nfits: " in out
+    code, out, _ = tm("plan", model, "--cache-tokens", 10**15)
+    assert code == 2
+    assert "does not fit: lower " in out
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text", [(0, "0 B"), (999, "999 B"), (1536, "1.5 kB"), (2e9, "2.0 GB"), (3e12, "3.0 TB")]
+)
+def test_sizes_for_people(num_bytes, text):
+    assert size(num_bytes) == text
+
+
+def test_progress_is_lines_off_a_terminal_and_a_bar_on_one(capsys, monkeypatch):
+    with progress_on_stderr() as progress:
+        progress.stage("loading")
+        progress.advance(1, 2)
+    assert capsys.readouterr().err == "loading\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_on_stderr() as progress:
+        progress.stage("loading")
+        progress.advance(1, 2)
+    captured = capsys.readouterr()
+    assert "loading" in captured.err
+    assert captured.out == ""
+
+
+# ---- the real model
+
+
+@pytest.mark.model
+def test_the_default_model_answers(tm):
+    code, out, err = tm("generate", "--chat", "-p", "What is the capital of France? One word.", "-n", 24)
+    assert code == 0
+    assert "Paris" in out
+    assert "bfloat16 eager" in err
+    code, out, _ = tm("info", "--json")
+    facts = json.loads(out)
+    assert facts["num_parameters"] == 134_515_008
+    assert facts["types"]["Q4_1"]["count"] == 210
+    assert facts["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2

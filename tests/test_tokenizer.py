@@ -1,0 +1,117 @@
+"""Tokenizers of model directories: the same ids as transformers, and damaged files refused."""
+
+import json
+
+import pytest
+import tokenizers
+import transformers
+
+from tokenmill.errors import CheckpointError
+from tokenmill.text.tokenizer import Tokenizer
+
+TEXTS = ["Hello there", " two  spaces\n\n", "naïve 你好 🙂 12345", "<s>marked</s> text", "", "x" * 50]
+CORPUS = ["the quick brown fox jumps over the lazy dog", "naïve café 你好 🙂", "0123456789", "hello there world"] * 20
+
+
+def trained(add_bos: bool = False) -> tokenizers.Tokenizer:
+    """A small byte-level BPE with three special tokens."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=350,
+        special_tokens=["<s>", "</s>", "<|end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    if add_bos:
+        backend.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+        )
+    return backend
+
+
+def write(path, backend, **config) -> None:
+    backend.save(str(path / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **config}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.parametrize("add_bos", [False, True])
+def test_ids_and_text_equal_transformers(tmp_path, add_bos):
+    write(tmp_path, trained(add_bos))
+    ours = Tokenizer.from_directory(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def test_what_the_files_say_about_special_tokens(tmp_path):
+    write(tmp_path, trained(), eos_token={"content": "</s>", "lstrip": False}, chat_template="{{ messages }}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 1]}))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.bos_token_id == 0
+    assert tokenizer.eos_token_ids == (1, 2)
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.special_texts == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.num_tokens == 329
+
+
+def test_the_default_of_several_chat_templates_and_the_file_beside(tmp_path):
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    write(tmp_path, trained(), chat_template=named)
+    assert Tokenizer.from_directory(tmp_path).chat_template == "plain"
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert Tokenizer.from_directory(tmp_path).chat_template == "from the file"
+
+
+def test_truncation_and_padding_in_the_file_are_switched_off(tmp_path):
+    backend = trained()
+    backend.enable_truncation(max_length=3)
+    backend.enable_padding(length=64)
+    write(tmp_path, backend)
+    assert len(Tokenizer.from_directory(tmp_path).encode("0 1 2 3 4 5 6 7 8 9")) == 19
+
+
+def test_a_directory_without_a_tokenizer_has_none(tmp_path):
+    assert Tokenizer.from_directory(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"model": 7}'])
+def test_damaged_files_are_refused_by_name(tmp_path, name, content):
+    if content == '{"model": 7}' and name != "tokenizer.json":
+        pytest.skip("a JSON object that these files may hold")
+    write(tmp_path, trained())
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CheckpointError, match=name) as caught:
+        Tokenizer.from_directory(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sentencepiece_model_is_converted(tmp_path):
+    import sentencepiece
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(CORPUS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    ours = Tokenizer.from_directory(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+    assert ours.eos_token_ids == (2,)
