@@ -58,7 +58,7 @@ def test_stop_ids_end_the_output_and_are_its_last_token(engine):
 def test_the_models_own_end_and_ignore_eos(path, tmp_path):
     engine = tokenmill.load(path)
     free = engine.generate(prompt(5), max_new_tokens=20).tokens
-    object.__setattr__(engine.model_config, "eos_token_ids", (free[4],))
+    engine._intake._eos = {free[4]: "eos"}
     done = engine.generate(prompt(5), max_new_tokens=20)
     assert done.finish_reason == "eos"
     assert done.tokens == free[: free.index(free[4]) + 1]

@@ -13,8 +13,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A room may import rooms of a lower rank, and files of its own room.
 RANKS = [
-    {"errors", "registry"},
-    {"config"},
+    {"errors"},
+    {"registry", "config"},
     {"text", "schedule", "cache", "parallel"},
     {"kernels"},
     {"quant"},
@@ -23,7 +23,7 @@ RANKS = [
     {"program"},
     {"runner", "sample"},
     {"speculate"},
-    {"outputs"},
+    {"outputs", "intake"},
     {"engine"},
     {"assemble", "session"},
     {"measure"},

@@ -5,7 +5,6 @@
 `step` is that loop's body; everything else here puts sequences in or takes results out. Read this file first.
 """
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,8 +14,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, from_keywords
+from tokenmill.config import EngineConfig, SamplingParams, from_keywords
 from tokenmill.errors import CapacityError, RequestError
+from tokenmill.intake import Intake, Prompt
 from tokenmill.model.config import ModelConfig
 from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer
 from tokenmill.runner import Runner
@@ -25,12 +25,9 @@ from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.speculate.proposer import Proposer
 from tokenmill.speculate.verify import verify
-from tokenmill.text.chat import render_chat
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Engine", "Prompt"]
-
-Prompt = str | List[int]
 
 
 class Engine:
@@ -59,9 +56,9 @@ class Engine:
         self.memory = dict(memory or {})
         self.scheduler = scheduler
         self._runner, self._proposer, self._clock = runner, proposer, clock
+        self._intake = Intake(config, model_config, tokenizer)
         self._trackers: dict[int, Tracker] = {}
         self._collectors: dict[int, Callable[[Work, Tensor], None]] = {}
-        self._next_id = 0
         self._lock = threading.RLock()
 
     # ---- the loop
@@ -233,35 +230,18 @@ class Engine:
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked, text needs a tokenizer."""
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise RequestError(f"{self.config.model} has no tokenizer: give the prompt as token ids")
-            tokens = self.tokenizer.encode(prompt, add_special_tokens)
-        else:
-            tokens = [int(token) for token in prompt]
-        if not tokens:
-            raise RequestError("the prompt is empty: give at least one token of text")
-        size = self.model_config.vocab_size
-        outside = [token for token in tokens if not 0 <= token < size]
-        if outside:
-            raise RequestError(f"token id {outside[0]} is out of range: this model's ids are 0 to {size - 1}")
-        return tokens
+        return self._intake.encode(prompt, add_special_tokens)
 
     def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        if self.tokenizer is None:
-            raise RequestError(f"{self.config.model} has no tokenizer: give the prompt as token ids")
-        text = render_chat(
-            self.tokenizer.chat_template, [dict(m) for m in messages], special_texts=self.tokenizer.special_texts
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._intake.chat_prompt(messages)
 
     # ---- in and out
 
     def _submit_all(self, prompts: Iterable[Prompt], params: SamplingParams) -> list[Tracker]:
         """Check every prompt first, then queue all of them."""
         with self._lock:
-            sequences = [s for prompt in prompts for s in self._sequences(self.encode(prompt), params)]
+            sequences = [s for prompt in prompts for s in self._intake.sequences(self.encode(prompt), params)]
             trackers = []
             try:
                 for sequence in sequences:
@@ -274,38 +254,6 @@ class Engine:
                 self._forget(trackers)
                 raise
             return trackers
-
-    def _sequences(self, tokens: list[int], params: SamplingParams) -> Iterator[Sequence]:
-        most = self._max_tokens(len(tokens), params)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
-        size = self.model_config.vocab_size
-        for token in (*params.stop_token_ids, *params.logit_bias):
-            if token >= size:
-                raise RequestError(f"token id {token} is out of range: this model's ids are 0 to {size - 1}")
-        stops = {} if params.ignore_eos else dict.fromkeys(self._eos_token_ids, "eos")
-        stops |= dict.fromkeys(params.stop_token_ids, "stop")
-        seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        for index in range(params.n):
-            yield Sequence(self._new_id(), list(tokens), len(tokens), most, params, seed + index, stops)
-
-    @property
-    def _eos_token_ids(self) -> tuple[int, ...]:
-        known = self.tokenizer.eos_token_ids if self.tokenizer is not None else ()
-        return tuple(dict.fromkeys((*known, *self.model_config.eos_token_ids)))
-
-    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        """Length at which the sequence ends. Nothing is cut: what cannot fit is refused with the numbers."""
-        most = self.config.max_length
-        assert most is not None, "resolved when the engine was built"
-        wanted = params.max_new_tokens
-        if num_prompt + (wanted or 1) > most:
-            remedy = "raise max_length" if most < self.model_config.context else "this is the model's own context"
-            raise RequestError(
-                f"prompt of {num_prompt} tokens + max_new_tokens of {wanted or DEFAULT_MAX_NEW_TOKENS} is over "
-                f"max_length of {most}: shorten the prompt or lower max_new_tokens ({remedy})"
-            )
-        return min(num_prompt + (wanted or DEFAULT_MAX_NEW_TOKENS), most)
 
     def _finish_all(self, trackers: List[Tracker]) -> None:
         try:
@@ -327,14 +275,8 @@ class Engine:
     # ---- scoring
 
     def _scored(self, tokens: list[int], score_from: int) -> Sequence:
-        most = self.config.max_length
-        assert most is not None
-        if len(tokens) > most:
-            raise RequestError(
-                f"{len(tokens)} tokens are over max_length of {most}: shorten the text or raise max_length"
-            )
         with self._lock:
-            sequence = Sequence(self._new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+            sequence = self._intake.scored(tokens, score_from)
             self.scheduler.add(sequence)
             return sequence
 
@@ -345,11 +287,6 @@ class Engine:
                 self.step()
         finally:
             del self._collectors[sequence.id]
-
-    def _new_id(self) -> int:
-        with self._lock:
-            self._next_id += 1
-            return self._next_id
 
 
 def _sum_logprobs(sequence: Sequence, total: Tensor) -> Callable[[Work, Tensor], None]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -68,10 +69,9 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
     """
     assert len(rows) == len(logits_RV)
     if all(map(_is_plain_greedy, rows)):
-        largest_R, ids_R = logits_RV.max(dim=-1)
-        ids, largest = torch.stack((ids_R.double(), largest_R.double())).tolist()  # one wait for the device, not two
+        ids, largest = _largest(logits_RV)
         _check(largest, rows)
-        return Sampled([int(token) for token in ids], [None] * len(rows))
+        return Sampled(ids, [None] * len(rows))
     logits_RV = logits_RV.float()
     # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
     _check(logits_RV.amax(dim=-1).tolist(), rows)
@@ -82,6 +82,17 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
     if drawn:
         ids_R[drawn] = _draw(processed_RV[drawn], [rows[index] for index in drawn])
     return Sampled(ids_R.tolist(), _logprobs(logits_RV, ids_R, rows))
+
+
+def _largest(logits_RV: Tensor) -> tuple[list[int], list[float]]:
+    """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
+    if logits_RV.device.type == "cpu":  # numpy's argmax takes a tenth of the time of torch's
+        table_RV = logits_RV.float().numpy()
+        ids_R = table_RV.argmax(-1)
+        return ids_R.tolist(), table_RV[np.arange(len(ids_R)), ids_R].tolist()
+    largest_R, places_R = logits_RV.max(dim=-1)
+    places, largest = torch.stack((places_R.double(), largest_R.double())).tolist()  # one wait for the device, not two
+    return [int(place) for place in places], largest
 
 
 def _is_plain_greedy(row: Row) -> bool:

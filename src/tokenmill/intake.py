@@ -1,0 +1,96 @@
+"""Prompts and their settings in, sequences out: everything about a request that is checked before it is queued.
+
+Nothing is cut or corrected silently. What cannot be served is refused with the numbers and the setting to change.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as List
+from typing import Any
+
+from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
+from tokenmill.errors import RequestError
+from tokenmill.model.config import ModelConfig
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.text.chat import render_chat
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["Intake", "Prompt"]
+
+Prompt = str | List[int]
+
+
+class Intake:
+    """Makes sequences for one model; numbers them in order of arrival."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
+        assert config.max_length is not None, "resolved when the engine is built"
+        self._name, self._max_length = config.model, config.max_length
+        self._model, self._tokenizer = model, tokenizer
+        known = tokenizer.eos_token_ids if tokenizer is not None else ()
+        self._eos = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        self._next_id = 0
+
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; ids are checked, text needs a tokenizer."""
+        if isinstance(prompt, str):
+            tokens = self._need_tokenizer().encode(prompt, add_special_tokens)
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise RequestError("the prompt is empty: give at least one token of text")
+        self._check_ids(tokens)
+        return tokens
+
+    def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
+        tokenizer = self._need_tokenizer()
+        template = tokenizer.chat_template
+        text = render_chat(template, [dict(message) for message in messages], special_texts=tokenizer.special_texts)
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    def sequences(self, tokens: list[int], params: SamplingParams) -> Iterator[Sequence]:
+        """The n sequences that a prompt asks for."""
+        most = self._max_tokens(len(tokens), params)
+        if params.stop and self._tokenizer is None:
+            raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
+        self._check_ids((*params.stop_token_ids, *params.logit_bias))
+        stops = {} if params.ignore_eos else dict(self._eos)
+        stops |= dict.fromkeys(params.stop_token_ids, "stop")
+        seed = secrets.randbelow(2**32) if params.seed is None else params.seed
+        for index in range(params.n):
+            yield Sequence(self._new_id(), list(tokens), len(tokens), most, params, seed + index, stops)
+
+    def scored(self, tokens: list[int], score_from: int) -> Sequence:
+        """A sequence that is only read, and kept so that it can be rewound and read on another way."""
+        if len(tokens) > self._max_length:
+            raise RequestError(
+                f"{len(tokens)} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
+            )
+        return Sequence(self._new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+
+    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        """Length at which the sequence ends: what was asked for or, by default, what fits."""
+        most, wanted = self._max_length, params.max_new_tokens
+        if num_prompt + (wanted or 1) > most:
+            remedy = "raise max_length" if most < self._model.context else "this is the model's own context"
+            raise RequestError(
+                f"prompt of {num_prompt} tokens + max_new_tokens of {wanted or DEFAULT_MAX_NEW_TOKENS} is over "
+                f"max_length of {most}: shorten the prompt or lower max_new_tokens ({remedy})"
+            )
+        return min(num_prompt + (wanted or DEFAULT_MAX_NEW_TOKENS), most)
+
+    def _check_ids(self, tokens: List[int]) -> None:
+        size = self._model.vocab_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise RequestError(f"token id {token} is out of range: this model's ids are 0 to {size - 1}")
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
+        return self._tokenizer
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
