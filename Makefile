@@ -20,8 +20,8 @@ test: .venv/.ready-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.ready-dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
 

@@ -38,7 +38,7 @@ def batch(engine):
 
 
 def test_greedy_tokens_equal_transformers(engine, batch, real_model):
-    """Each of ours is transformers' likeliest, given all before it: that is what its greedy decoding would have said."""
+    """Each of ours is transformers' likeliest, given all before it: what its greedy decoding would have said."""
     peer = transformers.AutoModelForCausalLM.from_pretrained(
         real_model.parent, gguf_file=real_model.name, dtype=torch.float32
     ).eval()
@@ -97,7 +97,7 @@ print(json.dumps({"before": before * 1024, "after": after * 1024, **engine.memor
 
 
 def test_peak_memory_is_weights_and_cache(real_model):
-    """Within 10 % of weights, cache and torch's own; loading holds no second copy of the weights (that would be 100 %)."""
+    """Within 10 % of weights, cache and torch's own; a second copy of the weights while loading would be 50 % more."""
     out = subprocess.run(
         [sys.executable, "-c", MEMORY, str(real_model)], capture_output=True, text=True, check=True, timeout=300
     )

@@ -1,20 +1,135 @@
-"""placeholder"""
+"""Chat templates: a conversation becomes the text that the model was trained to continue.
 
+A checkpoint brings its template, in Jinja, so it is untrusted code; text/sandbox.py runs it within bounds. What it
+sees is what transformers' `apply_chat_template` shows it, and the text is the same. Nothing here knows tokens or
+models.
+"""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
+
+from jinja2 import Environment, Template, TemplateSyntaxError, nodes, pass_environment
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.sandbox import BoundedEnvironment
+
+__all__ = ["render_chat"]
+
+MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
+MAX_REASON = 500  # characters of a template's own message that are worth showing
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def render_chat(
     template: str | None,
     messages: list[dict[str, Any]],
     *,
-    special_texts: dict[str, str],
+    special_texts: Mapping[str, str],
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
-    import jinja2
+    """The text of a conversation, as transformers' `apply_chat_template` renders it.
 
-    return (
-        jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        .from_string(template)
-        .render(messages=messages, add_generation_prompt=add_generation_prompt, **special_texts)
+    special_texts: "bos_token", "eos_token" and so on, as the template names them. variables: whatever else it reads
+    (`tools`, `documents`, `enable_thinking`, …). CheckpointError when the template is no template; RequestError when
+    there is none, when it refuses the messages, and when it asks for more than a bounded amount of work.
+    """
+    if template is None:
+        raise RequestError("this model has no chat template; pass the prompt without --chat")
+    environment, compiled = _compiled(template)
+    given = {"tools": None, "documents": None, **special_texts, **variables}
+    try:
+        conversation = [_with_reasoning(_plain(message)) for message in messages]
+        seen = {**_plain(given), "messages": conversation, "add_generation_prompt": add_generation_prompt}
+        return environment.render_bounded(compiled, seen)
+    except RequestError:
+        raise
+    except Exception as error:
+        # A template can fail in every way that Python can; all of them are this request's.
+        raise RequestError(
+            f"the chat template does not accept these messages: {type(error).__name__}: {_line(error)}"
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> tuple[BoundedEnvironment, Template]:
+    if len(template) > MAX_TEMPLATE:
+        raise CheckpointError(f"the chat template has {len(template)} characters; at most {MAX_TEMPLATE} are allowed")
+    environment = BoundedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
+    environment.add_filter("tojson", _tojson)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    try:
+        return environment, environment.compile_bounded(template)
+    except TemplateSyntaxError as error:
+        raise CheckpointError(f"the chat template is wrong in line {error.lineno}: {_line(error.message)}") from error
+    except Exception as error:
+        # Nesting too deep for Jinja or Python shows as RecursionError, MemoryError or SyntaxError.
+        raise CheckpointError(
+            f"the chat template cannot be compiled: {type(error).__name__}: {_line(error)}"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of what JSON has, so that a template meets no object with methods of its own."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise RequestError(f"a chat message holds a {type(value).__name__}; only what JSON has is allowed: pass text")
+
+
+def _with_reasoning(message: Any) -> dict[str, Any]:
+    """A message with its reasoning under the names that templates look for, whichever the caller used."""
+    if not isinstance(message, dict):
+        raise RequestError(f"a chat message is a {type(message).__name__}; it must be a dict with role and content")
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks the assistant's text for training; for rendering it is a scope and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja declares it as a set
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+@pass_environment
+def _tojson(
+    environment: Environment,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as Python writes it; Jinja's own filter escapes for HTML. Paid piece by piece: indentation multiplies."""
+    assert isinstance(environment, BoundedEnvironment)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return "".join(environment.pay_for_copy(piece) for piece in encoder.iterencode(value))
+
+
+def _raise_exception(message: Any) -> None:
+    raise RequestError(f"the chat template refuses these messages: {_line(message)}")
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _line(message: object) -> str:
+    """One line of it, of bounded length."""
+    return " ".join(str(message).split())[:MAX_REASON]

@@ -1,9 +1,9 @@
 """Tokens to text as they come: nothing is shown that a later token could still change or take back.
 
 A character may be split over several tokens, and a stop string over many more. So text is held back while it ends in an
-unfinished character, and while its end could still become a stop string. What is shown, piece by piece, is in the end
-the decoding of all tokens at once, cut at the first stop string. Only a short window is decoded per step, so the cost of
-a token does not grow with the length.
+unfinished character or in a run of byte tokens, and while its end could still become a stop string. What is shown,
+piece by piece, is in the end the decoding of all tokens at once, cut at the first stop string. Only a short window is
+decoded per step, so the cost of a token does not grow with the length.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from tokenmill.text.tokenizer import Tokenizer
 __all__ = ["Detokenizer"]
 
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
-PATIENCE = 16  # tokens after which bytes that are still no character are taken for damaged ones
 
 
 class Detokenizer:
@@ -48,8 +47,10 @@ class Detokenizer:
         for token in token_ids:
             if self.stopped is not None:
                 break
-            self._tokens.append(token)
             self.num_tokens_used += 1
+            if self._skip_special and token in self._tokenizer.special_ids:
+                continue  # no text, and what stands around it is decoded as if it were not there
+            self._tokens.append(token)
             pieces.append(self._release(self._decode(final=False), final=False))
         return "".join(pieces)
 
@@ -61,10 +62,12 @@ class Detokenizer:
 
     def _decode(self, final: bool) -> str:
         """New text since the last call; none while it ends in an unfinished character."""
+        if not self._tokens:
+            return ""
         decode = self._tokenizer.decode
         before = decode(self._tokens[self._first : self._shown], self._skip_special)
         after = decode(self._tokens[self._first :], self._skip_special)
-        unfinished = after.endswith(UNFINISHED) and len(self._tokens) - self._shown < PATIENCE
+        unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids
         if len(after) <= len(before) or (unfinished and not final):
             return ""
         self._first, self._shown = self._shown, len(self._tokens)

@@ -24,7 +24,8 @@ class Tokenizer:
     """Text to ids and back.
 
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
-    templates use them ("bos_token", "eos_token", …). num_tokens: one more than the largest id.
+    templates use them ("bos_token", "eos_token", …). num_tokens: one more than the largest id. byte_ids: tokens that
+    are one byte each, whose run is decoded as a whole: all characters, or none.
     """
 
     def __init__(
@@ -45,7 +46,11 @@ class Tokenizer:
         self.special_texts = dict(special_texts or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
-        self.num_tokens = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.num_tokens = 1 + max(vocabulary.values(), default=-1)
+        falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
+        byte_texts = [f"<0x{byte:02X}>" for byte in range(256)] if falls_back else []
+        self.byte_ids = frozenset(vocabulary[text] for text in byte_texts if text in vocabulary)
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer | None":
