@@ -1,0 +1,73 @@
+"""Law 5: drafts that always, never or sometimes agree leave the text as it is, greedy and sampled, alone and in batches."""
+
+import pytest
+
+from tests.tiny_models import FAMILY_NAMES, VOCABULARY, prompt, save
+from tokenmill import load
+
+SAMPLING = {
+    "greedy": {},
+    "sampled": {"temperature": 0.9, "top_p": 0.9, "seed": 5},
+    "penalties": {"temperature": 0.7, "seed": 6, "repetition_penalty": 1.2, "frequency_penalty": 0.5, "logprobs": 1},
+}
+PROMPTS = [prompt(length, seed=8) for length in (4, 9, 17)]
+NEW = 15
+
+
+class Oracle:
+    """Knows the text to come and tells the truth in some places only."""
+
+    def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]], lies) -> None:
+        self.texts, self.lies, self.num_drafts = texts, lies, 0
+
+    def propose(self, sequences, limit):
+        guesses = {}
+        for sequence in sequences:
+            start = sequence.num_prompt_tokens
+            text = self.texts[tuple(sequence.tokens[:start])]
+            done = len(sequence.tokens) - start
+            truth = text[done : done + limit]
+            guess = [(t + 1) % VOCABULARY if self.lies(done + i) else t for i, t in enumerate(truth)]
+            self.num_drafts += len(guess)
+            guesses[sequence.id] = guess
+        return guesses
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.mark.parametrize("lies", [lambda p: False, lambda p: True, lambda p: p % 3 == 2], ids=["no", "all", "some"])
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_drafts_do_not_change_the_text(family, sampling, lies, models):
+    settings = {"max_new_tokens": NEW, **SAMPLING[sampling]}
+    path = save(family, models)
+    plain = load(path, dtype="float32").generate
+    expected = [plain(p, **settings) for p in PROMPTS]
+    for shape in ({}, {"block_size": 4, "max_sequences": 3, "max_step_tokens": 10}):
+        engine = load(path, dtype="float32", num_drafts=4, **shape)
+        engine._proposer = Oracle({tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies)
+        done = engine.generate(PROMPTS, **settings)
+        assert [d.tokens for d in done] == [d.tokens for d in expected]
+        assert engine._proposer.num_drafts > 0
+        for ours, theirs in zip(done, expected, strict=True):
+            # Float32 rounding of a chunk of several rows against single rows.
+            assert [e.logprob for e in ours.logprobs or ()] == pytest.approx(
+                [e.logprob for e in theirs.logprobs or ()], abs=1e-5
+            )
+        engine.scheduler.check_integrity()
+        assert engine.scheduler.idle
+
+
+def test_drafts_that_agree_save_steps(models):
+    path = save("llama", models)
+    text = load(path, dtype="float32").generate(PROMPTS[0], max_new_tokens=NEW).tokens
+    engine = load(path, dtype="float32", num_drafts=4)
+    engine._proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
+    steps = []
+    step = engine.step
+    engine.step = lambda: steps.append(1) or step()
+    assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == text
+    assert len(steps) == 4  # the prompt, then five tokens a step: four drafts and the one that follows them
