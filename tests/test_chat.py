@@ -153,7 +153,7 @@ EXPRESSIONS = r"""
 {{ '{:>6}|{!r}'.format('a', [1]) }}
 {{ messages|selectattr('role', 'eq', 'user')|map(attribute='role')|list }}{{ [3, 1, 2]|sort }}{{ [1, 2, 3]|sum }}
 {{ [[1], [2]]|sum(start=[]) }}{{ '%s-%d' % ('a', 7) }}{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 7 // 2 }}{{ 7 % 4 }}
-{{ 1 / 4 }}{{ -3 }}
+{{ 1 / 4 }}{{ -3 }}{{ 0.5 * 1700000000 }}{{ 3 * [1] }}{{ 1700000000 * 1700000000 }}
 {{ {'b': 1, 'a': '<&>'}|tojson }}{{ {'b': 1, 'a': 2}|tojson(indent=2, sort_keys=True) }}
 {{ 'é'|tojson(ensure_ascii=True) }}
 {{ {'b': 1, 'a': 2}|dictsort }}{{ {'a': 1}|items|list }}{{ 'a-b'.split('-')[0] }}{{ 'abc'[::-1] }}
@@ -165,6 +165,218 @@ EXPRESSIONS = r"""
 {% set ns = namespace(a=1) %}{% set ns.a = ns.a + 1 %}{{ ns.a }}{% filter upper %}x{% endfilter %}{{ 3.7|round|int }}
 {% set block %}in{{ 1 }}{% endset %}{{ block }}
 {% for a, b in [(1, 2), (3, 4)] %}{{ a }}{{ b }}{{ loop.cycle('x', 'y') }}{% endfor %}
-{% for i in range(9) if i is odd %}{% if i == 5 %}{% break %}{% endif %}{{ loop.index }}{{ i }},{% else %}no{% endfor %}
+{% for i in range(9) if i is odd %}{% if i == 5 %}{% break %}{% endif %}{{ loop.index }}{{ i }}{% else %}no{% endfor %}
 {% for i in [] %}{% else %}empty{% endfor %}{% if messages|selectattr('role', 'eq', 'x') %}truthy{% endif %}
-{% macro wrap(x, y=3) %}[{{ x }}{{ y }}{{ caller() if caller }}{% endmacro %}{{ wrap(1) }}{% call wrap(2) %}i{% endcall %}
+{% macro wrap(x, y=3) %}[{{ x }}{{ y }}{{ caller() if caller }}{%endmacro%}{{ wrap(1) }}{% call wrap(2) %}{% endcall %}
+{% for x in [[1, [2]], 3] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}
+{% with a = 1 %}{{ a }}{% endwith %}{% block b %}in block{% endblock %}{{ self.b() }}
+{{ strftime_now('%Y') }}{{ ('a', 1) }}
+{{ 'Hello World'|replace('o', '0')|title|lower|capitalize|trim('h') }}{{ 'a b'|wordcount }}
+{{ messages|reverse|list|count }}
+{{ [{'k': 2}, {'k': 1}]|sort(attribute='k')|map(attribute='k')|join }}{{ [1, 2, 3]|batch(2)|list }}{{ [1, 5]|max }}
+{% for group in [{'k': 1}, {'k': 1}]|groupby('k') %}{{ group.grouper }}{{ group.list|length }}{% endfor %}{# gone #}
+"""
+
+
+@pytest.mark.parametrize("line", EXPRESSIONS.strip().splitlines())
+def test_every_construct_renders_as_transformers_does(line):
+    assert ours(line) == theirs(line, ASK)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), st.text(max_size=20)), min_size=1, max_size=5)
+)
+def test_any_conversation_renders_as_transformers_does(turns):
+    messages = [{"role": role, "content": content} for role, content in turns]
+    for name in ("smollm2", "llama3", "zephyr", "reasoning"):
+        assert ours(TEMPLATES[name], messages) == theirs(TEMPLATES[name], messages)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama2", "llama3", "mistral", "zephyr", "reasoning"])
+@pytest.mark.parametrize("turns, size", [(1000, 20), (3, 300_000)], ids=["many", "long"])
+def test_long_conversations_stay_within_the_budget(name, turns, size):
+    text = "word " * (size // 5)
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i in range(turns)]
+    assert len(ours(TEMPLATES[name], messages)) > turns * size
+
+
+HOSTILE = {
+    "range": "{% for i in range(10**9) %}{% endfor %}",
+    "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "filtered ranges": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "literal text": "{% for i in range(99999) %}" + "long" * 9999 + "{% endfor %}",
+    "repeat text": "{{ 'a' * 10**10 }}",
+    "repeat list": "{{ ([1] * 10**10)|length }}",
+    "repeat from the left": "{{ 10**10 * 'a' }}",
+    "power": "{{ 9**(9**9) }}",
+    "power of powers": "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "double by ~": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "double by +": "{% set ns = namespace(x='a') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "double a list": "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "double by set": "{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set y %}{{ ns.x }}{{ ns.x }}"
+    "{% endset %}{% set ns.x = y %}{% endfor %}",
+    "double by replace": "{% set ns = namespace(x='aa') %}{% for i in range(99) %}"
+    "{% set ns.x = ns.x|replace('a', 'aa') %}{% endfor %}",
+    "double by join": "{% set ns = namespace(x='aa') %}{% for i in range(99) %}"
+    "{% set ns.x = ns.x.join([ns.x, ns.x]) %}{% endfor %}",
+    "multiply by replace": "{{ ('a' * 100000)|replace('a', 'b' * 100000) }}",
+    "multiply by join": "{{ ('a' * 100000)|list|join('b' * 100000) }}",
+    "multiply by lazy join": "{{ range(99999)|map('string')|join('b' * 100000) }}",
+    "multiply by str.join": "{{ ('b' * 100000).join(range(99999)|map('string')) }}",
+    "percent": "{{ '%999999999d'|format(1) }}",
+    "percent operator": "{{ '%999999999d' % 1 }}",
+    "percent star": "{{ '%*d' % (999999999, 1) }}",
+    "percent key": "{{ '%(a(b)c)999999999d'|format(**{'a(b)c': 1}) }}",
+    "percent repeated": "{{ ('%(a)s' * 10000)|format(a='b' * 10000) }}",
+    "format": "{{ '{:>999999999}'.format('a') }}",
+    "format nested": "{{ '{:>{}}'.format('a', 999999999) }}",
+    "format digits joined": "{{ '{:>{}{}}'.format('a', 99999, 9999) }}",
+    "format repeated": "{{ ('{0:9999}' * 100000).format('a') }}",
+    "format by getitem": "{{ 'x{:>999999999}'['format']('a') }}",
+    "center": "{{ 'a'|center(10**9) }}",
+    "center folded": "{{ 'a'|center(1000000000) }}",
+    "str.center": "{{ 'a'.center(10**9) }}",
+    "ljust": "{{ 'a'.ljust(1000000000) }}",
+    "zfill": "{{ '1'.zfill(1000000000) }}",
+    "expandtabs": "{{ ('\t' * 1000).expandtabs(1000000) }}",
+    "indent": "{{ ('a\n' * 1000)|indent(1000000) }}",
+    "tojson indent": "{{ [[[1]]]|tojson(indent=1000000000) }}",
+    "batch": "{{ [1]|batch(1000000000, 0)|list }}",
+    "slice": "{{ [1]|slice(1000000000)|list }}",
+    "round": "{{ 5|round(-1000000000) }}",
+    "round up": "{{ 5.5|round(1000000000, 'ceil') }}",
+    "quadratic search": "{{ ('a' * 1000000).rfind('b' + 'a' * 500000) }}",
+    "quadratic strip": "{{ ('a' * 1000000).strip('b' * 1000000 + 'a') }}",
+    "quadratic sum": "{{ (([[1]] * 99999)|sum(start=[]))|length }}",
+    "search in every element": "{{ range(99999)|select('in', range(99999)|list)|list|length }}",
+    "macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macro twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+    "block": "{% block b %}{{ self.b() }}{% endblock %}",
+    "recursive loop": "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+    "other budget": "{% set pay = 1 %}{% set environment = 1 %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    "{% endfor %}{% endfor %}",
+}
+# A value that is small in memory and has 2**60 letters, and every way to walk all of it.
+NEST = "{% set ns = namespace(x=[1], t=(1, 2)) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+NEST += "{% set ns.t = (ns.t, ns.t) %}{% endfor %}"
+NESTED = """
+ns.x
+ns.x|string
+ns.x|tojson
+ns.x ~ ''
+'%s' % ns.x
+'{}'.format(ns.x)
+'{!r}'.format(ns.x)
+ns.x|join
+[ns.x]|join
+ns.x|upper
+{ns.t: 1}
+{}[ns.t]
+{}.get(ns.t)
+dict([(ns.t, 1)])
+[ns.t]|unique|list
+raise_exception(ns.x)
+messages|map(attribute=ns.t)|list
+{'a': ns.x}.values()|string
+[ns.x, 1] == [[ns.x[0], ns.x[1]], 1]
+ns.x in [[ns.x[0], ns.x[1]]]
+ns.x is eq([ns.x[0]])
+cycler(ns.x).next()
+"""
+HOSTILE |= {f"nested {use}": NEST + "{{ " + use + " }}" for use in NESTED.strip().splitlines()}
+
+
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
+def test_templates_cannot_hang_or_eat_memory(template):
+    with pytest.raises(RequestError) as caught:
+        ours(template)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+ESCAPES = """
+''.__class__.__mro__
+''['__class__'].x
+(''|attr('__class__')).x
+''.encode().x
+'{0.__class__.x}'.format('')
+messages.append(1)
+messages[0].update(a=1)
+(1).to_bytes(99,'big')
+namespace.mro()
+namespace(__call__=1)
+raise_exception.__globals__.x
+cycler.__init__.__globals__.x
+''.format_map({})
+dict.__base__.x
+lipsum(9)
+self._TemplateReference__context.x
+''.translate({})
+[].sort()
+"""
+
+
+@pytest.mark.parametrize("expression", ESCAPES.strip().splitlines())
+def test_templates_cannot_get_at_python(expression):
+    with pytest.raises(RequestError):
+        ours("{{ " + expression + " }}")
+
+
+def test_the_budget_is_one_render_s_own():
+    with pytest.raises(RequestError, match="more work"):
+        ours("{% for i in range(999) %}{% for m in messages %}{{ m.content * 9999 }}{% endfor %}{% endfor %}")
+    for _ in range(3):
+        assert ours("{% for m in messages %}{{ m.content }}{% endfor %}") == ASK[0]["content"]
+
+
+def test_a_model_without_a_template_says_so():
+    with pytest.raises(RequestError, match=r"no chat template; pass the prompt without --chat"):
+        ours(None)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for %}",
+        "{{ 'a' ",
+        "{% endfor %}",
+        "{{ a|nofilter }}",
+        "{{ 'a'|urlize }}",
+        "{{ " + "(" * 5000,
+        "{{ " + "9" * 5000 + " }}",
+        "{% if 1 %}" * 500,
+        "{% for i in x %}" * 25 + "{% endfor %}" * 25,
+        "x" * 200_000,
+    ],
+    ids=lambda template: template[:20],
+)
+def test_what_is_no_template_is_the_checkpoint_s_fault(template):
+    with pytest.raises(CheckpointError) as caught:
+        ours(template)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_s_own_refusal_is_shown():
+    with pytest.raises(RequestError, match="roles must alternate user/assistant"):
+        ours(TEMPLATES["llama2"], [*ASK, *ASK])
+    with pytest.raises(RequestError, match=r"refuses these messages: two lines$"):
+        ours("{{ raise_exception('two\nlines') }}")
+
+
+@pytest.mark.parametrize("template", ["{{ 1 / 0 }}", "{{ messages[0].x.y }}", "{% include 'x' %}", "{{ 'a' + 1 }}"])
+def test_what_fails_inside_a_template_is_one_line(template):
+    with pytest.raises(RequestError, match="does not accept these messages"):
+        ours(template)
+
+
+@pytest.mark.parametrize("messages", [[{"content": object()}], ["text"], [{"role": "user", "content": b"x"}]])
+def test_messages_are_plain_data(messages):
+    with pytest.raises(RequestError, match="chat message"):
+        ours(TEMPLATES["chatml"], messages)
+
+
+def test_the_messages_are_left_as_they_were():
+    messages = [dict(THOUGHT)]
+    ours("{{ messages[0].thinking }}", messages)
+    assert messages == [THOUGHT]

@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, Template, TemplateSyntaxError, nodes, pass_environment
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.utils import Namespace
 
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
@@ -64,7 +65,9 @@ def _compiled(template: str) -> tuple[BoundedEnvironment, Template]:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.add_filter("tojson", _tojson)
-    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    environment.globals.update(
+        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_NewDict()
+    )
     try:
         return environment, environment.compile_bounded(template)
     except TemplateSyntaxError as error:
@@ -95,6 +98,35 @@ def _with_reasoning(message: Any) -> dict[str, Any]:
         raise RequestError(f"a chat message is a {type(message).__name__}; it must be a dict with role and content")
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names that Python gives a meaning to, and without its content as its text."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args  # `namespace(self=1)` is allowed
+        attributes = dict(*rest, **kwargs)
+        Namespace.__init__(self)
+        for name, value in attributes.items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise RequestError(f"the chat template sets {name!r} on a namespace; names there may not begin with _")
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
+class _NewDict:
+    """`dict` for templates: callable, with no more of the class than this."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)
 
 
 class _GenerationTag(Extension):

@@ -15,7 +15,7 @@ This file knows nothing of chats.
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sized, ValuesView
 from functools import wraps
 from types import BuiltinMethodType, MethodType
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 from jinja2 import Environment, Template, nodes, pass_environment
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from tokenmill.errors import RequestError
@@ -54,14 +53,17 @@ FILTERS = frozenset(
     int items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr
     slice sort string sum title trim truncate unique upper urlencode wordcount""".split()
 )
-# These look at the outside of their first argument only: `messages | length` does not read the messages.
-SHALLOW = frozenset(
-    """count d default first items last length list map reject rejectattr reverse select selectattr
-    boolean callable defined false float integer iterable mapping none number sameas sequence string true undefined
-    """.split()
+# These look at the outside of what they are applied to: `messages | length` does not read the messages.
+SHALLOW_FILTERS = frozenset(
+    "count d default first items last length list map reject rejectattr reverse select selectattr".split()
 )
-# These take time and room for the sum of their arguments, at most. `format` is paid field by field.
-LINEAR = SHALLOW | {"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"}
+SHALLOW_TESTS = frozenset(
+    """boolean callable defined false float integer iterable mapping none number sameas sequence string true
+    undefined""".split()
+)
+# These take time and room for the sum of their arguments, at most; `format` and `sum` pay by the piece.
+LINEAR_FILTERS = SHALLOW_FILTERS | {"attr", "format", "sum"}
+LINEAR_METHODS = frozenset({"endswith", "format", "removeprefix", "removesuffix", "startswith"})
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -73,16 +75,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self._purse = _Purse()
         del self.globals["lipsum"]
-        self.globals.update(namespace=_Namespace, dict=_NewDict())
         self.filters.update(format=_format, sum=_sum)
-        jinja, self.filters = self.filters, {}
+        filters: dict[str, Any] = self.filters
+        tests: dict[str, Any] = self.tests
+        self.filters = {}
         for name in FILTERS:
-            self.add_filter(name, jinja[name])
-        self.tests = {name: self._metered(name, function, False) for name, function in self.tests.items()}
+            self.add_filter(name, filters[name])
+        self.tests = {
+            name: self._metered(function, shallow=name in SHALLOW_TESTS, grows=False)
+            for name, function in tests.items()
+        }
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter, which pays like the others."""
-        self.filters[name] = self._metered(name, function, name not in LINEAR)
+        self.filters[name] = self._metered(function, shallow=name in SHALLOW_FILTERS, grows=name not in LINEAR_FILTERS)
 
     def compile_bounded(self, source: str) -> Template:
         """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
@@ -140,7 +146,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.pay(STEP)
         if isinstance(obj, BuiltinMethodType) and obj.__self__ is not None:
             owner, name = obj.__self__, obj.__name__
-            grows = isinstance(owner, str) and name not in LINEAR
+            grows = isinstance(owner, str) and name not in LINEAR_METHODS
             args = self._admit((owner, *args), kwargs, shallow=isinstance(owner, dict), grows=grows)[1:]
         elif not isinstance(obj, Macro):
             args = self._admit(args, kwargs, shallow=False, grows=False)
@@ -158,7 +164,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """An operator: whole numbers stay small, and what grows is paid before it is there."""
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
-                raise RequestError(f"the chat template computes with a number of more than {MAX_BITS} bits")
+                raise RequestError(
+                    f"the chat template computes with a number of {number.bit_length()} bits; at most {MAX_BITS} are "
+                    "allowed, so pass the prompt without --chat, or use another template"
+                )
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             self.pay(left.bit_length() * abs(right))
         elif operator == "*":
@@ -167,13 +176,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.pay(_percent_size(left, right, self._purse.left))
         return self.pay_for_copy(super().call_binop(context, operator, left, right))
 
-    def _metered(self, name: str, function: Callable[..., Any], grows: bool) -> Callable[..., Any]:
+    def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool) -> Callable[..., Any]:
         """A filter or test that pays. Those of Jinja that want the environment or context get it first."""
         skip = int(hasattr(function, "jinja_pass_arg"))
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
-            admitted = self._admit(args[skip:], kwargs, shallow=name in SHALLOW, grows=grows)
+            admitted = self._admit(args[skip:], kwargs, shallow=shallow, grows=grows)
             return self.pay_for_copy(function(*args[:skip], *admitted, **kwargs))
 
         return metered
@@ -207,31 +216,27 @@ class _Purse(threading.local):
 class _Payments(NodeTransformer):
     """Writes the payments into the tree of a template."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        price = _price(node)
-        self.generic_visit(node)
-        node.body.insert(0, _pay(price, node))
-        if node.test is not None:  # `pay` returns None, and what is left out costs too
-            node.test = nodes.And(nodes.Not(_call("pay", nodes.Const(price), node)), node.test, lineno=node.lineno)
-        return node
-
     def visit_body(self, node: Any) -> nodes.Node:
-        price = _price(node)
+        price = nodes.Const(_price(node))
         self.generic_visit(node)
-        node.body.insert(0, _pay(price, node))
+        node.body.insert(0, nodes.ExprStmt(_call("pay", price, node), lineno=node.lineno))
         return node  # type: ignore[no-any-return]
 
     visit_Macro = visit_CallBlock = visit_Block = visit_body
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [child if isinstance(child, nodes.TemplateData) else _paid(child) for child in node.nodes]
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.visit_body(node)
+        if node.test is not None:  # what is left out costs too; `pay` returns None
+            payment: Any = node.body[0]
+            node.test = nodes.And(nodes.Not(payment.node), node.test, lineno=node.lineno)
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+    def visit_nodes(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [_paid(child) for child in node.nodes]
-        return node
+        return node  # type: ignore[no-any-return]
+
+    visit_Output = visit_Concat = visit_nodes
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
@@ -254,52 +259,19 @@ class _Payments(NodeTransformer):
 
 
 def _paid(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _call("pay_for", node, node)
-
-
-def _pay(price: int, where: nodes.Node) -> nodes.Node:
-    return nodes.ExprStmt(_call("pay", nodes.Const(price, lineno=where.lineno), where), lineno=where.lineno)
+    return node if isinstance(node, (nodes.Const, nodes.TemplateData)) else _call("pay_for", node, node)
 
 
 def _price(node: nodes.Node) -> int:
     """Of one pass: a step, its literal text, and a step for every 16 simple nodes."""
-    inside = list(node.find_all(nodes.Node))
-    return STEP + sum(2 + (len(n.data) if isinstance(n, nodes.TemplateData) else 0) for n in inside)
+    literals = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+    return STEP + literals + STEP // 16 * sum(1 for _ in node.find_all(nodes.Node))
 
 
 def _call(method: str, argument: nodes.Expr, where: nodes.Node) -> nodes.Call:
     # A node of its own kind, not a name: a template cannot write it, nor put something else in its place.
     attribute = nodes.EnvironmentAttribute(method, lineno=where.lineno)
     return nodes.Call(attribute, [argument], [], None, None, lineno=where.lineno)
-
-
-class _Namespace(Namespace):
-    """Jinja's, without names that Python gives a meaning to, and without its content as its text."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args  # `namespace(self=1)` is allowed
-        attributes = dict(*rest, **kwargs)
-        Namespace.__init__(self)
-        for name, value in attributes.items():
-            self[name] = value
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise RequestError(f"the chat template sets {name!r} on a namespace; names there may not begin with _")
-        super().__setitem__(name, value)
-
-    def __repr__(self) -> str:
-        return "<Namespace>"
-
-
-class _NewDict:
-    """`dict` for templates: callable, with no more of the class than this."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
-        return dict.fromkeys(keys, value)
 
 
 class _BoundedFormatter(SandboxedFormatter):
@@ -353,20 +325,15 @@ def _deep_size(value: Any, enough: int | None = None) -> int:
         if isinstance(item, dict):
             waiting += item
             waiting += item.values()
-        elif isinstance(item, (list, tuple, set, _DICT_VIEWS)):
+        elif isinstance(item, (list, tuple, set, KeysView, ValuesView, ItemsView)):
             waiting += item
     return total
 
 
-_DICT_VIEWS = type({}.keys()) | type({}.values()) | type({}.items())
-
-
 def _product(left: Any, right: Any) -> int:
-    """What `left * right` takes: repeated text or lists, or digits."""
-    if isinstance(left, int) and isinstance(right, int):
-        return 0
-    times = next((abs(value) for value in (left, right) if isinstance(value, int)), 1)
-    return times * max(_shallow_size(value) for value in (left, right) if not isinstance(value, int))
+    """What `left * right` takes when it repeats a text or a list; numbers are cheap."""
+    times, repeated = (left, right) if isinstance(left, int) else (right, left)
+    return abs(times) * _shallow_size(repeated) if isinstance(times, int) and isinstance(repeated, Sized) else 0
 
 
 def _percent_size(text: str, values: Any, enough: int) -> int:
