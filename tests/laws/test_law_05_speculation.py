@@ -1,4 +1,4 @@
-"""Law 5: drafts that always, never or sometimes agree leave the text as it is: greedy, sampled, alone, in batches.
+"""Law 5: drafts that always, never or sometimes agree leave the text as it is: greedy, sampled, alone, in batches."""
 
 import pytest
 
