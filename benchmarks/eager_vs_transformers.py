@@ -14,10 +14,10 @@ import time
 
 import torch
 import transformers
-from tokenmill.weights.hub import locate
 
 import tokenmill
 from tokenmill.outputs import hash_tokens
+from tokenmill.weights.hub import locate
 
 PROMPT = "The reason why the sky is blue is that"
 

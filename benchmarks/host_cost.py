@@ -11,8 +11,6 @@ import statistics
 import time
 
 import torch
-from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.hub import locate
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
@@ -24,7 +22,9 @@ from tokenmill.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import NoProposer
+from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.hub import locate
 
 VOCABULARY, LENGTH, NEW, REPEATS = 49152, 2048, 400, 7
 
