@@ -70,10 +70,14 @@ class Engine:
             plan = self.scheduler.plan(drafts)
             if not plan.work:
                 return  # another thread's step has finished everything
-            logits_RV = self._runner.run(plan)
-            self._collect(plan, logits_RV)
-            sampled = self._sample(plan, logits_RV)
-            accepted = verify(plan, sampled.tokens)
+            try:
+                logits_RV = self._runner.run(plan)
+                self._collect(plan, logits_RV)
+                sampled = self._sample(plan, logits_RV)
+                accepted = verify(plan, sampled.tokens)
+            except BaseException:
+                self.scheduler.restart()  # Ctrl-C, no memory, …: what the step has written is not to be relied on
+                raise
             self.scheduler.commit(plan, accepted)
             self._output(plan, accepted, sampled)
 
@@ -128,8 +132,9 @@ class Engine:
         """Hand the rows of sequences that are scored to whoever asked for them."""
         first = 0
         for work in plan.work:
-            if work.sequence.id in self._collectors:
+            if work.sequence.id in self._collectors and work.num_logits:
                 self._collectors[work.sequence.id](work, logits_RV[first : first + work.num_logits])
+                work.sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
             first += work.num_logits
 
     def _output(self, plan: Plan, accepted: List[List[int]], sampled: Sampled) -> None:
@@ -217,6 +222,7 @@ class Engine:
             for number, tail in enumerate(tails):
                 if number:
                     self.scheduler.rewind(sequence, len(start))
+                    sequence.score_from = len(start) - 1
                     sequence.tokens += tail
                     self.scheduler.resume(sequence)
                 else:

@@ -103,6 +103,11 @@ class Scheduler:
         del sequence.digests[sequence.num_computed_tokens // self.allocator.block_size :]
         self._release(sequence, self._num_blocks(sequence.num_computed_tokens))
 
+    def restart(self) -> None:
+        """Compute every running sequence anew: a step broke off between its plan and its commit."""
+        for sequence in self.running:
+            self._reset(sequence)
+
     @property
     def idle(self) -> bool:
         """True when there is nothing left to do."""

@@ -18,7 +18,7 @@ class Sequence:
     """Prompt and output of one stream of tokens.
 
     max_tokens: the length, prompt included, at which it ends. stop_ids: token id → the finish reason it gives.
-    score_from: set when nothing is sampled and the logits of every position from this one on are wanted.
+    score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
     digests: chained hashes of the leading blocks that were offered for sharing.
     keep: hold on to the blocks after the end, to go on from there later.
     """
