@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 import transformers
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.tokenizer import Tokenizer
 
 TEXTS = ["Hello there", " two  spaces\n\n", "naïve 你好 🙂 12345", "<s>marked</s> text", "", "x" * 50]
@@ -91,6 +91,25 @@ def test_damaged_files_are_refused_by_name(tmp_path, name, content):
     with pytest.raises(CheckpointError, match=name) as caught:
         Tokenizer.from_directory(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("declared", [[1], {"x": {"content": "q"}}])
+def test_declared_tokens_must_be_a_map_of_ids(tmp_path, declared):
+    write(tmp_path, trained(), added_tokens_decoder=declared)
+    with pytest.raises(CheckpointError, match="added_tokens_decoder"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
+    write(tmp_path, trained())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_prompt_with_half_a_surrogate_pair_is_refused():
+    with pytest.raises(RequestError, match="surrogate"):
+        Tokenizer(trained()).encode("a\ud800b")
 
 
 def test_a_sentencepiece_model_is_converted(tmp_path):

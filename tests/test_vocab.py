@@ -72,6 +72,14 @@ def test_every_known_pre_tokenizer_can_be_built(pre):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.parametrize("name", ["<|a b|>", "$A", "$0", "a:1", "a:b"])
+def test_a_token_of_any_text_can_begin_a_text(name):
+    values = metadata(add_bos_token=True)
+    values["tokenizer.ggml.tokens"] = [name, *values["tokenizer.ggml.tokens"][1:]]
+    tokenizer = tokenizer_from_gguf(values)
+    assert tokenizer.encode("fox") == [0, *tokenizer.encode("fox", add_special_tokens=False)]
+
+
 def sentencepiece_metadata(tmp_path) -> tuple[dict, "object"]:
     import sentencepiece
 
@@ -109,6 +117,11 @@ def test_a_sentencepiece_vocabulary_gives_sentencepieces_own_ids(tmp_path):
     [
         ({"model": "t5"}, "tokenizer.ggml.model = 't5' .*gpt2, llama"),
         ({"model": None}, "tokenizer.ggml.model = None"),
+        ({"model": ["gpt2"]}, "tokenizer.ggml.model = .'gpt2'."),
+        ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre = .'gpt-2'."),
+        ({"token_type": ["x"] * 329}, "tokenizer.ggml.token_type must be .* it holds 'x'"),
+        ({"model": "llama", "scores": [float("nan")] * 329}, "tokenizer.ggml.scores must be .* it holds nan"),
+        ({"bos_token_id": True}, "bos_token_id = True"),
         ({"pre": "novel"}, "tokenizer.ggml.pre = 'novel' .*llama-bpe"),
         ({"pre": None}, "tokenizer.ggml.pre = None"),
         ({"tokens": None}, "tokenizer.ggml.tokens must be a list of texts"),

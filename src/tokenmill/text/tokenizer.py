@@ -12,7 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, RequestError
 
 __all__ = ["Tokenizer"]
 
@@ -73,7 +73,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids; names of special tokens in the text become those tokens, as in transformers."""
-        ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # half a surrogate pair is a Python text, but no UTF-8
+            raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -111,6 +114,8 @@ def _read_backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer | 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     """tokenizer_config.json may declare special tokens that tokenizer.json does not hold as such."""
     declared = config.get("added_tokens_decoder") or {}
+    if not isinstance(declared, dict) or not all(number.isdecimal() for number in declared):
+        raise CheckpointError("added_tokens_decoder in tokenizer_config.json must map token ids to tokens")
     known = backend.get_added_tokens_decoder()
     missing = []
     for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
@@ -152,7 +157,10 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
     """From chat_template.jinja, or the key of tokenizer_config.json: a text, or a list of named ones."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{file} cannot be read as text in UTF-8: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}

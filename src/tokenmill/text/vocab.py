@@ -6,7 +6,9 @@ way gives other tokens and a model that answers worse without a word. Built with
 second.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sized
+from numbers import Integral, Real
 from typing import Any
 
 from tokenizers import (
@@ -84,7 +86,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), CONTROL - 2)
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if kind not in builders:
+    if not isinstance(kind, str) or kind not in builders:
         raise CheckpointError(f"tokenizer.ggml.model = {kind!r} is not implemented: use one of {', '.join(builders)}")
     if len(set(tokens)) != len(tokens):
         raise CheckpointError("tokenizer.ggml.tokens names a token twice")
@@ -106,7 +108,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
     """BPE over bytes, as GPT-2 has it."""
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise CheckpointError(f"tokenizer.ggml.pre = {pre!r} is not implemented: use one of {known}")
     merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
@@ -175,8 +177,9 @@ def _add_template(
     for name, wants in wanted.items():
         number = ids[name]
         if wants and number is not None:
-            parts = [tokens[number], *parts] if name == "bos" else [*parts, tokens[number]]
-            special.append((tokens[number], number))
+            # By a name of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
+            parts = [name, *parts] if name == "bos" else [*parts, name]
+            special.append({"id": name, "ids": [number], "tokens": [tokens[number]]})
     if special:
         backend.post_processor = processors.TemplateProcessing(single=" ".join(parts), special_tokens=special)
 
@@ -186,9 +189,9 @@ def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
     value = metadata.get(key)
     if value is None:
         return None
-    if not isinstance(value, int) or not 0 <= value < count:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) < count:
         raise CheckpointError(f"{key} = {value!r} is outside the vocabulary of {count} tokens")
-    return value
+    return int(value)
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -205,4 +208,8 @@ def _numbers(metadata: Mapping[str, Any], key: str, count: int, default: int | N
     size = len(values) if isinstance(values, Sized) and not isinstance(values, str) else type(values).__name__
     if size != count:
         raise CheckpointError(f"{key} must be {count} numbers, one per token; it is {size}")
-    return list(values)  # type: ignore[arg-type]  # lists and numpy arrays alike
+    numbers: list[Any] = list(values)  # type: ignore[arg-type]  # lists and numpy arrays alike
+    for value in numbers:
+        if not isinstance(value, Real) or math.isnan(value):
+            raise CheckpointError(f"{key} must be {count} numbers, one per token; it holds {value!r}")
+    return numbers
