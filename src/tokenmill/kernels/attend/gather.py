@@ -1,6 +1,8 @@
-"""Attention written out: gather the rows of a sequence, multiply, mask, softmax, multiply.
+"""Attention over any blocks: gather the rows of a sequence, then attend to them.
 
-The portable reference. It serves every block size, format and shape, and every other kernel is tested against it.
+The portable reference: it serves every block size, format and shape. What is gathered has the layout of the view that
+`rows` takes, and the same function attends to it, so the block size cannot change a bit. Only capped scores, which SDPA
+does not know, are written out.
 """
 
 import torch
@@ -10,12 +12,13 @@ from tokenmill.cache.formats.dense import Dense
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend import AttentionShape
+from tokenmill.kernels.attend.sdpa import attend_span
 
-__all__ = ["Gather"]
+__all__ = ["Gather", "attend_written_out"]
 
 
 class Gather:
-    """Index, matmul, softmax in float32, matmul."""
+    """Index, then SDPA or, with capped scores, matmul and softmax in float32."""
 
     def refuse(self, cache: CacheSpec, max_length: int, shapes: frozenset[AttentionShape]) -> str | None:
         """Never."""
@@ -31,17 +34,23 @@ class Gather:
 
     def _span(self, q_TNH: Tensor, layer: Dense, step: Step, span: Span, shape: AttentionShape) -> Tensor:
         if span.slots_L is None:
-            assert span.base is not None
+            assert span.base is not None, "a span has a base or slots"
             k_LKH, v_LKH = layer.view(span.base, span.base + span.length)
         else:
             k_LKH, v_LKH = layer.gather(span.slots_L)
-        num_tokens, num_heads, head_dim = q_TNH.shape
-        num_kv_heads = k_LKH.shape[1]
-        q_KGTH = q_TNH.view(num_tokens, num_kv_heads, -1, head_dim).permute(1, 2, 0, 3)
-        scores_KGTL = torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None]) * shape.scale
-        if shape.softcap is not None:
-            scores_KGTL = torch.tanh(scores_KGTL / shape.softcap) * shape.softcap
-        scores_KGTL = scores_KGTL + step.mask(span, shape.window, q_TNH.dtype)
-        weights_KGTL = torch.softmax(scores_KGTL, dim=-1, dtype=torch.float32).to(q_TNH.dtype)
-        out_KGTH = torch.matmul(weights_KGTL, v_LKH.transpose(0, 1)[:, None])
-        return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
+        attend = attend_span if shape.softcap is None else attend_written_out
+        return attend(q_TNH, k_LKH, v_LKH, step, span, shape)
+
+
+def attend_written_out(
+    q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape
+) -> Tensor:
+    """attend_span in plain float32 steps, capped scores included: what everything else is tested against."""
+    num_tokens, num_heads, head_dim = q_TNH.shape
+    q_KGTH = q_TNH.view(num_tokens, k_LKH.shape[1], -1, head_dim).permute(1, 2, 0, 3).float()
+    scores_KGTL = torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale
+    if shape.softcap is not None:
+        scores_KGTL = torch.tanh(scores_KGTL / shape.softcap) * shape.softcap
+    weights_KGTL = torch.softmax(scores_KGTL + step.mask(span, shape.window, torch.float32), dim=-1)
+    out_KGTH = torch.matmul(weights_KGTL, v_LKH.transpose(0, 1)[:, None].float())
+    return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)
