@@ -3,6 +3,8 @@
 Every refusal happens here, before the first prompt: features compose when the engine is built, or it is not built.
 """
 
+import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, from_keywords
 from tokenmill.engine import Engine
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
@@ -70,8 +72,8 @@ def build(checkpoint: Checkpoint, config: EngineConfig, progress: Callable[[int,
     config = replace(config, scheme=scheme_name)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, scheme, kernel, max_length)
+    pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     load_decoder(checkpoint, decoder, dtype, device, progress)
-    pool = Pool(spec, device)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     return Engine(
         config,
@@ -90,18 +92,36 @@ def build(checkpoint: Checkpoint, config: EngineConfig, progress: Callable[[int,
     )
 
 
+def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
+    try:
+        return Pool(spec, device)
+    except (RuntimeError, MemoryError) as error:  # torch's allocators raise RuntimeError
+        if device.type == "cuda":
+            available = torch.cuda.mem_get_info(device)[0]
+        else:
+            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        what = f"bytes for a cache of {spec.num_slots} tokens"
+        raise CapacityError(what, spec.num_bytes, available, "max_length, max_sequences or cache_tokens") from error
+
+
 def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     """Put a number in the place of every default that depends on the model."""
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    block_size = config.block_size or max_length
+    if block_size > max_length:
+        raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
+    if config.proposer == "none" and config.num_drafts != EngineConfig.num_drafts:
+        warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
+    # As many whole blocks as all sequences need at their longest.
+    default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
     return replace(
         config,
         max_length=max_length,
-        dtype=dtype,
-        block_size=config.block_size or max_length,
-        cache_tokens=config.cache_tokens or config.max_sequences * max_length,
+        dtype=model.dtype if config.dtype == "auto" else config.dtype,
+        block_size=block_size,
+        cache_tokens=config.cache_tokens or default_tokens,
     )
 
 

@@ -70,6 +70,9 @@ class EngineConfig:
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        _flag("prefix_cache", self.prefix_cache)
+        if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]
+            raise ConfigError("block_size", self.block_size, f"at most max_length, which is {self.max_length}")
         # Every running sequence must be able to move by one token in every step.
         if self.max_step_tokens < self.max_sequences:
             raise ConfigError(
@@ -114,12 +117,25 @@ class SamplingParams:
     n: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._make_plain()
         if self.max_new_tokens is not None:
             _whole("max_new_tokens", self.max_new_tokens, 1)
+        self._check_ranges()
+
+    def _make_plain(self) -> None:
+        """Tuples for lists, a tuple for one text; containers and flags of the right kind."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), list | tuple):
+                raise ConfigError(name, getattr(self, name), "a list; an empty one for none")
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not isinstance(self.logit_bias, Mapping):
+            raise ConfigError("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
+        for name in ("include_stop", "ignore_eos"):
+            _flag(name, getattr(self, name))
+
+    def _check_ranges(self) -> None:
         _whole("min_new_tokens", self.min_new_tokens, 0)
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise ConfigError(
@@ -169,6 +185,11 @@ def _between(name: str, value: object, least: float, most: float, above: bool = 
         raise ConfigError(
             name, value, f"a number {bound} {least:g} {'and up' if above else ''} to {most:g}".replace("  ", " ")
         )
+
+
+def _flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(name, value, "true or false")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

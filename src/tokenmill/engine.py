@@ -7,20 +7,22 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from tokenmill.config import EngineConfig, SamplingParams, from_keywords
-from tokenmill.errors import CapacityError, RequestError
+from tokenmill.errors import RequestError
 from tokenmill.intake import Intake, Prompt
 from tokenmill.model.config import ModelConfig
 from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer
 from tokenmill.runner import Runner
-from tokenmill.sample.sampler import Row, Sampled, sample
+from tokenmill.sample.sampler import Row, Sampled, sample, sample_singly
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.speculate.proposer import Proposer
@@ -59,67 +61,54 @@ class Engine:
         self._intake = Intake(config, model_config, tokenizer)
         self._trackers: dict[int, Tracker] = {}
         self._collectors: dict[int, Callable[[Work, Tensor], None]] = {}
+        self._abandoned: deque[Sequence] = deque()
         self._lock = threading.RLock()
+        self._busy = self._unsettled = False
 
     # ---- the loop
 
     def step(self) -> None:
         """Move every running sequence by one step."""
-        with self._lock:
-            drafts = self._proposer.propose(self.scheduler.running, self.config.num_drafts)
-            plan = self.scheduler.plan(drafts)
-            if not plan.work:
-                return  # another thread's step has finished everything
+        with self._alone():
             try:
+                if self._unsettled:
+                    self._deliver(list(self._trackers.values()))
+                    self._unsettled = False
+                drafts = self._proposer.propose(self.scheduler.running, self.config.num_drafts)
+                plan = self.scheduler.plan(drafts)
+                if not plan.work:
+                    return  # another thread's step has finished everything
                 logits_RV = self._runner.run(plan)
                 self._collect(plan, logits_RV)
-                sampled = self._sample(plan, logits_RV)
+                sampled, errors = self._sample(plan, logits_RV)
                 accepted = verify(plan, sampled.tokens)
+                self._note(plan, accepted, sampled, errors)
+                self.scheduler.commit(plan, accepted)
+                self._deliver([t for work in plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
             except BaseException:
-                self.scheduler.restart()  # Ctrl-C, no memory, …: what the step has written is not to be relied on
+                # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
+                self.scheduler.restart()
+                self._unsettled = True
                 raise
-            self.scheduler.commit(plan, accepted)
-            self._output(plan, accepted, sampled)
 
-    def _sample(self, plan: Plan, logits_RV: Tensor) -> Sampled:
-        """One token per row of the sequences that sample; a row that cannot be sampled ends its own sequence only."""
+    def _sample(self, plan: Plan, logits_RV: Tensor) -> tuple[Sampled, dict[int, RequestError]]:
+        """One token per row of the sequences that sample, and which of those rows cannot be sampled."""
         rows: list[Row] = []
         picked: list[int] = []
-        owners: list[Sequence] = []
         first = 0
         for work in plan.work:
             if work.sequence.score_from is None:
                 rows += [self._row(work.sequence, index) for index in range(work.num_logits)]
                 picked += range(first, first + work.num_logits)
-                owners += [work.sequence] * work.num_logits
             first += work.num_logits
         if not rows:
-            return Sampled([], [])
+            return Sampled([], []), {}
         if len(rows) < len(logits_RV):
             logits_RV = logits_RV[picked]
         try:
-            return sample(logits_RV, rows)
+            return sample(logits_RV, rows), {}
         except RequestError:
-            return self._sample_singly(logits_RV, rows, owners)
-
-    def _sample_singly(self, logits_RV: Tensor, rows: List[Row], owners: List[Sequence]) -> Sampled:
-        """Row by row, after a refusal: rows do not depend on each other, so the others' tokens are the same."""
-        sampled = Sampled([], [])
-        for index, (row, owner) in enumerate(zip(rows, owners, strict=True)):
-            try:
-                one = sample(logits_RV[index : index + 1], [row])
-            except RequestError as error:
-                one = Sampled([0], [None])  # never looked at: the sequence has ended
-                self._fail(owner, error)
-            sampled.tokens.extend(one.tokens)
-            sampled.logprobs.extend(one.logprobs)
-        return sampled
-
-    def _fail(self, sequence: Sequence, error: RequestError) -> None:
-        tracker = self._trackers.get(sequence.id)
-        if tracker is not None and tracker.error is None:
-            tracker.error = error
-            self.scheduler.finish(sequence, "error")
+            return sample_singly(logits_RV, rows)
 
     def _row(self, sequence: Sequence, index: int) -> Row:
         """The choice that follows the sequence's tokens and its first `index` drafts."""
@@ -137,24 +126,56 @@ class Engine:
                 work.sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
             first += work.num_logits
 
-    def _output(self, plan: Plan, accepted: List[List[int]], sampled: Sampled) -> None:
-        now_s, place = self._clock(), 0
+    def _note(
+        self, plan: Plan, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
+    ) -> None:
+        """Keep the log-probabilities of accepted tokens; end sequences one of whose accepted rows is bad."""
+        place = 0
         for work, tokens in zip(plan.work, accepted, strict=True):
-            sequence = work.sequence
-            if sequence.score_from is not None:
+            if work.sequence.score_from is not None:
                 continue
-            first, place = place, place + work.num_logits
-            tracker = self._trackers.get(sequence.id)
-            if tracker is None or tracker.error is not None:
+            tracker = self._trackers.get(work.sequence.id)
+            for index in range(len(tokens)):
+                if tracker is not None:
+                    tracker.logprobs[len(work.sequence.tokens) + index] = sampled.logprobs[place + index]
+                if place + index in errors:
+                    self._fail(work.sequence, errors[place + index])
+                    break
+            place += work.num_logits
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one sequence with an error; the others go on."""
+        tracker = self._trackers.get(sequence.id)
+        if tracker is not None and tracker.error is None:
+            tracker.error = error
+        self.scheduler.finish(sequence, "error")
+
+    def _deliver(self, trackers: List[Tracker]) -> None:
+        """Hand each tracker the tokens that its sequence has and it has not."""
+        now_s = self._clock()
+        for tracker in trackers:
+            if tracker.completion is not None or tracker.error is not None:
                 continue
-            if sequence.params.logprobs is not None:
-                tracker.logprobs += [entry for entry in sampled.logprobs[first : first + len(tokens)] if entry]
-            # What was cut off behind a stop token, or by the length, never became part of the sequence.
-            num_new = len(sequence.tokens) - sequence.num_prompt_tokens
-            if tracker.push(tokens[: num_new - len(tracker.tokens)], now_s):
-                self.scheduler.finish(sequence, "stop")
-            if sequence.finish_reason is not None:
-                tracker.finish(sequence.finish_reason)
+            sequence = tracker.sequence
+            new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
+            try:
+                if tracker.push(new, now_s):
+                    self.scheduler.finish(sequence, "stop")
+                if sequence.finish_reason is not None:
+                    tracker.finish(sequence.finish_reason)
+            except Exception as error:  # noqa: BLE001  (whatever the decoding of one text raises, the others go on)
+                self._fail(sequence, error)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else touches the scheduler inside; what was abandoned since is let go first."""
+        with self._lock:
+            self._busy = True
+            try:
+                self._let_go()
+                yield
+            finally:
+                self._busy = False
 
     # ---- faces for people
 
@@ -171,43 +192,48 @@ class Engine:
         params = from_keywords(SamplingParams, settings)
         many = _is_batch(prompt)
         prompts = list(prompt) if many else [prompt]
-        trackers = self._submit_all(prompts, params)
-        self._finish_all(trackers)
-        done = [_result(tracker) for tracker in trackers]
+        done = self._finish_all(self._check(prompts, params))
         return done if many or params.n > 1 else done[0]
 
     def stream(self, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
         """Continue one prompt and yield its text as it becomes safe to show; the last piece carries the completion.
 
-        Closing the iterator early ends the sequence and frees its blocks.
+        The prompt is checked at once and queued with the first piece. Closing the iterator early ends the sequence and
+        frees its blocks.
         """
         params = from_keywords(SamplingParams, settings)
         if params.n != 1:
             raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
-        (tracker,) = self._submit_all([prompt], params)
-        return self._stream(tracker)
+        return self._stream(self._check([prompt], params))
 
-    def _stream(self, tracker: Tracker) -> Iterator[Piece]:
+    def _stream(self, sequences: List[Sequence]) -> Iterator[Piece]:
         sent, done = 0, None
         try:
+            (tracker,) = self._submit(sequences)
             while done is None:
                 if tracker.completion is None:  # a step of somebody else's may have finished it
                     self.step()
-                _raise_error(tracker)
-                done = tracker.completion
-                text, tracker.shown = "".join(tracker.shown), []
-                tokens, sent = tuple(tracker.tokens[sent:]), len(tracker.tokens)
+                with self._lock:
+                    _raise_error(tracker)
+                    done = tracker.completion
+                    text, tracker.shown = "".join(tracker.shown), []
+                    tokens, sent = tuple(tracker.tokens[sent:]), len(tracker.tokens)
                 if text or tokens or done:
                     yield Piece(text, tokens, done)
         finally:
-            self._forget([tracker])
+            self._abandon(sequences)
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits after every token of the prompt, [T, V] float32 on the CPU."""
         rows: list[Tensor] = []
-        sequence = self._scored(self.encode(prompt), 0)
-        self._score(sequence, lambda _, logits_RV: rows.append(logits_RV.float().cpu()))
-        self.scheduler.drop(sequence)
+        sequence = self._intake.scored(self.encode(prompt), 0)
+        try:
+            with self._alone():
+                self._collectors[sequence.id] = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
+                self.scheduler.add(sequence)
+            self._until_scored(sequence)
+        finally:
+            self._abandon([sequence])
         return torch.cat(rows)
 
     def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
@@ -216,23 +242,24 @@ class Engine:
         tails = [self.encode(choice, add_special_tokens=False) for choice in choices]
         if not tails:
             return []
-        sequence = self._scored(start + max(tails, key=len), len(start) - 1)
-        scores = []
+        sequence = self._intake.scored(start + max(tails, key=len), len(start) - 1)
+        totals = [torch.zeros((), dtype=torch.float64) for _ in tails]
         try:
             for number, tail in enumerate(tails):
-                if number:
-                    self.scheduler.rewind(sequence, len(start))
-                    sequence.score_from = len(start) - 1
-                    sequence.tokens += tail
-                    self.scheduler.resume(sequence)
-                else:
-                    sequence.tokens = start + tail
-                total = torch.zeros((), dtype=torch.float64)
-                self._score(sequence, _sum_logprobs(sequence, total))
-                scores.append(float(total))
+                with self._alone():
+                    if number:
+                        self.scheduler.rewind(sequence, len(start))
+                    sequence.tokens, sequence.score_from = start + tail, len(start) - 1
+                    self._collectors[sequence.id] = _sum_logprobs(sequence, totals[number])
+                    (self.scheduler.resume if number else self.scheduler.add)(sequence)
+                self._until_scored(sequence)
         finally:
-            self.scheduler.drop(sequence)
-        return scores
+            self._abandon([sequence])
+        return [float(total) for total in totals]
+
+    def _until_scored(self, sequence: Sequence) -> None:
+        while sequence.finish_reason is None:
+            self.step()
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked, text needs a tokenizer."""
@@ -244,55 +271,55 @@ class Engine:
 
     # ---- in and out
 
-    def _submit_all(self, prompts: Iterable[Prompt], params: SamplingParams) -> list[Tracker]:
-        """Check every prompt first, then queue all of them."""
-        with self._lock:
-            sequences = [s for prompt in prompts for s in self._intake.sequences(self.encode(prompt), params)]
-            trackers = []
+    def _check(self, prompts: List[Prompt], params: SamplingParams) -> list[Sequence]:
+        """The sequences of all prompts, or a refusal that says which prompt it is about."""
+        sequences: list[Sequence] = []
+        for number, prompt in enumerate(prompts, start=1):
             try:
-                for sequence in sequences:
-                    detokenizer = make_detokenizer(self.tokenizer, params.stop, params.include_stop)
-                    tracker = Tracker(sequence, detokenizer, self._clock())
-                    self.scheduler.add(sequence)
-                    self._trackers[sequence.id] = tracker
-                    trackers.append(tracker)
-            except CapacityError:
-                self._forget(trackers)
-                raise
+                with self._lock:
+                    sequences += self._intake.sequences(self.encode(prompt), params)
+            except RequestError as error:
+                which = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
+                raise RequestError(f"{which}{error}") from None
+        for sequence in sequences:
+            self.scheduler.check(sequence)
+        return sequences
+
+    def _submit(self, sequences: List[Sequence]) -> list[Tracker]:
+        with self._alone():
+            trackers = []
+            for sequence in sequences:
+                params = sequence.params
+                detokenizer = make_detokenizer(self.tokenizer, params.stop, params.include_stop)
+                tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self._clock())
+                trackers.append(tracker)
+                self.scheduler.add(sequence)
             return trackers
 
-    def _finish_all(self, trackers: List[Tracker]) -> None:
+    def _finish_all(self, sequences: List[Sequence]) -> list[Completion]:
         try:
+            trackers = self._submit(sequences)
             while any(tracker.completion is None for tracker in trackers):
                 self.step()
                 for tracker in trackers:
                     _raise_error(tracker)
+            return [tracker.completion for tracker in trackers if tracker.completion is not None]
         finally:
-            self._forget(trackers)
+            self._abandon(sequences)
 
-    def _forget(self, trackers: List[Tracker]) -> None:
-        """Let go of sequences, finished or not."""
+    def _abandon(self, sequences: List[Sequence]) -> None:
+        """Nobody waits for these any more. May come from the garbage collector, in the middle of a step."""
+        self._abandoned.extend(sequences)
         with self._lock:
-            for tracker in trackers:
-                if tracker.completion is None:
-                    self.scheduler.drop(tracker.sequence)
-                self._trackers.pop(tracker.sequence.id, None)
+            if not self._busy:
+                self._let_go()
 
-    # ---- scoring
-
-    def _scored(self, tokens: list[int], score_from: int) -> Sequence:
-        with self._lock:
-            sequence = self._intake.scored(tokens, score_from)
-            self.scheduler.add(sequence)
-            return sequence
-
-    def _score(self, sequence: Sequence, collect: Callable[[Work, Tensor], None]) -> None:
-        self._collectors[sequence.id] = collect
-        try:
-            while sequence.finish_reason is None:
-                self.step()
-        finally:
-            del self._collectors[sequence.id]
+    def _let_go(self) -> None:
+        while self._abandoned:
+            sequence = self._abandoned.popleft()
+            self.scheduler.drop(sequence)
+            self._trackers.pop(sequence.id, None)
+            self._collectors.pop(sequence.id, None)
 
 
 def _sum_logprobs(sequence: Sequence, total: Tensor) -> Callable[[Work, Tensor], None]:
@@ -309,14 +336,12 @@ def _sum_logprobs(sequence: Sequence, total: Tensor) -> Callable[[Work, Tensor],
 
 
 def _is_batch(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
+    """Whether it is a list of prompts; one prompt is a text, or ids in a list, tuple, array or tensor."""
+    if isinstance(prompt, str) or len(prompt) == 0:
+        return False
+    return isinstance(prompt[0], str | list | tuple) or getattr(prompt[0], "ndim", 0) > 0
 
 
 def _raise_error(tracker: Tracker) -> None:
     if tracker.error is not None:
         raise tracker.error
-
-
-def _result(tracker: Tracker) -> Completion:
-    assert tracker.completion is not None
-    return tracker.completion

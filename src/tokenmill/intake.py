@@ -6,6 +6,7 @@ Nothing is cut or corrected silently. What cannot be served is refused with the 
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
+from operator import index
 from typing import Any
 
 from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
@@ -36,7 +37,7 @@ class Intake:
         if isinstance(prompt, str):
             tokens = self._need_tokenizer().encode(prompt, add_special_tokens)
         else:
-            tokens = [int(token) for token in prompt]
+            tokens = [_token_id(token) for token in prompt]
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token of text")
         self._check_ids(tokens)
@@ -58,8 +59,8 @@ class Intake:
         stops = {} if params.ignore_eos else dict(self._eos)
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        for index in range(params.n):
-            yield Sequence(self._new_id(), list(tokens), len(tokens), most, params, seed + index, stops)
+        for number in range(params.n):
+            yield Sequence(self._new_id(), list(tokens), len(tokens), most, params, seed + number, stops)
 
     def scored(self, tokens: list[int], score_from: int) -> Sequence:
         """A sequence that is only read, and kept so that it can be rewound and read on another way."""
@@ -71,14 +72,15 @@ class Intake:
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: what was asked for or, by default, what fits."""
-        most, wanted = self._max_length, params.max_new_tokens
-        if num_prompt + (wanted or 1) > most:
+        most, wanted, least = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
+        if num_prompt + (wanted or least) > most:
+            asked = wanted or max(DEFAULT_MAX_NEW_TOKENS, least)
             remedy = "raise max_length" if most < self._model.context else "this is the model's own context"
             raise RequestError(
-                f"prompt of {num_prompt} tokens + max_new_tokens of {wanted or DEFAULT_MAX_NEW_TOKENS} is over "
-                f"max_length of {most}: shorten the prompt or lower max_new_tokens ({remedy})"
+                f"prompt of {num_prompt} tokens + max_new_tokens of {asked} is over max_length of {most}: "
+                f"shorten the prompt or lower max_new_tokens ({remedy})"
             )
-        return min(num_prompt + (wanted or DEFAULT_MAX_NEW_TOKENS), most)
+        return min(num_prompt + (wanted or max(DEFAULT_MAX_NEW_TOKENS, least)), most)
 
     def _check_ids(self, tokens: List[int]) -> None:
         size = self._model.vocab_size
@@ -94,3 +96,10 @@ class Intake:
     def _new_id(self) -> int:
         self._next_id += 1
         return self._next_id
+
+
+def _token_id(token: Any) -> int:
+    try:
+        return index(token)
+    except TypeError:
+        raise RequestError(f"{token!r} is no token id: a prompt is text, or a list of whole numbers") from None

@@ -80,7 +80,7 @@ class Tracker:
     started_s: float
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     shown: list[str] = field(default_factory=list)
     completion: Completion | None = None
     error: Exception | None = None
@@ -102,12 +102,16 @@ class Tracker:
         return stopped
 
     def finish(self, reason: str) -> None:
-        """Flush what was held back and make the completion."""
+        """Flush what was held back and make the completion. A stop string may come to light only now."""
         if self.detokenizer is not None:
             self.shown.append(self.detokenizer.finish())
+            if self.detokenizer.stopped is not None:
+                reason = "stop"
+                del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
-        params = self.sequence.params
+        start = self.sequence.num_prompt_tokens
+        noted = [entry for p in range(start, start + len(self.tokens)) if (entry := self.logprobs.get(p)) is not None]
         self.completion = Completion(
             text=self.detokenizer.text if self.detokenizer is not None else "",
             tokens=tuple(self.tokens),
@@ -115,7 +119,7 @@ class Tracker:
             timing=Timing(first_s, gaps),
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             seed=self.sequence.seed,
-            logprobs=None if params.logprobs is None else tuple(self.logprobs[: len(self.tokens)]),
+            logprobs=None if self.sequence.params.logprobs is None else tuple(noted),
         )
 
 

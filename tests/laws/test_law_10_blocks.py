@@ -39,6 +39,12 @@ class Operations(RuleBasedStateMachine):
         self._enter(sequence)
         self.scheduler.add(sequence)
 
+    @rule(prompt=TOKENS, keep=st.booleans())
+    def add_scored(self, prompt: list[int], keep: bool) -> None:
+        sequence = Sequence(self.next_id, list(prompt), len(prompt), len(prompt), score_from=0, keep=keep)
+        self._enter(sequence)
+        self.scheduler.add(sequence)
+
     @rule(agree=st.integers(0, 4), wrong=st.integers(0, 2))
     def step(self, agree: int, wrong: int) -> None:
         drafts = {}
@@ -49,10 +55,10 @@ class Operations(RuleBasedStateMachine):
             drafts[sequence.id] = known[len(sequence.tokens) :] + [VOCABULARY - 2] * wrong
         self.cache.step(drafts)
 
-    @precondition(lambda self: self.scheduler.running)
+    @precondition(lambda self: any(s.score_from is None for s in self.scheduler.running))
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        parent = data.draw(st.sampled_from(self.scheduler.running))
+        parent = data.draw(st.sampled_from([s for s in self.scheduler.running if s.score_from is None]))
         self._enter(self.scheduler.fork(parent, self.next_id))
 
     @precondition(lambda self: self.scheduler.running or self.scheduler.waiting)
@@ -62,10 +68,16 @@ class Operations(RuleBasedStateMachine):
         self.scheduler.drop(sequence)
         del self.sequences[sequence.id]
 
-    @precondition(lambda self: self.scheduler.parked)
+    @rule()
+    def break_off(self) -> None:
+        """A step that ends between its plan and its commit."""
+        self.scheduler.plan()
+        self.scheduler.restart()
+
+    @precondition(lambda self: any(s.score_from is None for s in self.scheduler.parked))
     @rule(data=st.data(), token=st.integers(0, 1))
     def rewind_and_resume(self, data: st.DataObject, token: int) -> None:
-        sequence = data.draw(st.sampled_from(self.scheduler.parked))
+        sequence = data.draw(st.sampled_from([s for s in self.scheduler.parked if s.score_from is None]))
         self.scheduler.rewind(sequence, data.draw(st.integers(1, len(sequence.tokens))))
         if len(sequence.tokens) < sequence.max_tokens - 1:
             sequence.tokens.append(token)

@@ -151,7 +151,9 @@ class ConfigReader:
     def dtype(self) -> str:
         """The dtype of the weights, by either of its two keys; float32 when neither is there."""
         value = str(self.take("dtype", self.take("torch_dtype", "float32"))).removeprefix("torch.")
-        return value if value in DTYPES else "float32"
+        if value not in DTYPES:
+            raise CheckpointError(f"config.json: dtype {value!r} is not implemented: use one of {', '.join(DTYPES)}")
+        return value
 
     def done(self, harmless: Iterable[str] = ()) -> None:
         """Raise when a key was left that nobody has read."""

@@ -154,8 +154,8 @@ def read_rope(
 ) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     scaling = {**reader.take("rope_scaling", {}), **reader.take("rope_parameters", {})}
-    theta = float(scaling.pop("rope_theta", None) or reader.take(theta_key, theta))
-    part = scaling.pop("partial_rotary_factor", None) or reader.take(partial_key, partial)
+    theta = float(_agreed(reader, theta_key, scaling.pop("rope_theta", None)) or theta)
+    part = _agreed(reader, partial_key, scaling.pop("partial_rotary_factor", None)) or partial
     kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
     scaling.pop("type", None)
     if kind not in KINDS:
@@ -176,3 +176,11 @@ def read_rope(
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
     numbers = tuple(sorted((key, tuple(v) if isinstance(v, list) else v) for key, v in scaling.items()))
     return Rope(dim, theta, kind, numbers)
+
+
+def _agreed(reader: ConfigReader, key: str, inner: Any) -> Any:
+    """A number that may stand inside the rope parameters, beside them, or in both places alike."""
+    outer = reader.take(key, None)
+    if None not in (inner, outer) and inner != outer:
+        raise CheckpointError(f"config.json: {key} is {outer!r}, and {inner!r} in the rope parameters")
+    return outer if inner is None else inner

@@ -20,7 +20,7 @@ from tokenmill.sample import filters
 from tokenmill.sample.mass import draw, log_probability
 from tokenmill.sample.noise import uniform
 
-__all__ = ["Row", "Sampled", "TokenLogprobs", "sample"]
+__all__ = ["Row", "Sampled", "TokenLogprobs", "sample", "sample_singly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,19 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
     if drawn:
         ids_R[drawn] = _draw(processed_RV[drawn], [rows[index] for index in drawn])
     return Sampled(ids_R.tolist(), _logprobs(logits_RV, ids_R, rows))
+
+
+def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
+    """Row by row, after `sample` has refused: the tokens of the rows that can be sampled, the errors of the others."""
+    sampled, errors = Sampled([], []), dict[int, RequestError]()
+    for index, row in enumerate(rows):
+        try:
+            one = sample(logits_RV[index : index + 1], [row])
+        except RequestError as error:
+            one, errors[index] = Sampled([0], [None]), error
+        sampled.tokens.extend(one.tokens)
+        sampled.logprobs.extend(one.logprobs)
+    return sampled, errors
 
 
 def _largest(logits_RV: Tensor) -> tuple[list[int], list[float]]:

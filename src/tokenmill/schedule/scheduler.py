@@ -39,16 +39,20 @@ class Scheduler:
     # ---- coming and going
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. CapacityError when it could not finish even with the whole pool to itself."""
+        """Queue a sequence; see `check`."""
+        self.check(sequence)
+        self.waiting.append(sequence)
+
+    def check(self, sequence: Sequence) -> None:
+        """CapacityError when the sequence could not finish even with the whole pool to itself."""
         needed = self._num_blocks(sequence.max_tokens)
         if needed > self.allocator.num_blocks:
             raise CapacityError(
                 f"cache blocks of {self.allocator.block_size} tokens for a sequence of {sequence.max_tokens}",
                 needed,
                 self.allocator.num_blocks,
-                "max_new_tokens (fewer) or cache_tokens (more)",
+                "cache_tokens (more), or max_new_tokens or the prompt (fewer)",
             )
-        self.waiting.append(sequence)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
@@ -77,6 +81,7 @@ class Scheduler:
 
     def fork(self, sequence: Sequence, new_id: int) -> Sequence:
         """A second sequence with the same past; blocks are shared until one of the two writes."""
+        assert sequence.score_from is None, "a scored sequence has nothing to go on with"
         child = Sequence(
             new_id,
             list(sequence.tokens),
@@ -118,8 +123,9 @@ class Scheduler:
     def plan(self, drafts: Mapping[int, List[int]] | None = None) -> Plan:
         """Choose the work of the next step. `drafts` maps sequence id → guessed tokens that follow its own."""
         for sequence in self.running:
-            guesses = drafts.get(sequence.id, ()) if drafts and sequence.num_pending_tokens == 1 else ()
-            sequence.drafts = list(guesses[: sequence.max_tokens - len(sequence.tokens) - 1])
+            decoding = sequence.score_from is None and sequence.num_pending_tokens - len(sequence.drafts) == 1
+            guesses = drafts.get(sequence.id, ()) if drafts and decoding else ()
+            sequence.drafts = list(guesses[: max(sequence.max_tokens - len(sequence.tokens) - 1, 0)])
         work: dict[int, Work] = {}
         copies: list[tuple[int, int]] = []
         budget = self.max_step_tokens
@@ -187,8 +193,8 @@ class Scheduler:
                 if self.running or not self._reclaim():
                     return
                 continue
-            self.waiting.popleft()
             self.running.append(sequence)
+            self.waiting.popleft()
             self.running.sort(key=lambda other: other.id)
             count = min(sequence.num_pending_tokens, budget)
             if self._make_room(sequence, count, work, copies):
