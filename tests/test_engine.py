@@ -123,26 +123,6 @@ def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(
     stream.close()
 
 
-def test_after_a_step_that_broke_off_the_texts_go_on_as_if_nothing_had_been(path):
-    engine = tokenmill.load(path, block_size=4, max_sequences=2)
-    expected = engine.generate(prompt(9), max_new_tokens=12).tokens
-    stream = engine.stream(prompt(9), max_new_tokens=12)
-    tokens = next(stream).tokens
-    run = engine._runner.run
-
-    def interrupted(plan):
-        run(plan)
-        raise KeyboardInterrupt
-
-    engine._runner.run = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(prompt(5), max_new_tokens=4)
-    engine._runner.run = run
-    assert tokens + sum((piece.tokens for piece in stream), ()) == expected
-    engine.scheduler.check_integrity()
-    assert engine.scheduler.idle
-
-
 def count_fed(engine) -> list[int]:
     fed: list[int] = []
     run = engine._runner.run

@@ -83,21 +83,23 @@ def test_an_interrupt_anywhere_in_a_step_costs_the_others_nothing(path, where):
     assert intact(engine)
 
 
-def test_an_interrupt_while_planning_loses_no_copy(path):
+@pytest.mark.parametrize("where", ["plan", "run"])
+def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had_been(path, where):
     engine = tokenmill.load(path, block_size=4, max_sequences=2)
     expected = engine.generate(prompt(9), max_new_tokens=8).tokens
     stream = engine.stream(prompt(9), max_new_tokens=8)
     tokens = next(stream).tokens
-    real = engine.scheduler.plan
+    owner = {"plan": engine.scheduler, "run": engine._runner}[where]
+    real = getattr(owner, where)
 
-    def interrupted(drafts):
-        real(drafts)
+    def interrupted(argument):
+        real(argument)
         raise KeyboardInterrupt
 
-    engine.scheduler.plan = interrupted
+    setattr(owner, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompt(5), max_new_tokens=4)
-    engine.scheduler.plan = real
+    setattr(owner, where, real)
     assert tokens + sum((piece.tokens for piece in stream), ()) == expected
     assert intact(engine)
 

@@ -74,6 +74,14 @@ def test_the_block_size_does_not_change_the_text_in_bfloat16(real_model):
         assert ours.tokens == contiguous.generate(prompt, max_new_tokens=48, ignore_eos=True).tokens
 
 
+def test_neighbours_do_not_change_the_text_in_bfloat16(real_model):
+    """Packed matrices compute a row the same way among any others, and attention sees one sequence at a time."""
+    many = tokenmill.load(real_model, max_length=128, max_sequences=10, block_size=16, prefix_cache=False)
+    together = many.generate(PROMPTS, max_new_tokens=40, ignore_eos=True)
+    for prompt, done in list(zip(PROMPTS, together, strict=True))[::3]:
+        assert many.generate(prompt, max_new_tokens=40, ignore_eos=True).tokens == done.tokens
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_lower_precision_says_something_sensible(real_model, dtype):
     done = tokenmill.load(real_model, dtype=dtype, max_length=64).generate(PROMPTS[0], max_new_tokens=8)

@@ -2,8 +2,9 @@
 
 torch's linear layer hands oneDNN a row-major matrix and reaches 13 to 18 GB/s with one token on 2 Zen 4 cores; the same
 matrix reordered beforehand is read at 31 to 70 GB/s, in bfloat16 and float32. It also computes a row the same way
-whatever the number of rows, bit for bit, which torch's float32 kernel does not. A tied head needs a packed copy, since
-the embedding is looked up row by row; that is counted.
+whatever the number of rows, bit for bit, which torch's float32 kernel does not; with one exception: a single row wider
+than 1,024 is summed in pieces, so such a row is given a twin. A tied head needs a packed copy, since the embedding is
+looked up row by row; that is counted.
 """
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 from tokenmill.quant.schemes import Matrix
 
 __all__ = ["Packed", "PackedLinear"]
+
+
+SUMMED_WHOLE = 1024  # inputs that oneDNN sums in one piece even for a single row
 
 
 class PackedLinear(Matrix):
@@ -34,8 +38,10 @@ class PackedLinear(Matrix):
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, in] → [T, out]"""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x_TD, self.packed, self.bias, "none", [], "")
-        return out
+        alone = x_TD.shape[0] == 1 and x_TD.shape[1] > SUMMED_WHOLE
+        rows_TD = x_TD.expand(2, -1).contiguous() if alone else x_TD
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows_TD, self.packed, self.bias, "none", [], "")
+        return out[:1] if alone else out
 
 
 class Packed:

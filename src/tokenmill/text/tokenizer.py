@@ -14,7 +14,7 @@ import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "read_json"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
@@ -55,12 +55,12 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer | None":
         """The tokenizer of a model directory; None when it holds no tokenizer at all."""
-        config = _read_json(path / "tokenizer_config.json")
+        config = read_json(path / "tokenizer_config.json")
         backend = _read_backend(path, config)
         if backend is None:
             return None
-        texts = _special_texts({**_read_json(path / "special_tokens_map.json"), **config})
-        generation = _read_json(path / "generation_config.json").get("eos_token_id", [])
+        texts = _special_texts({**read_json(path / "special_tokens_map.json"), **config})
+        generation = read_json(path / "generation_config.json").get("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
         eos += generation if isinstance(generation, list) else [generation]
         return cls(
@@ -85,7 +85,7 @@ class Tokenizer:
         return text
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, empty when there is no such file."""
     if not file.is_file():
         return {}

@@ -5,7 +5,6 @@ read one at a time and nothing is kept, so that loading never holds a second cop
 with a model file is executed: `.bin` files are read with weights_only=True.
 """
 
-import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
-from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.gguf import GGUFCheckpoint
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
@@ -62,7 +61,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
         found = sorted(path.glob("*.gguf"))
         hint = f"; give {found[0]} itself" if found else ""
         raise CheckpointError(f"{path} is no model directory: it has no config.json{hint}")
-    return _read_json(file)
+    return read_json(file)
 
 
 class SafetensorsCheckpoint:
@@ -134,7 +133,7 @@ def _load_bin(file: Path) -> dict[str, Tensor]:
 def _weight_files(path: Path, single: str, index: str, pattern: str) -> list[Path]:
     """The files an index names, or the one file, or all that match; every file of an index must be there."""
     if (path / index).is_file():
-        weight_map = _read_json(path / index).get("weight_map")
+        weight_map = read_json(path / index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{path / index} has no weight_map")
         names = sorted(set(weight_map.values()))
@@ -146,13 +145,3 @@ def _weight_files(path: Path, single: str, index: str, pattern: str) -> list[Pat
     if (path / single).is_file():
         return [path / single]
     return sorted(path.glob(pattern))
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, not {type(value).__name__}")
-    return value

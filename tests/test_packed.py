@@ -1,0 +1,42 @@
+"""Matrices in oneDNN's layout: the product, and the same bits for a row whatever else is in the batch."""
+
+import pytest
+import torch
+
+from tokenmill.quant.packed import PackedLinear
+
+SHAPES = [(24, 17), (64, 576), (576, 1536), (256, 2048)]
+
+
+def packed(
+    out_features: int, in_features: int, dtype: torch.dtype, bias: bool = False
+) -> tuple[PackedLinear, torch.Tensor]:
+    matrix = PackedLinear(in_features, out_features, bias).to(dtype)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in matrix.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    assert matrix.weight is not None
+    weight = matrix.weight.detach().clone()
+    matrix.finish()
+    return matrix, weight
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_row_is_computed_the_same_way_among_any_others(shape, dtype):
+    matrix, _ = packed(*shape, dtype)
+    x = torch.randn(70, shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
+    together = matrix(x)
+    for row in range(70):
+        assert torch.equal(matrix(x[row : row + 1])[0], together[row])
+    for rows in (2, 3, 5, 16, 33, 64):
+        assert torch.equal(matrix(x[:rows]), together[:rows])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_product_is_the_plain_matrix_product(shape):
+    matrix, weight = packed(*shape, torch.float32, bias=True)
+    x = torch.randn(3, shape[1])
+    torch.testing.assert_close(matrix(x), x @ weight.T + matrix.bias, atol=1e-3, rtol=1e-4)
+    assert matrix.weight is None and matrix.num_bytes == weight.nbytes + 4 * shape[0]
