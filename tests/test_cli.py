@@ -70,7 +70,7 @@ def commands():
     return typer.main.get_command(app).commands
 
 
-ENGINE = """--block-size --cache-format --cache-tokens --device --dtype --kernel --max-length --max-sequences
+ENGINE = """--block-size --cache --cache-format --cache-tokens --device --dtype --kernel --max-length --max-sequences
 --max-step-tokens --num-drafts --prefix-cache --program --proposer --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""

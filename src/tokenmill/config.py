@@ -41,6 +41,7 @@ class EngineConfig:
     cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
     max_step_tokens: token budget of one step; longer prompts are prefilled in chunks of at most this.
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
+    cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
     kernel, cache_format, scheme, proposer: names in the registries of those rooms.
     num_drafts: most tokens a proposer may guess per step.
     threads: CPU threads of torch (default: torch's own choice).
@@ -56,6 +57,7 @@ class EngineConfig:
     cache_tokens: int | None = None
     max_step_tokens: int = 512
     prefix_cache: bool = True
+    cache: bool = True
     kernel: str = "auto"
     cache_format: str = "dense"
     scheme: str = "auto"
@@ -71,6 +73,9 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         _flag("prefix_cache", self.prefix_cache)
+        _flag("cache", self.cache)
+        if not self.cache and self.proposer != "none":
+            raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
         if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]
             raise ConfigError("block_size", self.block_size, f"at most max_length, which is {self.max_length}")
         # Every running sequence must be able to move by one token in every step.

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tokenmill.config import EngineConfig, SamplingParams, from_keywords
 from tokenmill.errors import RequestError
-from tokenmill.intake import Intake, Prompt
+from tokenmill.intake import Intake, Prompt, is_batch
 from tokenmill.model.config import ModelConfig
-from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer
+from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer, sum_logprobs
 from tokenmill.runner import Runner
 from tokenmill.sample.sampler import Row, Sampled, sample, sample_singly
 from tokenmill.schedule.scheduler import Scheduler
@@ -36,6 +36,7 @@ class Engine:
     """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads, one step at a time.
 
     config has every default resolved. program and kernel say what was chosen, memory what was allocated, in bytes.
+    mark(phase, plan) is called through every step, for whoever measures: begin, plan (with it), run, sample, deliver.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         self._trackers: dict[int, Tracker] = {}
         self._collectors: dict[int, Callable[[Work, Tensor], None]] = {}
         self._abandoned: deque[Sequence] = deque()
+        self.mark: Callable[[str, Plan | None], None] = _nobody_measures
         self._lock = threading.RLock()
         self._busy = self._unsettled = False
 
@@ -74,17 +76,22 @@ class Engine:
                 if self._unsettled:
                     self._deliver(list(self._trackers.values()))
                     self._unsettled = False
+                self.mark("begin", None)
                 drafts = self._proposer.propose(self.scheduler.running, self.config.num_drafts)
                 plan = self.scheduler.plan(drafts)
                 if not plan.work:
                     return  # another thread's step has finished everything
+                self.mark("plan", plan)
                 logits_RV = self._runner.run(plan)
+                self.mark("run", None)
                 self._collect(plan, logits_RV)
                 sampled, errors = self._sample(plan, logits_RV)
+                self.mark("sample", None)
                 accepted = verify(plan, sampled.tokens)
                 self._note(plan, accepted, sampled, errors)
                 self.scheduler.commit(plan, accepted)
                 self._deliver([t for work in plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
+                self.mark("deliver", None)
             except BaseException:
                 # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
                 self.scheduler.restart()
@@ -190,7 +197,7 @@ class Engine:
         RequestError when a prompt cannot be served; then none of the list is.
         """
         params = from_keywords(SamplingParams, settings)
-        many = _is_batch(prompt)
+        many = is_batch(prompt)
         prompts = list(prompt) if many else [prompt]
         done = self._finish_all(self._check(prompts, params))
         return done if many or params.n > 1 else done[0]
@@ -250,7 +257,7 @@ class Engine:
                     if number:
                         self.scheduler.rewind(sequence, len(start))
                     sequence.tokens, sequence.score_from = start + tail, len(start) - 1
-                    self._collectors[sequence.id] = _sum_logprobs(sequence, totals[number])
+                    self._collectors[sequence.id] = sum_logprobs(sequence, totals[number])
                     (self.scheduler.resume if number else self.scheduler.add)(sequence)
                 self._until_scored(sequence)
         finally:
@@ -322,26 +329,10 @@ class Engine:
             self._collectors.pop(sequence.id, None)
 
 
-def _sum_logprobs(sequence: Sequence, total: Tensor) -> Callable[[Work, Tensor], None]:
-    """Adds, row by row, the log-probability of the token that really follows."""
-
-    def collect(work: Work, logits_RV: Tensor) -> None:
-        first = work.start + work.count - work.num_logits
-        following = sequence.tokens[first + 1 : first + 1 + work.num_logits]
-        logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
-        ids_R1 = torch.tensor(following, dtype=torch.int64, device=logits_RV.device)[:, None]
-        total.add_(logprobs_RV.gather(1, ids_R1).double().sum().cpu())
-
-    return collect
-
-
-def _is_batch(prompt: Any) -> bool:
-    """Whether it is a list of prompts; one prompt is a text, or ids in a list, tuple, array or tensor."""
-    if isinstance(prompt, str) or len(prompt) == 0:
-        return False
-    return isinstance(prompt[0], str | list | tuple) or getattr(prompt[0], "ndim", 0) > 0
-
-
 def _raise_error(tracker: Tracker) -> None:
     if tracker.error is not None:
         raise tracker.error
+
+
+def _nobody_measures(phase: str, plan: Plan | None) -> None:
+    """What `Engine.mark` is while nobody has put something else there."""

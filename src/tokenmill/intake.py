@@ -16,7 +16,7 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.chat import render_chat
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Intake", "Prompt"]
+__all__ = ["Intake", "Prompt", "is_batch"]
 
 Prompt = str | List[int]
 
@@ -103,3 +103,10 @@ def _token_id(token: Any) -> int:
         return index(token)
     except TypeError:
         raise RequestError(f"{token!r} is no token id: a prompt is text, or a list of whole numbers") from None
+
+
+def is_batch(prompt: Any) -> bool:
+    """Whether it is a list of prompts; one prompt is a text, or ids in a list, tuple, array or tensor."""
+    if isinstance(prompt, str) or len(prompt) == 0:
+        return False
+    return isinstance(prompt[0], str | list | tuple) or getattr(prompt[0], "ndim", 0) > 0

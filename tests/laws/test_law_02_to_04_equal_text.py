@@ -53,6 +53,13 @@ def test_any_chunk_split(budget, family, sampling, singles, models):
     assert [engine.generate(p, max_new_tokens=NEW, **sampling).tokens for p in PROMPTS] == singles
 
 
+@pytest.mark.parametrize(("budget", "block_size"), [(512, None), (29, 4)])
+def test_without_the_cache(budget, block_size, family, sampling, singles, models):
+    path = save(family, models)
+    engine = load(path, dtype="float32", cache=False, max_sequences=8, max_step_tokens=budget, block_size=block_size)
+    assert batch(engine, PROMPTS, sampling) == singles
+
+
 @pytest.mark.parametrize("block_size", [1, 3, 16, 128])
 def test_any_block_size_in_a_batch_of_eight(block_size, family, sampling, singles, models):
     engine = load(save(family, models), dtype="float32", block_size=block_size, max_sequences=8)

@@ -26,11 +26,13 @@ class Scheduler:
         max_sequences: int,
         max_step_tokens: int,
         prefix_cache: bool = True,
+        cache: bool = True,
     ) -> None:
         self.allocator = allocator
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
-        self.prefix_cache = prefix_cache
+        self.prefix_cache = prefix_cache and cache
+        self.cache = cache  # False: after each token, nothing counts as computed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
@@ -156,7 +158,8 @@ class Scheduler:
             sequence.drafts = []
             if tokens:
                 reason = self._append(sequence, tokens)
-                sequence.num_computed_tokens = min(start + count, len(sequence.tokens) - 1)
+                computed = min(start + count, len(sequence.tokens) - 1)
+                sequence.num_computed_tokens = computed if self.cache else 0
             else:
                 sequence.num_computed_tokens = start + count
                 reason = "scored" if sequence.score_from is not None and not sequence.num_pending_tokens else None
