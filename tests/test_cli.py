@@ -67,16 +67,34 @@ def test_every_setting_has_its_option(kind):
 
 
 def commands():
-    return typer.main.get_command(app).commands
+    """Every verb by what is typed: "generate", "bench sweep"."""
+    found = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {verb}": each for verb, each in inner.items()}
+    return found
 
 
 ENGINE = """--block-size --cache --cache-format --cache-tokens --device --dtype --kernel --max-length --max-sequences
 --max-step-tokens --num-drafts --prefix-cache --program --proposer --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
+# Of a benchmark these follow from the point that is measured.
+FIXED = " ".join(sorted(set(ENGINE.split()) - {"--max-sequences", "--prefix-cache"}))
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --verbose -v
         {ENGINE} {SAMPLING}""",
+    "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -t
+        {FIXED}""",
+    "bench sweep": f"""--batch -b --check --json --new -n --output -o --prompt -p --quiet -q --repetitions -r --shape
+        {FIXED}""",
+    "bench ladder": f"""--batch -b --check --json --new -n --output -o --prompt -p --quiet -q --repetitions -r --shape
+        {" ".join(sorted(set(FIXED.split()) - set("--block-size --cache --program --proposer --scheme".split())))}""",
+    "bench load": """--api-key --burstiness --chat --concurrency --detailed --goodput --ignore-eos --json --model --new
+        --num-prompts --output --prompt --prompts --quiet -q --rate --seed --time-limit --url --vocab-size""",
+    "bench machine": "--again --device --json --quiet -q --threads",
+    "bench plot": "--json --output -o --quiet -q",
+    "profile": f"--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE} {SAMPLING}",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",
@@ -92,17 +110,17 @@ def test_the_options_are_these():
     assert found == {name: sorted(text.split()) for name, text in OPTIONS.items()}
 
 
-@pytest.mark.parametrize("verb", ["generate", "pull", "info", "plan"])
+@pytest.mark.parametrize("verb", OPTIONS)
 def test_help_teaches(tm, verb):
-    code, out, _ = tm(verb, "--help")
+    code, out, _ = tm(*verb.split(), "--help")
     assert code == 0
-    assert out.count(f"tokenmill {verb}") >= 3  # the usage line and at least two examples
+    assert out.count(f"tokenmill {verb.removesuffix(' run')}") >= 3  # the usage line and at least two examples
 
 
 def test_no_verb_shows_the_verbs(tm):
     code, out, _ = tm()
     assert code == 0
-    assert all(verb in out for verb in OPTIONS)
+    assert all(verb.split()[0] in out for verb in OPTIONS)
     assert tm("--version")[:2] == (0, f"tokenmill {tokenmill.__version__}\n")
 
 

@@ -21,6 +21,7 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import read_config
 from tokenmill.program import choose as choose_program
 from tokenmill.quant.schemes import choose as choose_scheme
@@ -49,8 +50,13 @@ def load(
     return build(open_checkpoint(locate(config.model)), config, progress)
 
 
-def build(checkpoint: Checkpoint, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Engine:
-    """An engine for a checkpoint that is open already."""
+def build(
+    checkpoint: Checkpoint,
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    fill: Callable[..., Decoder] = load_decoder,
+) -> Engine:
+    """An engine for a checkpoint that is open already. `fill` gives the empty decoder its weights."""
     model_config = read_config(checkpoint.config)
     device = find_device(config.device)
     config = replace(resolve_config(config, model_config), device=str(device))
@@ -73,7 +79,7 @@ def build(checkpoint: Checkpoint, config: EngineConfig, progress: Callable[[int,
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
-    load_decoder(checkpoint, decoder, dtype, device, progress)
+    fill(checkpoint, decoder, dtype, device, progress)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     return Engine(
         config,

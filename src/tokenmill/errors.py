@@ -7,13 +7,15 @@
     ├── NoKernel         no attention kernel serves this cache: every candidate with its reason
     └── RequestError     one sequence cannot be served; the others go on
 
+    WrongText            beside the tree: the engine itself was found wrong, by a benchmark that compares its text
+
 Each message is one line that a person can act on. The command line prints it and exits with 2; an exception
 that is not in this tree is a bug of ours.
 """
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CapacityError", "CheckpointError", "ConfigError", "NoKernel", "RequestError", "TokenmillError"]
+__all__ = ["CapacityError", "CheckpointError", "ConfigError", "NoKernel", "RequestError", "TokenmillError", "WrongText"]
 
 
 class TokenmillError(Exception):
@@ -69,3 +71,7 @@ class NoKernel(TokenmillError):
 
 class RequestError(TokenmillError):
     """This one sequence cannot be served; the engine and every other sequence go on."""
+
+
+class WrongText(Exception):
+    """The engine does not say what a trusted reference says. Nothing that the user could put right: exit code 1."""

@@ -25,7 +25,7 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
-    """Names to the left, everything else to the right of them; narrow where it is piped."""
+    """Names to the left, everything else to the right of them; as wide as it needs where it is piped."""
     table = resolve("rich.table:Table")(title=title, title_justify="left", box=None, show_header=bool(header))
     width = 0
     for row in rows:
@@ -33,7 +33,8 @@ def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, 
             table.add_column(header[width] if header else "", justify="right" if header and width else "left")
             width += 1
         table.add_row(*row)
-    resolve("rich.console:Console")(markup=False, highlight=False, soft_wrap=True).print(table)
+    width_of_pipe = None if sys.stdout.isatty() else 200
+    resolve("rich.console:Console")(markup=False, highlight=False, width=width_of_pipe).print(table)
 
 
 def size(num_bytes: float) -> str:

@@ -1,7 +1,7 @@
 """The `tokenmill` command: collects the verbs, and turns every refusal into one line and an exit code.
 
-Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 with a traceback for a bug of ours. A reader that
-goes away (`| head -1`) has got what it wanted: 0.
+Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 for a text that a benchmark finds wrong, and 1 with
+a traceback for a bug of ours. A reader that goes away (`| head -1`) has got what it wanted: 0.
 """
 
 import os
@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli import generate, info, plan, pull
+from tokenmill.cli import generate, info, plan, profile, pull
+from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.registry import resolve
 
 __all__ = ["app", "main", "run"]
@@ -23,8 +24,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, pull, info, plan):
+for verb in (generate, pull, info, plan, profile):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
+app.add_typer(bench, name="bench")
 
 # The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
@@ -57,6 +59,9 @@ def main(arguments: list[str]) -> int:
         return done.exit_code
     except TokenmillError as error:
         return _refuse(str(error))
+    except WrongText as error:
+        _refuse(str(error))
+        return 1
     except UsageError as error:
         where = error.ctx.command_path if error.ctx else "tokenmill"  # type: ignore[attr-defined]
         return _refuse(f"{error.format_message().rstrip('.')}; see `{where} --help`")  # type: ignore[attr-defined]

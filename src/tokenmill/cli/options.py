@@ -106,16 +106,18 @@ def parse_ids(texts: Iterable[str], option: str) -> list[int]:
         raise ConfigError(option, ",".join(words), "whole numbers with commas between, as 1,2,3") from None
 
 
-def with_settings(**kinds: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_settings(
+    without: tuple[str, ...] = (), **kinds: type[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options of each settings class; it gets the finished object under the keyword.
 
-    EngineConfig's model is the verb's MODEL argument.
+    EngineConfig's model is the verb's MODEL argument. `without` are fields that the verb sets by itself.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb).parameters
         parameters = [parameter for name, parameter in own.items() if name not in kinds]
-        parameters += [option for kind in kinds.values() for option in _options(kind)]
+        parameters += [option for kind in kinds.values() for option in _options(kind) if option.name not in without]
 
         def run(**values: Any) -> None:
             settings = {keyword: _build(kind, values) for keyword, kind in kinds.items()}

@@ -1,13 +1,12 @@
 """What a finished generation is reported as: one line for people, one document for programs."""
 
 import platform
-import resource
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.config import SamplingParams
+from tokenmill.measure.memory import peak_bytes
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
@@ -61,11 +60,6 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
         "memory": {**engine.memory, "peak_bytes": peak_bytes()},
         "versions": versions(),
     }
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held; the kernel counts in kB, on macOS in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def versions() -> dict[str, str]:

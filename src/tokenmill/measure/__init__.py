@@ -1,1 +1,1 @@
-"""HOW FAST, HOW GOOD: what a model costs, and later what it reaches."""
+"""HOW FAST, HOW GOOD: what a model costs, what it reaches, and how near to the machine's limit that is."""

@@ -1,7 +1,8 @@
-"""What a model costs in bytes, by arithmetic alone: nothing is loaded and no tensor is made.
+"""What a model costs in bytes and operations, by arithmetic alone: nothing is loaded and no tensor is made.
 
 Weights and cache are exact, the engine allocates just these; a test holds both to it. The workspace of a step is an
-estimate of its widest point.
+estimate of its widest point. Traffic is what a step cannot avoid: each weight read once, each cached row read once,
+each multiplication done. Divided by what the machine can do, it is the floor that no program gets under.
 """
 
 import os
@@ -12,7 +13,17 @@ from tokenmill.assemble import cache_spec
 from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.model.config import ModelConfig
 
-__all__ = ["Cost", "available_bytes", "cost_of", "count_parameters", "kv_bytes_per_token", "weights_bytes"]
+__all__ = [
+    "Cost",
+    "Traffic",
+    "available_bytes",
+    "cost_of",
+    "count_parameters",
+    "decode_traffic",
+    "kv_bytes_per_token",
+    "prefill_traffic",
+    "weights_bytes",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,18 @@ class Cost:
     def tokens_within(self, available_bytes: int) -> int:
         """Cache slots that memory of this size leaves room for; 0 when not even the weights fit."""
         return max(0, available_bytes - self.weights_bytes - self.workspace_bytes) // self.bytes_per_token
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one step, or one prefill, moves and computes at the least."""
+
+    read_bytes: float
+    operations: float
+
+    def floor_s(self, bytes_per_s: float, operations_per_s: float) -> float:
+        """Seconds on a machine that can do so much of each: the larger of the two."""
+        return max(self.read_bytes / bytes_per_s, self.operations / operations_per_s)
 
 
 def cost_of(config: EngineConfig, model: ModelConfig, copies_tied_head: bool) -> Cost:
@@ -71,6 +94,50 @@ def weights_bytes(model: ModelConfig, dtype: str, copies_tied_head: bool) -> int
     if model.tie_embeddings and copies_tied_head:
         parameters += model.vocab_size * (model.hidden_size + model.head_bias)
     return parameters * DTYPES[dtype]
+
+
+def decode_traffic(model: ModelConfig, dtype: str, batch: int, depth: float, cache: bool = True) -> Traffic:
+    """One step of `batch` sequences that each have `depth` tokens behind them.
+
+    Without a cache the step is a prefill of everything.
+    """
+    if not cache:
+        return prefill_traffic(model, dtype, batch, depth + 1)
+    weights, active = _matrix_parameters(model, batch)
+    seen = _mean_seen(model, depth)
+    read_bytes = weights * DTYPES[dtype] + batch * seen * kv_bytes_per_token(model, dtype)
+    return Traffic(read_bytes, batch * (2 * active + _attention_operations(model, seen)))
+
+
+def prefill_traffic(model: ModelConfig, dtype: str, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
+    """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
+    weights, active = _matrix_parameters(model, batch * max(round(num_tokens), 1))
+    head = model.vocab_size * model.hidden_size
+    seen = _mean_seen(model, depth + num_tokens / 2)
+    operations = batch * (num_tokens * (2 * (active - head) + _attention_operations(model, seen)) + 2 * head)
+    return Traffic(weights * DTYPES[dtype] + batch * depth * kv_bytes_per_token(model, dtype), operations)
+
+
+def _matrix_parameters(model: ModelConfig, num_tokens: int) -> tuple[float, float]:
+    """Parameters that a step of so many tokens reads, and those that each token is multiplied with."""
+    parts = count_parameters(model)
+    head = model.vocab_size * model.hidden_size  # tied or not, it is multiplied with; of the embedding a row is read
+    rest = parts["attention"] + parts["norms"] + head
+    if not model.num_experts:
+        return rest + parts["mlp"], rest + parts["mlp"]
+    expert = parts["mlp"] / model.num_experts
+    touched = min(model.num_experts, num_tokens * model.num_experts_per_token)
+    return rest + touched * expert, rest + model.num_experts_per_token * expert
+
+
+def _mean_seen(model: ModelConfig, depth: float) -> float:
+    """Past tokens that a query looks at, over the layers: a window cuts it."""
+    return sum(min(depth, window or depth) for window in model.windows) / model.num_layers
+
+
+def _attention_operations(model: ModelConfig, seen: float) -> float:
+    """Of one token in all layers: a product with K and one with V for every head and past token."""
+    return 4 * model.num_layers * model.num_heads * model.head_dim * seen
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:

@@ -21,7 +21,7 @@ from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["empty_decoder", "load_decoder"]
+__all__ = ["allocate", "empty_decoder", "load_decoder"]
 
 Progress = Callable[[int, int], None]
 
@@ -84,7 +84,7 @@ def _fill(
     done, misshapen = 0, []
     for path in sorted(modules, key=lambda path: -sizes[path]):
         module = decoder.get_submodule(path)
-        _allocate(module, dtype, device)
+        allocate(module, dtype, device)
         for name in modules[path]:
             if progress is not None:
                 progress(done, len(targets))
@@ -98,7 +98,7 @@ def _fill(
         progress(len(targets), len(targets))
 
 
-def _allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Uninitialised memory for the module's own parameters, in place of the meta ones."""
     for name, parameter in module.named_parameters(recurse=False):
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)

@@ -1,0 +1,91 @@
+"""`tokenmill bench ladder`: one rung after the other, from recomputing everything to the fastest there is."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.bench_rows import (
+    MEASURED,
+    OWN,
+    Check,
+    Output,
+    Repetitions,
+    Row,
+    ShapeName,
+    ending,
+    keep_rows,
+    make_series,
+    print_card,
+)
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.registry import resolve
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench ladder",
+    "tokenmill bench ladder --batch 8 --prompt 256 --new 32 --output ladder.jsonl",
+    "tokenmill bench plot ladder.jsonl",
+)
+
+# A rung sets these itself.
+RUNG = ("program", "scheme", "cache", "block_size", "proposer")
+
+
+@with_settings(without=(*OWN, *RUNG), engine=EngineConfig)
+def command(
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    shape: ShapeName = None,
+    batch: Annotated[int, typer.Option("--batch", "-b", min=1, rich_help_panel=MEASURED)] = 1,
+    prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, rich_help_panel=MEASURED)] = 256,
+    new: Annotated[int, typer.Option("--new", "-n", min=2, rich_help_panel=MEASURED)] = 32,
+    repetitions: Repetitions = 2,
+    check: Check = True,
+    output: Output = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What each step up brings: no cache, a cache, pages, other programs and smaller weights, speculation.
+
+    The same model, prompt and dtype on every rung; each with speed, memory, hash and the factor over the rung below.
+    """
+    point = resolve("tokenmill.measure.points:Point")(prompt, new, batch)
+    if output is not None:
+        resolve("tokenmill.measure.rows:check_appendable")(output)
+    with progress_on_stderr(quiet) as progress:
+        series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
+        card = print_card(series, config, [point])
+        steps = resolve("tokenmill.measure.ladder:rungs")(config, resolve(f"torch:{card['dtype']}"))
+        rows = keep_rows(resolve("tokenmill.measure.ladder:climb")(series, config, steps, point), output)
+    print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
+    ending(rows)
+    for rung in steps:
+        if rung.refused is not None and not quiet:
+            remark(f"no rung {rung.label!r} here: {rung.refused}")
+    if json:
+        print_json({"card": card, "rows": rows})
+    if not any(row["status"] == "ok" for row in rows):
+        raise typer.Exit(2)
+
+
+HEADER = ("rung", "tokens/s", "over below", "over first", "prefill tok/s", "total s", "of floor", "peak MB", "hash")
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    if row["status"] != "ok":
+        return row["label"], row["status"], *[""] * 7
+    return (
+        row["label"],
+        f"{row['decode_tok_s']:,.1f}",
+        f"{row['over_below']:.2f}" if row["over_below"] else "",
+        f"{row['over_first']:.2f}",
+        f"{row['prefill_tok_s']:,.0f}",
+        f"{row['total_s']:.2f}",
+        f"{100 * row['decode_floor_share']:.0f} %",
+        f"{row['peak_mb'] or 0:,.0f}",
+        row["hash"],
+    )

@@ -1,0 +1,43 @@
+"""`tokenmill bench machine`: what this machine could do at most."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.bench_rows import MEASURED
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.options import Json, Quiet, examples
+from tokenmill.registry import resolve
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")
+
+
+def command(
+    device: Annotated[str, typer.Option(help="cpu, cuda, … Auto takes cuda where there is one.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Default: torch's choice.", rich_help_panel=MEASURED)
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure now, whatever is kept from before.", rich_help_panel=MEASURED)
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure read bandwidth and arithmetic of this machine: the limits that every benchmark is compared with.
+
+    Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
+    the bandwidth beside each repetition.
+    """
+    where = resolve("tokenmill.assemble:find_device")(device)
+    count = threads or resolve("torch:get_num_threads")()
+    with progress_on_stderr(quiet) as progress:
+        progress.stage(f"measuring {where} with {count} threads")
+        found = asdict(resolve("tokenmill.measure.machine:limits")(where, count, again))
+    if json:
+        print_json(found)
+        return
+    rows = [(name, f"{value:,.1f}" if isinstance(value, float) else str(value)) for name, value in found.items()]
+    print_table("this machine", [row for row in rows if row[0] != "measured_at" and row[1] != "None"])

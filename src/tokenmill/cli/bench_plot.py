@@ -1,0 +1,47 @@
+"""`tokenmill bench plot`: result files in, pictures out."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.cli.display import print_json, remark
+from tokenmill.cli.options import OUTPUT, Json, Quiet, examples
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.measure.plot import Drawn
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
+    "tokenmill bench plot before.jsonl after.csv -o pictures",
+)
+
+
+def command(
+    file: Annotated[
+        list[Path], typer.Argument(metavar="FILE…", help="Results of `tokenmill bench --output`, .jsonl or .csv.")
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the pictures go.", rich_help_panel=OUTPUT)
+    ] = Path("plots"),
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw results: curves over batch and prompt, time between tokens, roofline, ladder.
+
+    Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
+    stderr. Needs matplotlib: pip install 'tokenmill\\[bench]'.
+    """
+    rows = resolve("tokenmill.measure.rows:read_rows")(file)
+    drawn: Drawn = resolve("tokenmill.measure.plot:draw")(rows, output, "--output")
+    if json:
+        print_json({"written": [str(path) for path in drawn.written], "left_out": drawn.left_out})
+    else:
+        for path in drawn.written:
+            typer.echo(path)
+    if not quiet:
+        for name, reason in drawn.left_out.items():
+            remark(f"left out {name}: {reason}")

@@ -1,0 +1,178 @@
+"""What the verbs of `bench` share: their options, the table for people, and what happens to each row."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.display import print_table, remark
+from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.options import MODEL, OUTPUT
+from tokenmill.config import EngineConfig
+from tokenmill.registry import resolve
+from tokenmill.weights.fetch import Progress
+
+if TYPE_CHECKING:
+    from tokenmill.measure.series import Series
+
+__all__ = [
+    "MEASURED",
+    "OWN",
+    "Check",
+    "Output",
+    "Repetitions",
+    "ShapeName",
+    "ending",
+    "keep_rows",
+    "make_series",
+    "print_card",
+    "print_rows",
+]
+
+MEASURED = "What is measured"
+OWN = ("max_sequences", "prefix_cache")  # these follow from the point
+
+ShapeName = Annotated[
+    str | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME",
+        help="An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
+        "smollm2-135m, pythia-160m, … (any wrong name lists them all).",
+        rich_help_panel=MODEL,
+    ),
+]
+Repetitions = Annotated[
+    int,
+    typer.Option("--repetitions", "-r", min=1, help="Of each point, after one to warm up.", rich_help_panel=MEASURED),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Append rows to this .jsonl or .csv file.", rich_help_panel=OUTPUT),
+]
+Check = Annotated[
+    bool,
+    typer.Option(
+        "--check/--no-check",
+        help="Compare greedy text with transformers' first, where a reference is known; a difference is a failure.",
+        rich_help_panel=MEASURED,
+    ),
+]
+
+Row = dict[str, Any]
+
+
+def make_series(
+    engine: EngineConfig, shape: str | None, progress: Progress, repetitions: int, check: bool, kind: str
+) -> tuple["Series", EngineConfig]:
+    """The series of a model or a shape, and the config with its name in it."""
+    if shape is not None:
+        checkpoint = resolve("tokenmill.measure.shapes:find_shape")(shape)
+        engine = replace(engine, model=f"shape:{shape}")
+    else:
+        checkpoint = find_checkpoint(engine.model, progress)
+    series: Series = resolve("tokenmill.measure.series:Series")(
+        checkpoint, progress, repetitions=repetitions, check=check, kind=kind
+    )
+    return series, engine
+
+
+def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) -> dict[str, Any]:
+    """Measure the machine if need be, print the cost card, return it."""
+    model = resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
+    longest = max(point.length for point in points)
+    roomy = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
+    card: dict[str, Any] = resolve("tokenmill.measure.card:card_of")(roomy, model, series.limits(engine), points)
+    print_table(f"{engine.model}: what it costs", resolve("tokenmill.measure.card:card_rows")(card))
+    typer.echo()
+    return card
+
+
+def keep_rows(rows: Iterable[Row], output: Path | None, shown: Callable[[Row], None] = lambda row: None) -> list[Row]:
+    """Every row, appended to the file as it comes: what was measured survives what comes after."""
+    kept = []
+    for row in rows:
+        if output is not None:
+            resolve("tokenmill.measure.rows:append_row")(output, row)
+        shown(row)
+        kept.append(row)
+    return kept
+
+
+def print_rows(title: str, rows: Sequence[Row]) -> None:
+    """A line per phase of each row, with what it reached and how near to the floor that is."""
+    header = (
+        "test",
+        "tokens/s",
+        "min to max",
+        "ms",
+        "GB/s",
+        "GFLOP/s",
+        "of floor",
+        "itl p50 p90 p99",
+        "cache MB",
+        "hash",
+    )
+    lines = [line for row in rows for line in _lines(row)]
+    print_table(title, lines, header)
+
+
+def _lines(row: Row) -> list[tuple[str, ...]]:
+    if row["status"] != "ok":
+        return [(row["test"], row["status"], *[""] * 6)]
+    lines = []
+    at = f" x{row['batch']}" if row["batch"] > 1 else ""
+    if row.get("prefill_tok_s"):
+        tokens = row["prefill_tok_s"] * row["prefill_ms"]
+        spread = f"{tokens / row['prefill_ms_max']:,.0f} to {tokens / row['prefill_ms_min']:,.0f}"
+        before = f" @ d{row['depth']}" if row["depth"] else ""
+        lines.append(_line(row, "prefill", f"pp{row['prompt']}{before}{at}", spread))
+    if row.get("decode_tok_s") and row["new"]:
+        spread = f"{row['decode_tok_s_min']:,.1f} to {row['decode_tok_s_max']:,.1f}"
+        lines.append(_line(row, "decode", f"tg{row['new']} @ d{row['depth'] + row['prompt']}{at}", spread))
+    return lines
+
+
+def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
+    return (
+        name,
+        f"{row[f'{phase}_tok_s']:,.1f}",
+        spread,
+        f"{row[f'{phase}_ms']:,.1f}",
+        f"{row[f'{phase}_gb_s']:,.1f}",
+        f"{row[f'{phase}_gflop_s']:,.0f}",
+        f"{100 * row[f'{phase}_floor_share']:.0f} %",
+        row["hash"],
+    )
+
+
+def _latency(row: Row) -> str:
+    gaps = ""
+    if row.get("itl_p50_ms"):
+        shares = " ".join(f"p{share} {row[f'itl_p{share}_ms']:.1f}" for share in (50, 90, 99))
+        gaps = f", then {shares} ms apart"
+    return f"{row['test']}: first token {row['ttft_ms']:,.1f} ms{gaps}, cache {row['cache_used_mb']:,.1f} MB"
+
+
+def ending(rows: Sequence[Row]) -> None:
+    """What belongs under the table: memory, preparation, the text check, and how far to trust the minute."""
+    good = [row for row in rows if row["status"] == "ok"]
+    if good:
+        last = good[-1]
+        peak = max(row["peak_mb"] or 0.0 for row in good)
+        prepared = f"load {last['load_s']:.1f} s, compile {last['compile_s']:.1f} s, warm-up {last['warmup_s']:.1f} s"
+        typer.echo(f"memory: weights {last['weights_mb']:,.0f} MB, process peak {peak:,.0f} MB · {prepared}")
+        how = f"{last['program']}, scheme {last['scheme']}, kernel {last['kernel']}, {last['dtype']}"
+        typer.echo(f"{how} · tokenmill {last['commit'] or last['tokenmill']}, torch {last['torch']}")
+        typer.echo(f"text check: {last['text_check']}")
+    if any(row["noisy"] for row in good):
+        probes = [row["probe_gb_s"] for row in good]
+        remark(
+            f"the machine was noisy (read bandwidth {min(probes):.0f} to {max(probes):.0f} GB/s, or repetitions far "
+            "apart): compare only what was measured in one run, and look at min and max"
+        )
+    for row in rows:
+        if row["status"] != "ok":
+            remark(f"{row['test']}: {row['status']}: {row['reason']}")

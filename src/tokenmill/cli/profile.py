@@ -1,0 +1,171 @@
+"""`tokenmill profile`: where the time of a generation goes, and a trace to look at."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
+from tokenmill.cli.models import load_engine
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
+from tokenmill.cli.report import versions
+from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.errors import ConfigError
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.engine import Engine
+    from tokenmill.measure.profile import Profile
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    'tokenmill profile -p "Why is the sky blue?" -n 32',
+    "tokenmill profile smollm2-135m --level light -o trace.json",
+    'tokenmill profile -p "One" -p "Two" --max-sequences 2 --level verbose -o trace.json --json',
+)
+
+DEFAULT_PROMPT = "Once upon a time there was a miller who lived by a river, and every morning before the sun came up he"
+
+
+@with_settings(sampling=SamplingParams, engine=EngineConfig)
+def command(
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            help="Text to continue; - reads stdin. Repeat for a batch. Default: a sentence of 24 words.",
+            rich_help_panel=PROMPT,
+        ),
+    ] = None,
+    tokens: Annotated[
+        list[str] | None,
+        typer.Option("--tokens", help="A prompt as token ids, 1,2,3. May be repeated.", rich_help_panel=PROMPT),
+    ] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            help="none: figures; light: steps by phase; verbose: torch's profiler too.", rich_help_panel=OUTPUT
+        ),
+    ] = "light",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the trace there (JSON).", rich_help_panel=OUTPUT),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Say where the time of a generation goes, by phase and step, and what it cost to measure that.
+
+    The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
+    again; the tokens are the same.
+    """
+    resolve("tokenmill.measure.profile:check_level")(level, "--level")
+    if output is not None:
+        if level == "none":
+            raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
+        resolve("tokenmill.measure.files:check_writable")(output, "--output")
+    prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
+    with progress_on_stderr(quiet) as progress:
+        loaded = load_engine(replace(engine, model=model), progress)
+        found: Profile = resolve("tokenmill.measure.profile:profile")(
+            loaded, prompts, sampling, level, stage=progress.stage
+        )
+    document = found.document() | _about(loaded, sampling)
+    if output is not None:
+        data = resolve("tokenmill.measure.trace:as_bytes")(found.trace)
+        resolve("tokenmill.measure.files:write_whole")(output, data, "--output")
+        document["trace"] = str(output)
+    if json:
+        print_json(document)
+    else:
+        _show(document)
+    if output is not None and not quiet:
+        remark(f"trace of {size(len(data))} in {output}: open it in ui.perfetto.dev or chrome://tracing")
+
+
+def _texts(texts: list[str]) -> Iterator[str]:
+    for text in texts:
+        yield sys.stdin.read().removesuffix("\n") if text == "-" else text
+
+
+def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
+    """What a reader who wants to repeat it needs."""
+    return {
+        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "settings": {**asdict(engine.config), **asdict(sampling)},
+        "versions": versions(),
+        "trace": None,
+    }
+
+
+def _show(document: dict[str, Any]) -> None:
+    settings = document["settings"]
+    typer.echo(
+        f"{document['num_prompt_tokens']} prompt + {document['num_new_tokens']} new tokens · first token "
+        f"{document['ttft_s']:.3f} s · {document['tokens_per_s']:.1f} tokens/s · {settings['dtype']} "
+        f"{document['program']['name']}, {settings['device']} (unmeasured)"
+    )
+    if document["level"] == "none":
+        return
+    typer.echo()
+    print_table("Steps, by phase", _phase_rows(document["steps"]), _phase_header(document["steps"]))
+    if settings["device"] != "cpu":
+        typer.echo("On a GPU the forward is only launched in its phase; sampling waits for it.")
+    if document["operations"]:
+        typer.echo()
+        rows = [
+            (one["name"][:70], str(one["calls"]), f"{one['total_ms']:.2f}", f"{100 * one['share']:.1f} %")
+            for one in document["operations"]
+        ]
+        print_table("Costliest operations, watched", rows, ("name", "calls", "total ms", "share"))
+    typer.echo()
+    typer.echo(_memory(document["memory"]))
+    typer.echo(_cost(document["cost"], document["level"]))
+
+
+def _phase_header(steps: dict[str, Any]) -> tuple[str, ...]:
+    return ("", *(words for kind in steps for words in (f"{kind}, ms per step", "share")))
+
+
+def _phase_rows(steps: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name in next(iter(steps.values()))["phases"]:
+        found = [one["phases"][name] for one in steps.values()]
+        yield (name, *(words for one in found for words in (f"{one['ms']:.3f}", f"{100 * one['share']:.1f} %")))
+    yield ("step", *(words for one in steps.values() for words in (f"{one['ms']:.3f}", "")))
+    yield ("steps", *(words for one in steps.values() for words in (str(one["num_steps"]), "")))
+    yield ("tokens fed", *(words for one in steps.values() for words in (str(one["num_tokens"]), "")))
+    yield ("tokens new", *(words for one in steps.values() for words in (str(one["num_new"]), "")))
+
+
+def _memory(readings: list[dict[str, Any]]) -> str:
+    resident = [reading["resident_bytes"] for reading in readings]
+    parts = [
+        f"memory of the process {size(resident[0])} after the first step, at most {size(max(resident))}",
+        f"at most {max(reading['blocks_in_use'] for reading in readings)} cache blocks in use",
+    ]
+    if readings[0]["device_bytes"] is not None:
+        parts.append(f"at most {size(max(reading['device_bytes'] for reading in readings))} on the device")
+    return "; ".join(parts)
+
+
+def _cost(cost: dict[str, Any], level: str) -> str:
+    """The difference, and whether it means anything."""
+    first, second = cost["plain_s"]
+    words = (
+        f"cost of measuring: {cost['measured_s']:.3f} s with level {level}, {first:.3f} s and {second:.3f} s without: "
+        f"{100 * cost['cost_share']:+.1f} %"
+    )
+    if cost["cost_share"] <= 0:
+        words += ", that is, too little to be seen among what the machine does besides"
+    elif cost["cost_share"] <= cost["scatter_share"]:
+        words += f", which is within the {100 * cost['scatter_share']:.1f} % by which the two differ by themselves"
+    words += f"; {cost['gathering_s']:.2f} s around it to start, stop and read out" if level == "verbose" else ""
+    return words + ("; same tokens" if cost["same_tokens"] else "; THE TOKENS DIFFER, which is a bug of ours")

@@ -1,0 +1,75 @@
+"""The ladder: from recomputing everything to the fastest there is, one change per rung.
+
+Rungs come from the registries, so a new program, scheme or proposer is a rung without a line here. What refuses on this
+machine is named with its reason and left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from tokenmill.assemble import find_device
+from tokenmill.config import EngineConfig
+from tokenmill.measure.points import Point
+from tokenmill.measure.series import Series
+from tokenmill.program import PROGRAMS
+from tokenmill.quant.schemes import SCHEMES
+from tokenmill.registry import resolve
+from tokenmill.speculate.proposer import PROPOSERS
+
+__all__ = ["Rung", "climb", "rungs"]
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A label, and the settings that differ from the user's own. refused: why it is not climbed here, if so.
+
+    on_fastest: the settings come on top of those of the fastest rung so far.
+    """
+
+    label: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    on_fastest: bool = False
+    refused: str | None = None
+
+
+def rungs(config: EngineConfig, dtype: torch.dtype) -> list[Rung]:
+    """From the bottom up."""
+    device = find_device(config.device)
+    slowest = {"program": list(PROGRAMS)[-1], "scheme": list(SCHEMES)[-1]}
+    found = [
+        Rung("no cache", {**slowest, "cache": False}),
+        Rung(f"{slowest['program']}, static cache", slowest),
+        Rung(f"{slowest['program']}, paged cache", {**slowest, "block_size": PAGE}),
+    ]
+    for program in reversed(PROGRAMS):
+        for scheme in reversed(SCHEMES):
+            settings = {"program": program, "scheme": scheme}
+            if settings != slowest:
+                reason = resolve(PROGRAMS[program]).refuse(device) or resolve(SCHEMES[scheme]).refuse(device, dtype)
+                found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
+    found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in PROPOSERS if name != "none"]
+    return found
+
+
+def climb(series: Series, config: EngineConfig, steps: list[Rung], point: Point) -> Iterator[dict[str, Any]]:
+    """A row per rung, with the factor over the rung below and over the first."""
+    first: float | None = None
+    below: float | None = None
+    fastest: tuple[float, dict[str, Any]] = (0.0, {})
+    for rung in steps:
+        if rung.refused is not None:
+            continue
+        settings = {**(fastest[1] if rung.on_fastest else {}), **rung.settings}
+        for row in series.rows([point], replace(config, **settings), rung.label):
+            rate = row.get("decode_tok_s")
+            first = first or rate
+            over_below = rate / below if rate and below else None
+            yield {**row, "over_below": over_below, "over_first": rate / first if rate and first else None}
+            below = rate or below
+            if rate and rate > fastest[0] and row["cache"]:
+                fastest = (rate, settings)

@@ -1,0 +1,295 @@
+"""What comes back from a server under load: the stream read into a record, records made into figures. No network.
+
+Names and definitions are those of vLLM's `bench serve`, so that its scripts read the result:
+
+ - ttft: first chunk with content, since the request was sent; itl: the gaps between such chunks; e2el: the last of
+   them, since the request was sent. So ttft + the sum of a request's itl = its e2el.
+ - tpot: (e2el - ttft) / (output tokens - 1), of requests with two tokens or more.
+ - client_queue_time, in an open loop: from when a request was due until it was sent. It holds what waiting for
+   --concurrency, and this program's own slowness, hide from the other figures.
+ - Only requests that succeeded count, but for `failed` and the errors. What cannot be known is null, never 0.
+
+A chunk may hold several tokens, and chunks that are read together have one time. Counts are the server's own `usage`;
+where it gives none, chunks are counted, and `token_counts_from` says so.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of", "percentile"]
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time")
+GOODPUT = ("ttft", "tpot", "e2el")
+PERCENTILES = (50, 90, 95, 99)
+
+# Above this the figures say something about this program, and no longer about the server alone.
+_LATE_S = 0.1
+
+
+@dataclass
+class Record:
+    """One request. Times are seconds of one clock, `due_s` and `sent_s` since the start of the run."""
+
+    due_s: float = 0.0
+    sent_s: float = 0.0
+    chunks_s: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    input_tokens: int = 0  # what was asked for, until the server says
+    input_reported: bool = False
+    reported_tokens: int | None = None
+    ended_properly: bool = True
+    failure: str = ""  # a few words that are counted
+    detail: str = ""  # and what the server said
+
+    @property
+    def ok(self) -> bool:
+        """Whether it counts."""
+        return not self.failure
+
+    @property
+    def output_tokens(self) -> int:
+        """As the server counts; chunks where it does not."""
+        return len(self.chunks_s) if self.reported_tokens is None else self.reported_tokens
+
+    @property
+    def ttft_s(self) -> float:
+        """First chunk since it was sent; 0 where none came."""
+        return self.chunks_s[0] - self.sent_s if self.chunks_s else 0.0
+
+    @property
+    def e2el_s(self) -> float:
+        """Last chunk since it was sent; 0 where none came."""
+        return self.chunks_s[-1] - self.sent_s if self.chunks_s else 0.0
+
+    @property
+    def itls_s(self) -> list[float]:
+        """Gaps between chunks."""
+        return [after - before for before, after in zip(self.chunks_s, self.chunks_s[1:])]
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time of a token after the first."""
+        tokens = self.output_tokens
+        return (self.e2el_s - self.ttft_s) / (tokens - 1) if tokens > 1 else None
+
+    @property
+    def error(self) -> str:
+        """The failure in one line, or nothing."""
+        return f"{self.failure}: {self.detail}" if self.detail else self.failure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A whole run: requests in the order in which they were due; those that never ended are not among them."""
+
+    records: Sequence[Record]
+    num_asked: int
+    duration_s: float
+    most_in_flight: int = 0
+    lag_s: float = 0.0  # most by which this program itself was late
+    interrupted: bool = False
+
+
+class Failure(Exception):
+    """This request failed: a few words to count by, and what the server said."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, _tame(detail)
+
+
+class Stream:
+    """Server-sent events as bytes come in; what they hold goes into the record.
+
+    Lines end at "\\n" alone: U+2028 and its like may stand inside a JSON string, which a reader of lines that breaks
+    there tears apart.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self.record, self.done, self.finished = record, False, False
+        self._tail, self._data = b"", list[bytes]()
+
+    def feed(self, block: bytes, now_s: float) -> None:
+        """Bytes that came at `now_s`; raises where they tell of a failure."""
+        *lines, self._tail = (self._tail + block).split(b"\n")
+        for line in lines:
+            content = line.removesuffix(b"\r")
+            if content.startswith(b"data:"):
+                self._data.append(content[5:].strip())
+            elif not content and self._data:
+                data, self._data = b"\n".join(self._data), []
+                self._event(data, now_s)
+
+    def end(self) -> None:
+        """Nothing more comes: raises unless it was a whole answer."""
+        if not (self.done or self.finished):
+            raise Failure("ended early", "the stream ended without finish_reason or [DONE]")
+        if not self.record.chunks_s:
+            raise Failure("no content")
+        self.record.ended_properly = self.done
+
+    def _event(self, data: bytes, now_s: float) -> None:
+        if self.done or data == b"[DONE]":
+            self.done = True
+            return
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict):
+            raise Failure("not JSON", data[:200].decode(errors="replace"))
+        if event.get("error"):
+            raise Failure("error event", message_of(event))
+        if isinstance(usage := event.get("usage"), dict):
+            self._usage(usage)
+        choices = event.get("choices")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+            self._choice(choices[0], now_s)
+
+    def _usage(self, usage: Mapping[str, Any]) -> None:
+        if type(prompt := usage.get("prompt_tokens")) is int:
+            self.record.input_tokens, self.record.input_reported = prompt, True
+        if type(completion := usage.get("completion_tokens")) is int:
+            self.record.reported_tokens = completion
+
+    def _choice(self, choice: Mapping[str, Any], now_s: float) -> None:
+        delta = choice.get("delta")
+        # Thoughts are tokens too; servers call them by one of two names.
+        where, names = (delta, ("content", "reasoning_content", "reasoning")) if delta else (choice, ("text",))
+        found = [where.get(name) for name in names] if isinstance(where, Mapping) else []
+        if text := "".join(part for part in found if isinstance(part, str)):
+            self.record.chunks_s.append(now_s)
+            self.record.texts.append(text)
+        self.finished = self.finished or bool(choice.get("finish_reason"))
+
+
+def message_of(answer: bytes | Mapping[str, Any]) -> str:
+    """What an error says, whichever way it is written."""
+    document: Any = answer
+    if isinstance(answer, bytes):
+        try:
+            document = json.loads(answer)
+        except (ValueError, RecursionError):
+            document = answer.decode(errors="replace")
+    error = document.get("error", document) if isinstance(document, dict) else document
+    return str(error.get("message", error) if isinstance(error, dict) else error)
+
+
+def _tame(text: str) -> str:
+    """One short line that may be shown on a terminal, whoever wrote it."""
+    words = " ".join(text.split())
+    return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]
+
+
+def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, detailed: bool) -> dict[str, Any]:
+    """Every figure under vLLM's key; those that it has not are named in the module's head or speak for themselves."""
+    good = [record for record in outcome.records if record.ok]
+    inputs, outputs = sum(record.input_tokens for record in good), sum(record.output_tokens for record in good)
+    latencies_s = {
+        "ttft": [record.ttft_s for record in good],
+        "tpot": [tpot_s for record in good if (tpot_s := record.tpot_s) is not None],
+        "itl": [itl_s for record in good for itl_s in record.itls_s],
+        "e2el": [record.e2el_s for record in good],
+        "client_queue_time": [record.sent_s - record.due_s for record in good] if open_loop else [],
+    }
+    failures = [record for record in outcome.records if not record.ok]
+    facts: dict[str, Any] = {
+        "duration": outcome.duration_s,
+        "completed": len(good),
+        "failed": len(failures),
+        "unfinished": outcome.num_asked - len(outcome.records),
+        "interrupted": outcome.interrupted,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "token_counts_from": _source(good),
+        "request_throughput": _per_second(len(good), outcome.duration_s),
+        "request_goodput": _per_second(sum(_meets(record, goodput_ms) for record in good), outcome.duration_s)
+        if goodput_ms
+        else None,
+        "output_throughput": _per_second(outputs, outcome.duration_s),
+        "total_token_throughput": _per_second(inputs + outputs, outcome.duration_s),
+        "max_concurrent_requests": outcome.most_in_flight,
+        "max_client_lag_ms": outcome.lag_s * 1000,
+    }
+    for name, values in latencies_s.items():
+        facts.update(_statistics(name, [value * 1000 for value in values]))
+    facts["error_counts"] = dict(Counter(record.failure for record in failures).most_common())
+    facts["error_examples"] = {record.failure: record.error for record in reversed(failures)}
+    facts["notes"] = list(_notes(outcome, good, open_loop))
+    return facts | (_details(outcome.records) if detailed else {})
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float | None:
+    """Linear between the two nearest, as numpy has it by default; None of nothing."""
+    if not ordered:
+        return None
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _statistics(name: str, values_ms: Sequence[float]) -> dict[str, float | None]:
+    ordered = sorted(values_ms)
+    mean = math.fsum(ordered) / len(ordered) if ordered else None
+    # Of the population, as numpy.std has it.
+    squares = [(value - mean) ** 2 for value in ordered] if mean is not None else []
+    named = {
+        "mean": mean,
+        "median": percentile(ordered, 50),
+        "std": math.sqrt(math.fsum(squares) / len(squares)) if squares else None,
+    }
+    named |= {f"p{percent}": percentile(ordered, percent) for percent in PERCENTILES}
+    return {f"{statistic}_{name}_ms": value for statistic, value in named.items()}
+
+
+def _meets(record: Record, goodput_ms: Mapping[str, float]) -> bool:
+    """Whether every bound is kept; one token has no tpot, and keeps any, as vLLM counts it."""
+    reached_s = {"ttft": record.ttft_s, "tpot": record.tpot_s or 0.0, "e2el": record.e2el_s}
+    return all(reached_s[name] * 1000 <= bound_ms for name, bound_ms in goodput_ms.items())
+
+
+def _per_second(count: float, duration_s: float) -> float:
+    return count / duration_s if duration_s > 0 else 0.0
+
+
+def _source(good: Iterable[Record]) -> str | None:
+    sources = {"chunks" if record.reported_tokens is None else "usage" for record in good}
+    return "both" if len(sources) > 1 else next(iter(sources), None)
+
+
+def _details(records: Iterable[Record]) -> dict[str, Any]:
+    """One entry per request; an empty string in `errors` is a success."""
+    rows = list(records)
+    return {
+        "input_lens": [record.input_tokens for record in rows],
+        "output_lens": [record.output_tokens if record.ok else 0 for record in rows],
+        "start_times": [record.sent_s for record in rows],
+        "queue_times": [record.sent_s - record.due_s for record in rows],
+        "ttfts": [record.ttft_s for record in rows],
+        "itls": [record.itls_s for record in rows],
+        "latencies": [record.e2el_s for record in rows],
+        "generated_texts": ["".join(record.texts) for record in rows],
+        "errors": [record.error for record in rows],
+    }
+
+
+def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterable[str]:
+    """What a reader must know before trusting the figures."""
+    if outcome.interrupted:
+        missing = outcome.num_asked - len(outcome.records)
+        yield f"interrupted: {missing} of {outcome.num_asked} requests did not end and are left out"
+    if unreported := sum(record.reported_tokens is None for record in good):
+        yield f"{unreported} answers came without usage: their chunks are counted as tokens, and may hold several"
+    if unreported := sum(not record.input_reported for record in good):
+        yield f"the server did not say the prompt tokens of {unreported} requests: words or ids are counted instead"
+    if unended := sum(not record.ended_properly for record in good):
+        yield f"{unended} streams gave a finish_reason but no [DONE]"
+    late_s = max((record.sent_s - record.due_s for record in outcome.records), default=0.0)
+    if open_loop and late_s > _LATE_S:
+        yield f"a request was sent {late_s:.2f} s after it was due: the real rate was below the one asked for"
+    if outcome.lag_s > _LATE_S:
+        yield f"this program itself fell behind by up to {outcome.lag_s:.2f} s, which latencies may hold"

@@ -1,0 +1,37 @@
+"""Memory of this process, as the system counts it."""
+
+import resource
+import sys
+from pathlib import Path
+
+__all__ = ["peak_bytes", "reset_peak", "resident_bytes"]
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def resident_bytes() -> int:
+    """What is held right now; where the system does not say, the most that was ever held."""
+    return _status("VmRSS:") or peak_bytes()
+
+
+def peak_bytes() -> int:
+    """The most that was held since the start, or since `reset_peak`."""
+    # The kernel counts ru_maxrss in kB, on macOS in bytes.
+    ever = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return _status("VmHWM:") or ever
+
+
+def reset_peak() -> bool:
+    """Let the peak begin anew from what is held now; False where the system cannot."""
+    try:
+        _CLEAR.write_text("5")  # see proc(5): resets the peak resident set size
+    except OSError:
+        return False
+    return True
+
+
+def _status(key: str) -> int:
+    if not _STATUS.exists():
+        return 0
+    line = next((line for line in _STATUS.read_text().splitlines() if line.startswith(key)), "")
+    return 1024 * int(line.split()[1]) if line else 0

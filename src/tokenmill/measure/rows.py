@@ -1,0 +1,150 @@
+"""One row per measured point: its columns, where they come from, and how rows are kept in files.
+
+JSON lines keep everything; CSV keeps the same columns without lists. Files are appended to, a line at a time, so that
+what was measured survives whatever comes after.
+"""
+
+import csv
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.errors import ConfigError
+from tokenmill.measure.machine import instruction_sets, processor
+from tokenmill.registry import resolve
+
+__all__ = ["COLUMNS", "VERSION", "append_row", "check_appendable", "provenance", "read_rows"]
+
+VERSION = 1
+
+# Times in ms, rates per second, sizes in MB (10^6), bandwidth in GB/s, arithmetic in GFLOP/s. A rate without min and
+# max is the median's. decode_ms is one step of the whole batch.
+COLUMNS = (
+    "version kind test label model program kernel scheme dtype cache cache_format proposer device threads block_size "
+    "batch prompt new depth status reason repetitions "
+    "prefill_ms prefill_ms_min prefill_ms_max prefill_tok_s "
+    "decode_ms decode_ms_min decode_ms_max decode_ms_per_token decode_batches_s "
+    "decode_tok_s decode_tok_s_min decode_tok_s_max accepted_per_step "
+    "ttft_ms itl_p50_ms itl_p90_ms itl_p99_ms total_s sequences_s tok_s "
+    "prefill_gb_s prefill_gflop_s prefill_floor_ms prefill_floor_share "
+    "decode_gb_s decode_gflop_s decode_floor_ms decode_floor_share "
+    "machine_read_gb_s machine_gflop_s probe_gb_s noisy "
+    "load_s compile_s warmup_s weights_mb cache_mb cache_used_mb peak_mb hash text_check "
+    "commit tokenmill torch python processor instructions cores when itl_ms"
+).split()
+
+_TEXTS = ("hash", "commit", "tokenmill", "torch", "python", "test", "label", "model", "reason")  # "12e4" is a hash
+
+
+def check_appendable(path: Path) -> None:
+    """ConfigError unless rows can be appended there; before anything is measured."""
+    if path.suffix not in (".jsonl", ".json", ".csv"):
+        raise ConfigError("--output", str(path), "a file that ends in .jsonl (or .json) or .csv")
+    existed = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError("--output", str(path), f"a file that can be written ({error.strerror})") from None
+    if existed and path.stat().st_size:
+        read_rows([path])
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Add one line; a CSV file gets its header with the first."""
+    new = not path.exists() or not path.stat().st_size
+    with path.open("a", encoding="utf-8", newline="") as file:
+        if path.suffix != ".csv":
+            file.write(json.dumps(dict(row)) + "\n")
+            return
+        writer = csv.DictWriter(file, [name for name in COLUMNS if name != "itl_ms"], extrasaction="ignore")
+        if new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Every row of every file, in order. ConfigError that names file and line for what is none of ours."""
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError("FILE", str(path), f"a file of benchmark rows that can be read ({error})") from None
+        found = _from_csv(text) if path.suffix == ".csv" else _from_lines(path, text)
+        for number, row in enumerate(found, start=1):
+            if row.get("version") != VERSION:
+                what = f"row {number} has version {row.get('version')!r}; this tokenmill reads version {VERSION}"
+                raise ConfigError("FILE", str(path), what)
+        rows += found
+    return rows
+
+
+def provenance() -> dict[str, Any]:
+    """What every row carries: the code, the versions, the machine, the time."""
+    return {
+        "commit": commit(),
+        "tokenmill": str(resolve("tokenmill:__version__")),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "processor": processor(),
+        "instructions": instruction_sets(),
+        "cores": os.cpu_count(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def commit() -> str | None:
+    """Of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    try:
+        found = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)  # noqa: S603  (fixed words)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+def _from_lines(path: Path, text: str) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise ConfigError("FILE", str(path), f"JSON lines of benchmark rows, and line {number} is none")
+        rows.append(row)
+    return rows
+
+
+def _from_csv(text: str) -> list[dict[str, Any]]:
+    return [
+        {name: value if name in _TEXTS else _parsed(value) for name, value in row.items() if name is not None}
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+def _parsed(text: str | None) -> Any:
+    """Numbers and truth values back from their text; an empty cell is None."""
+    if not text:
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError:
+        return text

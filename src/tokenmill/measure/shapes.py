@@ -1,0 +1,131 @@
+"""Well-known architectures by name, to be measured with random weights and no files.
+
+Speed does not depend on the values of the weights, memory neither; the text is noise. Each entry is what the model's
+own config.json says, in Hugging Face's words.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["SHAPES", "Shape", "find_shape"]
+
+SHAPES: dict[str, dict[str, Any]] = {}
+
+
+def _llama(
+    hidden: int, layers: int, heads: int, kv_heads: int, wide: int, vocabulary: int, context: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": wide,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": context,
+        "torch_dtype": "bfloat16",
+        **more,
+    }
+
+
+_ROPE_3 = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+_ROPE_32 = {**_ROPE_3, "rope_scaling": {**_ROPE_3["rope_scaling"], "factor": 32.0}}  # type: ignore[dict-item]
+
+SHAPES |= {
+    "smollm2-135m": _llama(576, 30, 9, 3, 1536, 49152, 8192, rope_theta=100000.0, tie_word_embeddings=True),
+    "smollm2-360m": _llama(960, 32, 15, 5, 2560, 49152, 8192, rope_theta=100000.0, tie_word_embeddings=True),
+    "smollm2-1.7b": _llama(2048, 24, 32, 32, 8192, 49152, 8192, rope_theta=130000.0, tie_word_embeddings=True),
+    "tinyllama-1.1b": _llama(2048, 22, 32, 4, 5632, 32000, 2048),
+    "llama-1b": _llama(2048, 16, 32, 8, 8192, 128256, 131072, **_ROPE_32, tie_word_embeddings=True),
+    "llama-3b": _llama(3072, 28, 24, 8, 8192, 128256, 131072, **_ROPE_32, tie_word_embeddings=True),
+    "llama-7b": _llama(4096, 32, 32, 32, 11008, 32000, 4096),
+    "llama-8b": _llama(4096, 32, 32, 8, 14336, 128256, 131072, **_ROPE_3),
+    "mistral-7b": _llama(4096, 32, 32, 8, 14336, 32000, 32768, rope_theta=1e6),
+    "qwen2.5-0.5b": {
+        **_llama(896, 24, 14, 2, 4864, 151936, 32768, rope_theta=1e6, tie_word_embeddings=True),
+        "model_type": "qwen2",
+    },
+    "qwen3-0.6b": {
+        **_llama(1024, 28, 16, 8, 3072, 151936, 40960, rope_theta=1e6, tie_word_embeddings=True, head_dim=128),
+        "model_type": "qwen3",
+    },
+    "mixtral-8x7b": {
+        **_llama(4096, 32, 32, 8, 14336, 32000, 32768, rope_theta=1e6),
+        "model_type": "mixtral",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "pythia-160m": {
+        "model_type": "gpt_neox",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 50304,
+        "max_position_embeddings": 2048,
+        "rotary_pct": 0.25,
+        "torch_dtype": "float16",
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 768,
+        "n_layer": 12,
+        "n_head": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+        "torch_dtype": "float32",
+    },
+    "santacoder-1.1b": {
+        "model_type": "gpt_bigcode",
+        "n_embd": 2048,
+        "n_layer": 24,
+        "n_head": 16,
+        "n_inner": 8192,
+        "n_positions": 2048,
+        "vocab_size": 49280,
+        "multi_query": True,
+        "activation_function": "gelu_pytorch_tanh",
+        "torch_dtype": "float32",
+    },
+}
+
+
+class Shape:
+    """A Checkpoint without tensors: a config, and no tokenizer. Its decoder is filled by `fill_random`."""
+
+    num_bytes = 0
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(f"shape-{name}")
+        self.config = dict(SHAPES[name])
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def read(self, name: str) -> Tensor:
+        """Never."""
+        raise CheckpointError(f"{self.path} has no tensor {name}: a shape has no weights")
+
+    def tokenizer(self) -> Tokenizer | None:
+        """None."""
+        return None
+
+
+def find_shape(name: str) -> Shape:
+    """The shape of that name; ConfigError with the names when there is none."""
+    if name not in SHAPES:
+        raise ConfigError("--shape", name, f"use one of {', '.join(SHAPES)}")
+    return Shape(name)
