@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tokenmill.errors import ConfigError
-from tokenmill.measure.rows import COLUMNS, VERSION, append_row, check_appendable, provenance, read_rows
+from tokenmill.measure.rows import COLUMNS, VERSION, append_row, check_output, provenance, read_rows
 
 ROW = {
     "version": VERSION,
@@ -57,7 +57,7 @@ def test_foreign_files_are_refused_by_name(tmp_path, name, text, says):
     with pytest.raises(ConfigError, match=says):
         read_rows([file])
     with pytest.raises(ConfigError, match=says):
-        check_appendable(file)
+        check_output(file)
     assert file.read_text() == text
 
 
@@ -69,11 +69,11 @@ def test_a_missing_file_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["rows.txt", "no/such/folder/rows.jsonl", "."])
 def test_what_cannot_be_written_is_refused_at_once(tmp_path, name):
     with pytest.raises(ConfigError, match="--output"):
-        check_appendable(tmp_path / name)
+        check_output(tmp_path / name)
 
 
 def test_checking_leaves_nothing_behind(tmp_path):
-    check_appendable(tmp_path / "rows.csv")
+    check_output(tmp_path / "rows.csv")
     assert not list(tmp_path.iterdir())
 
 

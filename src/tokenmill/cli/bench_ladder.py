@@ -55,7 +55,7 @@ def command(
     """
     point = resolve("tokenmill.measure.points:Point")(prompt, new, batch)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_appendable")(output)
+        resolve("tokenmill.measure.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
         card = print_card(series, config, [point])

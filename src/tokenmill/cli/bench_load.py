@@ -160,7 +160,7 @@ def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict
     """Everything that may be refused comes before the first request."""
     asks: list[Ask] = _measure("build_asks")(load)
     if output:
-        _check_writable(output)
+        resolve("tokenmill.measure.files:check_appendable")(output, "--output")
     model: str = _measure("find_model")(load)
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"{len(asks)} requests to {load.url}")
@@ -227,14 +227,6 @@ def _parse_bound(text: str) -> tuple[str, float]:
         return metric, float(bound_ms)
     except ValueError:
         raise ConfigError("--goodput", text, "METRIC:MILLISECONDS, as ttft:500") from None
-
-
-def _check_writable(path: Path) -> None:
-    """Better now than after the run."""
-    try:
-        path.open("a", encoding="utf-8").close()
-    except OSError as error:
-        raise ConfigError("--output", str(path), f"a file that can be written ({error.strerror})") from None
 
 
 def _show(facts: dict[str, Any]) -> None:

@@ -65,7 +65,7 @@ def command(
     """
     points = _points(tests, depth, batch)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_appendable")(output)
+        resolve("tokenmill.measure.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
         card = print_card(series, config, points)

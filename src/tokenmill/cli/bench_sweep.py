@@ -68,7 +68,7 @@ def command(
     ]
     points = resolve(f"{room}:sweep")(*counts)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_appendable")(output)
+        resolve("tokenmill.measure.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "sweep")
         mark = _mark(config, repetitions)

@@ -1,7 +1,7 @@
 """Files that measuring leaves behind: whole or not at all, and refused before the work rather than after it.
 
 A measurement takes minutes. So whether its output can be written is asked first (`check_writable`), and what is
-written appears under its name only when it is complete (`write_whole`).
+written appears under its name only when it is complete (`write_whole`), or a line at a time (`check_appendable`).
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["check_writable", "make_directory", "write_whole"]
+__all__ = ["check_appendable", "check_writable", "make_directory", "write_whole"]
 
 
 def check_writable(path: Path, setting: str) -> None:
@@ -23,6 +23,17 @@ def check_writable(path: Path, setting: str) -> None:
         trial.unlink()
     except OSError as error:
         raise ConfigError(setting, str(path), f"a file in a directory that can be written ({error.strerror})") from None
+
+
+def check_appendable(path: Path, setting: str) -> None:
+    """ConfigError when no line can be added to this file; leaves no empty one behind."""
+    existed = path.exists()
+    try:
+        path.open("a", encoding="utf-8").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(setting, str(path), f"a file that can be written ({error.strerror})") from None
 
 
 def make_directory(path: Path, setting: str) -> None:

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from tokenmill.errors import ConfigError
+from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.registry import resolve
 
-__all__ = ["COLUMNS", "VERSION", "append_row", "check_appendable", "provenance", "read_rows"]
+__all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "provenance", "read_rows"]
 
 VERSION = 1
 
@@ -37,26 +38,19 @@ COLUMNS = (
     "prefill_gb_s prefill_gflop_s prefill_floor_ms prefill_floor_share "
     "decode_gb_s decode_gflop_s decode_floor_ms decode_floor_share "
     "machine_read_gb_s machine_gflop_s probe_gb_s noisy "
-    "load_s compile_s warmup_s weights_mb cache_mb cache_used_mb peak_mb hash text_check "
+    "load_s compile_s warmup_s weights_mb cache_mb cache_used_mb peak_mb hash text_check over_below over_first "
     "commit tokenmill torch python processor instructions cores when itl_ms"
 ).split()
 
 _TEXTS = ("hash", "commit", "tokenmill", "torch", "python", "test", "label", "model", "reason")  # "12e4" is a hash
 
 
-def check_appendable(path: Path) -> None:
+def check_output(path: Path) -> None:
     """ConfigError unless rows can be appended there; before anything is measured."""
     if path.suffix not in (".jsonl", ".json", ".csv"):
         raise ConfigError("--output", str(path), "a file that ends in .jsonl (or .json) or .csv")
-    existed = path.exists()
-    try:
-        with path.open("a", encoding="utf-8"):
-            pass
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise ConfigError("--output", str(path), f"a file that can be written ({error.strerror})") from None
-    if existed and path.stat().st_size:
+    check_appendable(path, "--output")
+    if path.exists() and path.stat().st_size:
         read_rows([path])
 
 
