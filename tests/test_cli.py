@@ -94,7 +94,8 @@ OPTIONS = {
         --num-prompts --output --prompt --prompts --quiet -q --rate --seed --time-limit --url --vocab-size""",
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
-    "profile": f"--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE} {SAMPLING}",
+    "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
+        {SAMPLING.replace("--ignore-eos", "")}""",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",

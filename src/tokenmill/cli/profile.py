@@ -31,7 +31,7 @@ EXAMPLES = examples(
 DEFAULT_PROMPT = "Once upon a time there was a miller who lived by a river, and every morning before the sun came up he"
 
 
-@with_settings(sampling=SamplingParams, engine=EngineConfig)
+@with_settings(without=("ignore_eos",), sampling=SamplingParams, engine=EngineConfig)
 def command(
     sampling: SamplingParams,
     engine: EngineConfig,
@@ -65,13 +65,14 @@ def command(
     """Say where the time of a generation goes, by phase and step, and what it cost to measure that.
 
     The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
-    again; the tokens are the same.
+    again; the tokens are the same. It goes on past the model's own end, so that there is something to measure.
     """
     resolve("tokenmill.measure.profile:check_level")(level, "--level")
     if output is not None:
         if level == "none":
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
         resolve("tokenmill.measure.files:check_writable")(output, "--output")
+    sampling = replace(sampling, ignore_eos=True)
     prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)

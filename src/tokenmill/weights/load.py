@@ -5,6 +5,7 @@ turned, moved to the device on the way) and brought into its final form. At no t
 weights, only of the one matrix at hand.
 """
 
+import ctypes
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import prod
@@ -43,7 +44,15 @@ def load_decoder(
     targets = _cover(checkpoint, find_family(checkpoint.config), decoder)
     _fill(checkpoint, targets, decoder, dtype, device, progress)
     decoder.finish()
+    _return_memory()
     return decoder
+
+
+def _return_memory() -> None:
+    """Hand back what the C library keeps of the matrices that came and went: 45 to 80 MB for SmolLM2 otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others give back by themselves
+    if trim is not None:
+        trim(0)
 
 
 def _cover(checkpoint: Checkpoint, family: Family, decoder: Decoder) -> dict[str, Target]:
@@ -82,7 +91,7 @@ def _fill(
         modules[target.parameter.rpartition(".")[0]].append(name)
     sizes = {path: sum(prod(checkpoint.shapes[name]) for name in names) for path, names in modules.items()}
     done, misshapen = 0, []
-    for path in sorted(modules, key=lambda path: -sizes[path]):
+    for number, path in enumerate(sorted(modules, key=lambda path: -sizes[path])):
         module = decoder.get_submodule(path)
         allocate(module, dtype, device)
         for name in modules[path]:
@@ -92,6 +101,8 @@ def _fill(
             done += 1
         if isinstance(module, Matrix) and not misshapen:
             module.finish()
+        if number % 16 == 0:
+            _return_memory()
     if misshapen:
         raise CheckpointError(f"{checkpoint.path} does not fit its config", misshapen=misshapen)
     if progress is not None:
