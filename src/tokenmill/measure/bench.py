@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tokenmill.engine import Engine
 from tokenmill.measure.points import Point
@@ -19,6 +19,7 @@ from tokenmill.outputs import Completion, hash_tokens
 __all__ = ["Measured", "Sample", "chunk_for", "make_prompts", "measure_point", "sample_of", "take_sample"]
 
 MOST_PREFILL_CHUNK = 2048
+WARM_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,11 @@ def measure_point(
     clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], object] = lambda: None,
 ) -> Measured:
-    """One run to warm up, then the repetitions, a probe beside each. `advance` is called after every run."""
+    """A shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after every run."""
     prompts = make_prompts(point, engine.model_config.vocab_size)
     measured = Measured(point)
-    measured.warmup_s = take_sample(engine, point, prompts, clock).total_s
+    short = replace(point, new=min(point.new, WARM_TOKENS))
+    measured.warmup_s = take_sample(engine, short, prompts, clock).total_s
     advance()
     for _ in range(repetitions):
         measured.probes_gb_s.append(probe())
