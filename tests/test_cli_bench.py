@@ -139,4 +139,4 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_right_text_is_said_to_be_right(tm, dtype):
     code, out, _ = tm("--tests", "tg2", "-r", 1, "--dtype", dtype)
-    assert code == 0 and "6 texts as transformers'" in out
+    assert code == 0 and "8 texts as transformers'" in out

@@ -4,9 +4,11 @@ import typer
 from typer.core import TyperGroup
 
 from tokenmill.cli import (
+    bench_install_peer,
     bench_ladder,
     bench_load,
     bench_machine,
+    bench_peers,
     bench_plot,
     bench_run,
     bench_sweep,
@@ -45,6 +47,8 @@ for verb in (
     bench_run,
     bench_sweep,
     bench_ladder,
+    bench_peers,
+    bench_install_peer,
     bench_load,
     bench_plot,
     bench_machine,

@@ -1,7 +1,8 @@
 """Texts that every right engine gives: a benchmark of wrong numbers is worth nothing.
 
 Greedy continuations of SmolLM2-135M-Instruct as transformers computes them. Only prompts were taken whose first 32
-tokens transformers gives alike in float32, bfloat16 and float16, so that no tie can excuse a difference.
+tokens transformers gives alike in float32, bfloat16 and float16, and where in float32 the likeliest token leads the
+next by 0.15 or more at every step, so that no order of summation in bfloat16 can excuse a difference.
 `python benchmarks/golden_texts.py` makes them anew and compares.
 """
 
@@ -17,12 +18,14 @@ __all__ = ["GOLDEN", "NEW_TOKENS", "check_text", "reference_for"]
 NEW_TOKENS = 32
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {
-        "Water boils at": "96ce01a7",
-        "The reason why the sky is blue is that": "0095f7e0",
-        "def fibonacci(n):\n": "a7864e7f",
         "1, 2, 3, 4, 5,": "6e0cdb20",
+        "2, 4, 6, 8, 10,": "baf9012a",
+        "10, 9, 8, 7,": "60fd0e0b",
+        "class Stack:\n    def __init__(self):\n": "42bb7253",
+        "The mitochondria is the": "e9b03ebb",
+        "SELECT * FROM": "fac73cde",
         "To make bread you need": "d4b7e641",
-        "Photosynthesis is the process by which": "6799c6c9",
+        "The Pythagorean theorem states that": "1e34cc36",
     }
 }
 

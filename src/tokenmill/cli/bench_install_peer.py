@@ -1,0 +1,33 @@
+"""`tokenmill bench install-peer`: an environment for an engine to be measured against."""
+
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.display import progress_on_stderr
+from tokenmill.cli.options import Quiet, examples
+from tokenmill.registry import resolve
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench install-peer transformers",
+    "tokenmill bench install-peer llama.cpp",
+    "tokenmill bench peers",
+)
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="transformers, llama.cpp, xllamacpp, openvino or vllm.")],
+    again: Annotated[bool, typer.Option("--again", help="Make it anew where there is one already.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make a Python environment for a peer, in tokenmill's cache folder, with pip.
+
+    Nothing of it touches the environment that tokenmill runs in. llama.cpp is built from source for this processor,
+    which takes about 6 minutes on 2 cores and a C++ compiler.
+    """
+    peer = resolve("tokenmill.measure.peer_list:find_peer")(name, "NAME")
+    with progress_on_stderr(quiet) as progress:
+        python = resolve("tokenmill.measure.peer_install:install")(peer, again, progress)
+    typer.echo(f"{name}: {python}")

@@ -1,0 +1,186 @@
+"""`tokenmill bench peers`: the same model and tokens on other engines, in one run, by turns."""
+
+from dataclasses import fields, replace
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli.bench_rows import MEASURED, OWN, Output, Row, keep_rows
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.errors import ConfigError
+from tokenmill.registry import resolve
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench peers",
+    "tokenmill bench peers --only tokenmill,llama.cpp --batch 1,16 --prompt 128 --new 64",
+    "tokenmill bench peers --peer vllm=/opt/vllm/bin/python --peer llama-bench=./llama-bench",
+    "tokenmill bench install-peer llama.cpp",
+)
+
+PEERS = "Peers"
+# Follow from the points, or are the same for all engines.
+FIXED = (*OWN, "max_length", "cache", "device")
+AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino", "vllm")
+
+Only = Annotated[
+    str | None, typer.Option("--only", metavar="NAMES", help="These peers, as a,b,c.", rich_help_panel=PEERS)
+]
+Given = Annotated[
+    list[str] | None,
+    typer.Option("--peer", metavar="NAME=PATH", help="The Python that has it, or a binary.", rich_help_panel=PEERS),
+]
+Batch = Annotated[str, typer.Option("--batch", "-b", help="Sequences together.", rich_help_panel=MEASURED)]
+Prompt = Annotated[str, typer.Option("--prompt", "-p", help="Prompt tokens.", rich_help_panel=MEASURED)]
+New = Annotated[str, typer.Option("--new", "-n", help="New tokens.", rich_help_panel=MEASURED)]
+Rounds = Annotated[int, typer.Option("--rounds", "-r", min=1, help="Each peer once in each.", rich_help_panel=MEASURED)]
+LoadLimit = Annotated[float, typer.Option("--load-limit", min=1, help="Seconds to load in.", rich_help_panel=PEERS)]
+RunLimit = Annotated[float, typer.Option("--run-limit", min=1, help="Seconds for one run.", rich_help_panel=PEERS)]
+
+
+@with_settings(without=FIXED, engine=EngineConfig)
+def command(
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    only: Only = None,
+    peer: Given = None,
+    batch: Batch = "1",
+    prompt: Prompt = "128",
+    new: New = "64",
+    rounds: Rounds = 5,
+    load_limit: LoadLimit = 300.0,
+    run_limit: RunLimit = 120.0,
+    output: Output = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure tokenmill against other engines: the same model, prompt ids and threads, taking turns in one run.
+
+    Each engine runs in an environment of its own (`tokenmill bench install-peer NAME`, or --peer NAME=PYTHON). One that
+    is absent, crashes or hangs is named, and the others go on. Ratios are ours over theirs, round by round.
+    """
+    points = _points(batch, prompt, new)
+    wanted = _wanted(only, peer or [])
+    if output is not None:
+        resolve("tokenmill.measure.rows:check_output")(output)
+    with progress_on_stderr(quiet) as progress:
+        checkpoint = find_checkpoint(model, progress)
+        config = _resolved(replace(engine, model=model), checkpoint)
+        vocabulary = resolve("tokenmill.model.families:read_config")(checkpoint.config).vocab_size
+        contest = resolve("tokenmill.measure.peers:Contest")(
+            str(checkpoint.path),
+            wanted,
+            config.threads,
+            config.dtype,
+            resolve("tokenmill.measure.machine:quick_probe"),
+            progress,
+            options=_changed(engine),
+            rounds=rounds,
+            load_limit_s=load_limit,
+            run_limit_s=run_limit,
+        )
+        rows: list[Row] = []
+        with contest:
+            contest.load(points)
+            for point in points:
+                prompts = resolve("tokenmill.measure.peer_prompts:make_prompts")(
+                    checkpoint, vocabulary, point.prompt, point.batch
+                )
+                rows += keep_rows(contest.rows(point, prompts), output)
+    _print(rows, points, f"{model}, {config.threads} threads, {config.dtype}")
+    if json:
+        print_json({"rows": rows})
+    if not any(row["status"] == "ok" for row in rows):
+        raise typer.Exit(2)
+
+
+def _points(*texts: str) -> list[Any]:
+    counts = [
+        resolve("tokenmill.measure.points:parse_counts")(text, option, least)
+        for text, option, least in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
+    ]
+    points: list[Any] = resolve("tokenmill.measure.points:sweep")(*counts)
+    return points
+
+
+def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
+    """Peer → path given for it. Ours is always among them."""
+    find = resolve("tokenmill.measure.peer_list:find_peer")
+    paths = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or not path:
+            raise ConfigError("--peer", text, "NAME=PATH, as llama.cpp=/opt/llama/bin/python")
+        paths[find(name, "--peer").name] = path
+    names = [word.strip() for word in only.split(",")] if only is not None else [*AUTOMATIC, *paths]
+    chosen = dict.fromkeys(["tokenmill", *(find(name, "--only").name for name in names), *paths])
+    return {name: paths.get(name) for name in chosen}
+
+
+def _resolved(engine: EngineConfig, checkpoint: Any) -> EngineConfig:
+    """With the dtype and the number of threads that all engines are asked for; wrong settings are refused here."""
+    model = resolve("tokenmill.model.families:read_config")(checkpoint.config)
+    config: EngineConfig = resolve("tokenmill.assemble:resolve_config")(engine, model)
+    return replace(config, threads=config.threads or resolve("torch:get_num_threads")())
+
+
+def _changed(engine: EngineConfig) -> dict[str, Any]:
+    """Settings for our own engine that the user has chosen."""
+    usual = EngineConfig()
+    names = [field.name for field in fields(engine) if field.name not in ("model", "threads", "dtype")]
+    return {name: value for name in names if (value := getattr(engine, name)) != getattr(usual, name)}
+
+
+HEADER = (
+    "engine",
+    "decode tok/s",
+    "min to max",
+    "ours over",
+    "prefill tok/s",
+    "ours over",
+    "same tokens",
+    "load s",
+)
+
+
+def _print(rows: list[Row], points: list[Any], title: str) -> None:
+    for point in points:
+        print_table(f"{title}: {point.title}", [_line(row) for row in rows if row["test"] == point.title], HEADER)
+    good = {row["label"]: row for row in rows if row["status"] == "ok"}
+    for name, row in good.items():
+        versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
+        typer.echo(f"{name}: {versions}; {row['note']}")
+    if good:
+        probes = [row["probe_gb_s"] for row in rows if row["status"] == "ok"]
+        typer.echo(f"read bandwidth beside the runs: {min(probes):.0f} to {max(probes):.0f} GB/s (medians per engine)")
+    if any(row["noisy"] for row in good.values()):
+        remark("the bandwidth changed while it was measured: ratios are taken round by round; look at their spread")
+    for name, status, reason in dict.fromkeys((row["label"], row["status"], row["reason"]) for row in rows):
+        if status != "ok":
+            remark(f"{name}: {status}: {reason}")
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    if row["status"] != "ok":
+        return row["label"], row["status"], *[""] * 6
+    same = row.get("same_tokens")
+    return (
+        row["label"],
+        f"{row['decode_tok_s']:,.1f}",
+        f"{row['decode_tok_s_min']:,.1f} to {row['decode_tok_s_max']:,.1f}",
+        _ratio(row, "decode"),
+        f"{row['prefill_tok_s']:,.0f}",
+        _ratio(row, "prefill"),
+        "" if same is None else f"{100 * same:.0f} %",
+        f"{row['load_s']:.1f}",
+    )
+
+
+def _ratio(row: Row, phase: str) -> str:
+    if f"{phase}_ratio" not in row:
+        return ""
+    return f"{row[f'{phase}_ratio']:.2f} ({row[f'{phase}_ratio_min']:.2f} to {row[f'{phase}_ratio_max']:.2f})"

@@ -1,0 +1,92 @@
+"""llama.cpp through llama-cpp-python's low-level calls: its kernels, the likeliest token by numpy, nothing between."""
+
+# isort: off
+import wire  # type: ignore[import-not-found]
+# isort: on
+
+import ctypes
+import time
+from typing import Any
+
+import llama_cpp  # type: ignore[import-not-found]
+import numpy as np
+
+# As llama-bench has them.
+BATCH, SMALL_BATCH = 2048, 512
+
+
+class LlamaCpp:
+    """One context with room for all sequences; its memory is cleared before each run."""
+
+    def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
+        if not model.endswith(".gguf"):
+            raise ValueError("llama.cpp reads .gguf files only")
+        llama_cpp.llama_backend_init()
+        self.model = llama_cpp.llama_model_load_from_file(model.encode(), llama_cpp.llama_model_default_params())
+        params = llama_cpp.llama_context_default_params()
+        # Each sequence has its share of the context, of which llama.cpp wants multiples of 256.
+        params.n_ctx, params.n_seq_max = batch * -(-max_length // 256) * 256, batch
+        params.n_batch, params.n_ubatch = BATCH, SMALL_BATCH
+        params.n_threads = params.n_threads_batch = threads
+        self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise MemoryError(f"no context for {batch} sequences of {max_length} tokens")
+        self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.room = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        return {"versions": _versions(), "note": f"{self._kind()}, {_instruction_sets()}"}
+
+    def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        started_s = time.perf_counter()
+        rows = [
+            (token, position, sequence, position == len(prompt) - 1)
+            for sequence, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        tokens = [[token] for token in self._feed(rows)]
+        first_s = time.perf_counter()
+        for step in range(new - 1):
+            rows = [(t[-1], len(p) + step, s, True) for s, (t, p) in enumerate(zip(tokens, prompts, strict=True))]
+            for sequence, token in zip(tokens, self._feed(rows), strict=True):
+                sequence.append(token)
+        return {**wire.times(started_s, first_s, time.perf_counter()), "tokens": tokens}
+
+    def _feed(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """Rows of token, position, sequence, and whether a token is to follow; those tokens, in order."""
+        found = []
+        for at in range(0, len(rows), BATCH):
+            room, part = self.room, rows[at : at + BATCH]
+            room.n_tokens = len(part)
+            for row, (token, position, sequence, wanted) in enumerate(part):
+                room.token[row], room.pos[row], room.logits[row] = token, position, wanted
+                room.n_seq_id[row], room.seq_id[row][0] = 1, sequence
+            code = llama_cpp.llama_decode(self.context, room)
+            if code:
+                raise RuntimeError(f"llama_decode gives {code}")
+            found += [self._likeliest(row) for row, (*_, wanted) in enumerate(part) if wanted]
+        return found
+
+    def _likeliest(self, row: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self.context, row)
+        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.vocab_size,))))
+
+    def _kind(self) -> str:
+        """As "llama 134M Q4_1"."""
+        text = ctypes.create_string_buffer(128)
+        llama_cpp.llama_model_desc(self.model, text, len(text))
+        return str(text.value.decode())
+
+
+def _versions() -> dict[str, str]:
+    return {"llama-cpp-python": llama_cpp.__version__}
+
+
+def _instruction_sets() -> str:
+    """Those of the build that this processor has: "AVX512 = 1 | …" → the names alone."""
+    found = llama_cpp.llama_print_system_info().decode().replace("CPU :", "|").split("|")
+    names = [part.split("=")[0].strip() for part in found if part.strip().endswith("= 1")]
+    return " ".join(name for name in names if name.startswith(("AVX", "NEON", "ARM", "SVE", "AMX")))
+
+
+if __name__ == "__main__":
+    wire.serve(LlamaCpp())
