@@ -91,7 +91,8 @@ OPTIONS = {
     "bench ladder": f"""--batch -b --check --json --new -n --output -o --prompt -p --quiet -q --repetitions -r --shape
         {" ".join(sorted(set(FIXED.split()) - set("--block-size --cache --program --proposer --scheme".split())))}""",
     "bench peers": f"""--batch -b --json --load-limit --new -n --only --output -o --peer --prompt -p --quiet -q
-        --rounds -r --run-limit {" ".join(sorted(set(FIXED.split()) - set("--max-length --cache --device".split())))}""",
+        --rounds -r --run-limit
+        {" ".join(sorted(set(FIXED.split()) - set("--max-length --cache --device".split())))}""",
     "bench install-peer": "--again --quiet -q",
     "bench load": """--api-key --burstiness --chat --concurrency --detailed --goodput --ignore-eos --json --model --new
         --num-prompts --output --prompt --prompts --quiet -q --rate --seed --time-limit --url --vocab-size""",

@@ -13,6 +13,8 @@ import numpy as np
 import openvino  # type: ignore[import-not-found]
 import openvino_genai  # type: ignore[import-not-found]
 
+CACHE_GB = 2
+
 
 class OpenVino:
     """Its continuous-batching pipeline, all prompts submitted at once."""
@@ -20,8 +22,15 @@ class OpenVino:
     def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
         plain = plain_folder(model)
         folder = kept_folder(plain, "openvino", lambda folder: convert(plain, folder))
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching = False  # else a prompt costs nothing the second time
+        scheduler.max_num_seqs, scheduler.cache_size = batch, CACHE_GB
         self.pipeline = openvino_genai.LLMPipeline(
-            str(folder), "CPU", INFERENCE_NUM_THREADS=threads, PERFORMANCE_HINT="LATENCY"
+            str(folder),
+            "CPU",
+            scheduler_config=scheduler,
+            INFERENCE_NUM_THREADS=threads,
+            PERFORMANCE_HINT="LATENCY",
         )
         return {
             "versions": {"openvino-genai": openvino_genai.__version__},

@@ -29,19 +29,22 @@ class Xllamacpp:
     def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
         started_s = time.perf_counter()
         with ThreadPoolExecutor(len(prompts)) as pool:
-            done = list(pool.map(lambda prompt: self._complete(prompt, new), prompts))
-        first_s = max(first_s for first_s, _ in done)
-        return {**wire.times(started_s, first_s, time.perf_counter()), "tokens": [tokens for _, tokens in done]}
+            times_s = list(pool.map(lambda prompt: self._complete(prompt, new), prompts))
+        first_s = max(times[0] for times in times_s)
+        return {
+            **wire.times(started_s, first_s, time.perf_counter()),
+            "decode_tokens": sum(time_s > first_s for times in times_s for time_s in times),
+            "tokens": None,  # the wheel hands out text alone
+        }
 
-    def _complete(self, prompt: list[int], new: int) -> tuple[float, list[int]]:
-        """When the first token came, and all of them."""
-        first_s, tokens = 0.0, []
+    def _complete(self, prompt: list[int], new: int) -> list[float]:
+        """When each token came."""
+        times_s: list[float] = []
+        last: dict[str, Any] = {}
 
-        def collect(pieces: Any) -> None:
-            nonlocal first_s
-            first_s = first_s or time.perf_counter()
-            for piece in pieces if isinstance(pieces, list) else [pieces]:
-                tokens.extend(piece.get("tokens", []))
+        def collect(piece: Any) -> None:
+            times_s.append(time.perf_counter())
+            last.update(piece)
 
         request = {
             "prompt": prompt,
@@ -51,11 +54,13 @@ class Xllamacpp:
             "top_k": 1,
             "ignore_eos": True,
             "cache_prompt": False,
-            "return_tokens": True,
             "stream": True,
         }
         self.server.handle_completions(request, collect)
-        return first_s, tokens
+        done = last.get("usage", {}).get("completion_tokens")
+        if done != new:
+            raise RuntimeError(f"{done} tokens instead of {new}: {str(last)[:100]}")
+        return times_s[:-1]  # the last piece is empty and says that it is done
 
 
 if __name__ == "__main__":
