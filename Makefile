@@ -20,8 +20,8 @@ test: .venv/.ready-dev
 	$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.ready-dev
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
+	$(BIN)/ruff check src tests benchmarks hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
 
@@ -35,7 +35,7 @@ clean:
 
 # Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
 # that nothing else can pull in another one.
-.venv/.ready: pyproject.toml constraints.txt | .venv/.made
+.venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/*) | .venv/.made
 	$(PIP) $$(grep '^torch==' constraints.txt)
 	$(PIP) -e .
 	touch $@

@@ -10,14 +10,18 @@ import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
 from tokenmill.assemble import cache_spec, resolve_config
 from tokenmill.config import DTYPES, EngineConfig
+from tokenmill.errors import ConfigError
 from tokenmill.measure import cost
-from tokenmill.measure.cost import Cost, available_bytes, cost_of, count_parameters, kv_bytes_per_token
+from tokenmill.measure.cost import Cost, available_bytes, cost_of, kv_bytes_per_token
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import read_config
-from tokenmill.quant.schemes import SCHEMES
+from tokenmill.model.parameters import count_parameters
+from tokenmill.program import PROGRAMS
 from tokenmill.registry import resolve
 from tokenmill.weights.checkpoint import open_checkpoint
 
+FORMS = [(program, scheme) for program, name in PROGRAMS.items() for scheme in resolve(name).schemes]
+CPU = torch.device("cpu")
 SMOLLM2 = ModelConfig(
     family="llama",
     vocab_size=49152,
@@ -47,15 +51,15 @@ def test_every_parameter_of_the_file_is_counted(name, models):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["llama-mha-tied", "gpt2", "mixtral"])
-def test_predicted_bytes_are_the_allocated_ones(name, scheme, dtype, models):
-    kind = resolve(SCHEMES[scheme])
-    if kind.refuse(torch.device("cpu"), getattr(torch, dtype)):
-        pytest.skip(f"{scheme} refuses {dtype} on this processor")
-    settings = {"scheme": scheme, "dtype": dtype, "max_sequences": 3, "block_size": 16, "max_length": CONTEXT // 2}
-    engine = tokenmill.load(save(name, models), **settings)
-    predicted = cost_of(engine.config, engine.model_config, kind.copies_tied_head)
+@pytest.mark.parametrize(("program", "scheme"), FORMS)
+@pytest.mark.parametrize("name", ["llama-mha-tied", "gpt2", "gpt_neox", "qwen3", "mixtral"])
+def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, models):
+    sizes = {"dtype": dtype, "max_sequences": 3, "block_size": 16, "max_length": CONTEXT // 2}
+    try:
+        engine = tokenmill.load(save(name, models), program=program, scheme=scheme, **sizes)
+    except ConfigError as refusal:
+        pytest.skip(str(refusal))
+    predicted = cost_of(engine.config, engine.model_config, CPU)
     assert predicted.weights_bytes == engine.memory["weights_bytes"]
     assert predicted.cache_bytes == engine.memory["cache_bytes"]
 
@@ -77,7 +81,7 @@ def test_a_token_costs_the_same_whatever_the_block_size():
 def test_workspace_grows_with_what_a_step_holds():
     small = resolve_config(EngineConfig(max_step_tokens=64), SMOLLM2)
     large = replace(small, max_step_tokens=512)
-    assert cost_of(small, SMOLLM2, False).workspace_bytes < cost_of(large, SMOLLM2, False).workspace_bytes
+    assert cost_of(small, SMOLLM2, CPU).workspace_bytes < cost_of(large, SMOLLM2, CPU).workspace_bytes
 
 
 def test_what_fits_is_what_is_left_after_the_weights():

@@ -28,7 +28,7 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(path):
-    return tokenmill.load(path, max_sequences=3, block_size=4)
+    return tokenmill.load(path, max_sequences=3, block_size=4, program="eager")
 
 
 @pytest.fixture

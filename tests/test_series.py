@@ -13,7 +13,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.measure import machine, series
 from tokenmill.measure.card import card_of, card_rows
-from tokenmill.measure.cost import decode_traffic, prefill_traffic
+from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
 from tokenmill.measure.ladder import climb, rungs
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.points import Point
@@ -100,17 +100,23 @@ def test_tokens_that_change_between_repetitions_are_a_failure(tiny, monkeypatch)
 
 
 def test_the_ladder_climbs_what_the_registries_have(tiny):
-    steps = rungs(EngineConfig(), torch.float32)
+    steps = rungs(EngineConfig(), read_config(tiny.checkpoint.config))
     assert [rung.label for rung in steps] == [
         "no cache",
         "eager, static cache",
         "eager, paged cache",
         "eager, packed weights",
+        "native, dense weights",
+        "native, q8 weights",
+        "native, q4 weights",
+        "native, file weights",
         "fastest, prompt_lookup",
     ]
     rows = list(climb(tiny, EngineConfig(), steps, Point(20, 6)))
     assert [row["label"] for row in rows] == [rung.label for rung in steps if rung.refused is None]
-    assert len({row["hash"] for row in rows}) == 1, "float32: the same text on every rung"
+    assert len({row["hash"] for row in rows if row["scheme"] not in ("q8", "q4")}) == 1, (
+        "float32: the same text on every rung"
+    )
     assert rows[0]["over_below"] is None and rows[0]["over_first"] == 1
     for below, row in pairwise(rows):
         assert row["over_below"] == pytest.approx(row["decode_tok_s"] / below["decode_tok_s"])
@@ -148,13 +154,13 @@ def test_traffic_by_hand():
     model = read_config(SHAPES["llama-7b"])
     matrices = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
     norms = 65 * 4096
-    step = decode_traffic(model, "bfloat16", 1, 1000)
+    step = decode_traffic(model, Storage.plain("bfloat16"), 1, 1000)
     assert step.read_bytes == 2 * (matrices + norms) + 1000 * 2 * 32 * 4096 * 2
     assert step.operations == 2 * (matrices + norms) + 4 * 32 * 4096 * 1000
-    several = decode_traffic(model, "bfloat16", 4, 1000)
+    several = decode_traffic(model, Storage.plain("bfloat16"), 4, 1000)
     assert several.operations == 4 * step.operations
     assert several.read_bytes - step.read_bytes == 3 * 1000 * 2 * 32 * 4096 * 2
-    prompt = prefill_traffic(model, "bfloat16", 1, 100)
+    prompt = prefill_traffic(model, Storage.plain("bfloat16"), 1, 100)
     head = 32000 * 4096
     assert prompt.operations == 100 * (2 * (matrices + norms - head) + 4 * 32 * 4096 * 50) + 2 * head
     assert step.floor_s(50e9, 1e15) == step.read_bytes / 50e9
@@ -164,12 +170,15 @@ def test_traffic_by_hand():
 def test_a_window_and_experts_are_read_in_part_only():
     config = {**SHAPES["mixtral-8x7b"], "sliding_window": 100}
     model = read_config(config)
-    one, two = decode_traffic(model, "bfloat16", 1, 100), decode_traffic(model, "bfloat16", 1, 5000)
+    one, two = (
+        decode_traffic(model, Storage.plain("bfloat16"), 1, 100),
+        decode_traffic(model, Storage.plain("bfloat16"), 1, 5000),
+    )
     assert one.read_bytes == two.read_bytes
     expert = 32 * 3 * 4096 * 14336
-    assert decode_traffic(model, "bfloat16", 2, 0).read_bytes - decode_traffic(model, "bfloat16", 1, 0).read_bytes == (
-        pytest.approx(2 * 2 * expert, rel=1e-3)
-    ), "two experts more"
+    assert decode_traffic(model, Storage.plain("bfloat16"), 2, 0).read_bytes - decode_traffic(
+        model, Storage.plain("bfloat16"), 1, 0
+    ).read_bytes == (pytest.approx(2 * 2 * expert, rel=1e-3)), "two experts more"
 
 
 def test_the_card_names_the_floor_of_every_point():

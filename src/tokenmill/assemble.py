@@ -6,7 +6,7 @@ Every refusal happens here, before the first prompt: features compose when the e
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import read_config
+from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
+from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.registry import lookup
 from tokenmill.runner import Runner
@@ -34,7 +36,7 @@ from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.hub import locate
 from tokenmill.weights.load import empty_decoder, load_decoder
 
-__all__ = ["build", "cache_spec", "load", "resolve_config"]
+__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config"]
 
 
 def load(
@@ -72,30 +74,51 @@ def build(
     max_length = config.max_length
     assert max_length is not None, "resolved above"
     kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
-    program_name, reason, program = choose_program(config.program, device)
-    dtype = getattr(torch, config.dtype)
-    scheme_name, scheme = choose_scheme(config.scheme, device, dtype)
-    config = replace(config, scheme=scheme_name)
+    forms = choose_forms(config, model_config, device)
+    config = replace(config, scheme=forms.scheme_name)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
-    decoder = empty_decoder(model_config, scheme, kernel, max_length)
+    decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
-    fill(checkpoint, decoder, dtype, device, progress)
+    fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
+    program = forms.program(decoder, pool)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     return Engine(
         config,
         model_config,
         tokenizer,
         Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache),
-        Runner(program(decoder, pool), pool, device),
+        Runner(program, pool, device),
         proposer,
-        program=program_name,
-        program_reason=reason,
-        kernel=kernel_name,
+        program=forms.program_name,
+        program_reason=forms.reason,
+        kernel=forms.program_name if program.attends else kernel_name,
         memory={
-            "weights_bytes": decoder.num_bytes,
+            "weights_bytes": program.num_weight_bytes,
+            "matrix_bytes": program.num_matrix_bytes,
             "cache_bytes": pool.num_bytes,
         },
     )
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The program and the weight scheme that an engine will have, and what its weights will take."""
+
+    program_name: str
+    reason: str
+    program: type[Program]
+    scheme_name: str
+    scheme: Scheme
+    weight_bytes: int
+
+
+def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device) -> Forms:
+    """For a resolved config. ConfigError where nothing fits, with every reason."""
+    dtype = getattr(torch, config.dtype)
+    program_name, reason, program = choose_program(config, device, model)
+    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
+    num_bytes = program.weight_bytes(model, dtype, scheme_name)
+    return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
 
 
 def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
@@ -122,13 +145,26 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
     # As many whole blocks as all sequences need at their longest.
     default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
-    return replace(
+    resolved = replace(
         config,
         max_length=max_length,
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         block_size=block_size,
         cache_tokens=config.cache_tokens or default_tokens,
     )
+    kept = replace(resolved, scheme="file")
+    return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
+
+
+def _keeps_codes(kept: EngineConfig, asked: str, model: ModelConfig) -> bool:
+    """A quantised file stays as it is unless something else was asked for, or no program here can run it so."""
+    if asked != "auto" or not model.codes:
+        return False
+    try:
+        _, _, program = choose_program(kept, find_device(kept.device), model)
+    except ConfigError:
+        return False
+    return kept.scheme in program.schemes
 
 
 def cache_spec(config: EngineConfig, model: ModelConfig) -> CacheSpec:

@@ -59,7 +59,9 @@ def command(
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
         card = print_card(series, config, [point])
-        steps = resolve("tokenmill.measure.ladder:rungs")(config, resolve(f"torch:{card['dtype']}"))
+        steps = resolve("tokenmill.measure.ladder:rungs")(
+            config, resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
+        )
         rows = keep_rows(resolve("tokenmill.measure.ladder:climb")(series, config, steps, point), output)
     print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
     ending(rows)

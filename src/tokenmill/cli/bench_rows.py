@@ -84,7 +84,9 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) ->
     model = resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
     longest = max(point.length for point in points)
     roomy = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
-    card: dict[str, Any] = resolve("tokenmill.measure.card:card_of")(roomy, model, series.limits(engine), points)
+    card: dict[str, Any] = resolve("tokenmill.measure.card:card_of")(
+        roomy, model, series.limits(engine), points, series.checkpoint.num_bytes
+    )
     print_table(f"{engine.model}: what it costs", resolve("tokenmill.measure.card:card_rows")(card))
     typer.echo()
     return card

@@ -83,7 +83,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
 
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
     config: ModelConfig = resolve("tokenmill.model.families:read_config")(checkpoint.config)
-    parts = resolve("tokenmill.measure.cost:count_parameters")(config)
+    parts = resolve("tokenmill.model.parameters:count_parameters")(config)
     types: dict[str, dict[str, int]] = {}
     for tensor in stored:
         entry = types.setdefault(tensor.type, {"count": 0, "num_bytes": 0})

@@ -57,9 +57,7 @@ def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     torch_device = resolve("tokenmill.assemble:find_device")(asked.device)
     config: EngineConfig = resolve("tokenmill.assemble:resolve_config")(asked, model)
-    dtype = resolve(f"torch:{config.dtype}")
-    _, scheme = resolve("tokenmill.quant.schemes:choose")(config.scheme, torch_device, dtype)
-    cost: Cost = resolve("tokenmill.measure.cost:cost_of")(config, model, scheme.copies_tied_head)
+    cost: Cost = resolve("tokenmill.measure.cost:cost_of")(config, model, torch_device)
     if torch_device.type == "cuda":
         available, _ = resolve("torch.cuda:mem_get_info")(torch_device)
     else:

@@ -7,23 +7,27 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from tokenmill.assemble import resolve_config
+from tokenmill.assemble import find_device, resolve_config
 from tokenmill.config import EngineConfig
-from tokenmill.measure.cost import count_parameters, decode_traffic, kv_bytes_per_token, prefill_traffic
+from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.measure.points import Point
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.parameters import count_parameters
 
 __all__ = ["card_of", "card_rows"]
 
 MOST_FLOORS = 6  # that people are shown
 
 
-def card_of(config: EngineConfig, model: ModelConfig, limits: Limits, points: Iterable[Point]) -> dict[str, Any]:
+def card_of(
+    config: EngineConfig, model: ModelConfig, limits: Limits, points: Iterable[Point], file_bytes: int = 0
+) -> dict[str, Any]:
     """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
     config = resolve_config(config, model)
-    dtype, peak, read = config.dtype, limits.flop_s(config.dtype), 1e9 * limits.read_gb_s
-    decode = decode_traffic(model, dtype, 1, 0)
+    storage = Storage.planned(config, model, find_device(config.device), file_bytes)
+    dtype, peak, read = config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
+    decode = decode_traffic(model, storage, 1, 0)
     return {
         "model": config.model,
         "dtype": dtype,
@@ -32,7 +36,7 @@ def card_of(config: EngineConfig, model: ModelConfig, limits: Limits, points: It
         "cache_bytes_per_token": kv_bytes_per_token(model, dtype),
         "operations_per_token": decode.operations,
         "machine": {**asdict(limits), "instructions": instruction_sets()},
-        "floor_tok_s": {point.title: _floor(model, config, point, read, peak) for point in points},
+        "floor_tok_s": {point.title: _floor(model, storage, config.cache, point, read, peak) for point in points},
     }
 
 
@@ -56,10 +60,10 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _floor(model: ModelConfig, config: EngineConfig, point: Point, read: float, peak: float) -> float:
+def _floor(model: ModelConfig, storage: Storage, cache: bool, point: Point, read: float, peak: float) -> float:
     """Tokens per second that nothing on this machine can exceed: of generation where there is some, else of prefill."""
     if point.new:
         depth = point.num_fed + point.new / 2
-        return point.batch / decode_traffic(model, config.dtype, point.batch, depth, config.cache).floor_s(read, peak)
-    traffic = prefill_traffic(model, config.dtype, point.batch, point.prompt, point.depth)
+        return point.batch / decode_traffic(model, storage, point.batch, depth, cache).floor_s(read, peak)
+    traffic = prefill_traffic(model, storage, point.batch, point.prompt, point.depth)
     return point.batch * point.prompt / traffic.floor_s(read, peak)

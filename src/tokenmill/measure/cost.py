@@ -9,21 +9,26 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.assemble import cache_spec
+import torch
+
+from tokenmill.assemble import cache_spec, choose_forms
 from tokenmill.config import DTYPES, EngineConfig
+from tokenmill.engine import Engine
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.parameters import count_parameters
 
 __all__ = [
     "Cost",
+    "Storage",
     "Traffic",
     "available_bytes",
     "cost_of",
-    "count_parameters",
     "decode_traffic",
     "kv_bytes_per_token",
     "prefill_traffic",
-    "weights_bytes",
 ]
+
+INTEGER_SCHEMES = ("q8", "q4", "file")
 
 
 @dataclass(frozen=True)
@@ -57,65 +62,69 @@ class Traffic:
         return max(self.read_bytes / bytes_per_s, self.operations / operations_per_s)
 
 
-def cost_of(config: EngineConfig, model: ModelConfig, copies_tied_head: bool) -> Cost:
-    """What an engine of this resolved config takes. `copies_tied_head` is the scheme's."""
+@dataclass(frozen=True)
+class Storage:
+    """What numbers are held in. bytes_per_weight: of matrices, with scales. integer: they are multiplied as bytes."""
+
+    dtype: str
+    bytes_per_weight: float
+    integer: bool = False
+
+    @classmethod
+    def plain(cls, dtype: str) -> "Storage":
+        """Matrices in the dtype itself."""
+        return cls(dtype, DTYPES[dtype])
+
+    @classmethod
+    def of_engine(cls, engine: Engine) -> "Storage":
+        """As the engine really holds them."""
+        weights, _ = _matrix_parameters(engine.model_config, engine.config.max_length or 1)
+        integer = engine.config.scheme in INTEGER_SCHEMES
+        return cls(engine.config.dtype, engine.memory["matrix_bytes"] / weights, integer)
+
+    @classmethod
+    def planned(cls, config: EngineConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
+        """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
+        forms = choose_forms(config, model, device)
+        if forms.scheme_name not in INTEGER_SCHEMES:
+            return cls.plain(config.dtype)
+        bits = forms.scheme.bits_per_weight
+        per_weight = file_bytes / sum(count_parameters(model).values()) if bits is None else bits / 8
+        return cls(config.dtype, per_weight, True)
+
+
+def cost_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> Cost:
+    """What an engine of this resolved config takes there."""
     spec = cache_spec(config, model)
     return Cost(
-        weights_bytes=weights_bytes(model, config.dtype, copies_tied_head),
+        weights_bytes=choose_forms(config, model, device).weight_bytes,
         cache_bytes=spec.num_bytes,
         workspace_bytes=_workspace_bytes(config, model),
         bytes_per_token=spec.bytes_per_token,
     )
 
 
-def count_parameters(model: ModelConfig) -> dict[str, int]:
-    """Parameters by part; a head that is tied to the embedding counts once, there."""
-    hidden, layers, wide = model.hidden_size, model.num_layers, model.intermediate_size
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    attention = hidden * (q + 2 * kv) + q * hidden
-    attention += model.qkv_bias * (q + 2 * kv) + model.o_bias * hidden + model.qk_norm * 2 * model.head_dim
-    ups = 2 if model.gated_mlp else 1
-    mlp = (ups + 1) * hidden * wide + model.mlp_bias * (ups * wide + hidden)
-    experts = model.num_experts * (mlp + hidden)  # a row of the router for each
-    per_norm = hidden * (1 if model.norm == "rms" else 2)
-    return {
-        "embedding": model.vocab_size * hidden,
-        "positions": model.max_position_embeddings * hidden if model.positions == "learned" else 0,
-        "attention": layers * attention,
-        "mlp": layers * (experts if model.num_experts else mlp),
-        "norms": (2 * layers + 1) * per_norm,
-        "head": 0 if model.tie_embeddings else model.vocab_size * (hidden + model.head_bias),
-    }
-
-
-def weights_bytes(model: ModelConfig, dtype: str, copies_tied_head: bool) -> int:
-    """Bytes of all weights in this dtype, in the form that is multiplied with."""
-    parameters = sum(count_parameters(model).values())
-    if model.tie_embeddings and copies_tied_head:
-        parameters += model.vocab_size * (model.hidden_size + model.head_bias)
-    return parameters * DTYPES[dtype]
-
-
-def decode_traffic(model: ModelConfig, dtype: str, batch: int, depth: float, cache: bool = True) -> Traffic:
+def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: float, cache: bool = True) -> Traffic:
     """One step of `batch` sequences that each have `depth` tokens behind them.
 
     Without a cache the step is a prefill of everything.
     """
     if not cache:
-        return prefill_traffic(model, dtype, batch, depth + 1)
+        return prefill_traffic(model, storage, batch, depth + 1)
     weights, active = _matrix_parameters(model, batch)
     seen = _mean_seen(model, depth)
-    read_bytes = weights * DTYPES[dtype] + batch * seen * kv_bytes_per_token(model, dtype)
+    read_bytes = weights * storage.bytes_per_weight + batch * seen * kv_bytes_per_token(model, storage.dtype)
     return Traffic(read_bytes, batch * (2 * active + _attention_operations(model, seen)))
 
 
-def prefill_traffic(model: ModelConfig, dtype: str, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
+def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
     """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
     weights, active = _matrix_parameters(model, batch * max(round(num_tokens), 1))
     head = model.vocab_size * model.hidden_size
     seen = _mean_seen(model, depth + num_tokens / 2)
     operations = batch * (num_tokens * (2 * (active - head) + _attention_operations(model, seen)) + 2 * head)
-    return Traffic(weights * DTYPES[dtype] + batch * depth * kv_bytes_per_token(model, dtype), operations)
+    read_bytes = weights * storage.bytes_per_weight + batch * depth * kv_bytes_per_token(model, storage.dtype)
+    return Traffic(read_bytes, operations)
 
 
 def _matrix_parameters(model: ModelConfig, num_tokens: int) -> tuple[float, float]:

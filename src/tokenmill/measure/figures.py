@@ -6,7 +6,7 @@ import torch
 
 from tokenmill.engine import Engine
 from tokenmill.measure.bench import Measured
-from tokenmill.measure.cost import Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
+from tokenmill.measure.cost import Storage, Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.points import Point
 from tokenmill.measure.rows import VERSION, provenance
@@ -95,17 +95,17 @@ def _against_the_machine(measured: Measured, engine: Engine, limits: Limits) -> 
 
     The bandwidth is the better of the kept limit and of the probes beside: shared machines change within seconds.
     """
-    point, dtype, model = measured.point, engine.config.dtype, engine.model_config
+    point, storage, model = measured.point, Storage.of_engine(engine), engine.model_config
     probe = Spread.of(measured.probes_gb_s)
-    read_gb_s, peak = max(limits.read_gb_s, probe.most), limits.flop_s(dtype)
+    read_gb_s, peak = max(limits.read_gb_s, probe.most), limits.flop_s(storage.dtype, storage.integer)
     found = {"machine_read_gb_s": read_gb_s, "machine_gflop_s": peak / 1e9, "probe_gb_s": probe.median}
     figures = figures_of(measured)
     if point.prompt:
-        traffic = prefill_traffic(model, dtype, point.batch, point.prompt, point.depth)
+        traffic = prefill_traffic(model, storage, point.batch, point.prompt, point.depth)
         found |= _shares("prefill", traffic, figures["prefill_ms"], read_gb_s, peak)
     if "decode_ms" in figures:
         depth = point.num_fed + point.new / 2
-        traffic = decode_traffic(model, dtype, point.batch, depth, engine.config.cache)
+        traffic = decode_traffic(model, storage, point.batch, depth, engine.config.cache)
         found |= _shares("decode", traffic, figures["decode_ms"], read_gb_s, peak)
     return found
 

@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from tokenmill.assemble import find_device
+from tokenmill.assemble import choose_forms, find_device, resolve_config
 from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError
 from tokenmill.measure.points import Point
 from tokenmill.measure.series import Series
+from tokenmill.model.config import ModelConfig
 from tokenmill.program import PROGRAMS
-from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import resolve
 from tokenmill.speculate.proposer import PROPOSERS
 
@@ -37,23 +36,31 @@ class Rung:
     refused: str | None = None
 
 
-def rungs(config: EngineConfig, dtype: torch.dtype) -> list[Rung]:
+def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
     """From the bottom up."""
-    device = find_device(config.device)
-    slowest = {"program": list(PROGRAMS)[-1], "scheme": list(SCHEMES)[-1]}
+    slowest = {"program": list(PROGRAMS)[-1], "scheme": "dense"}
     found = [
         Rung("no cache", {**slowest, "cache": False}),
         Rung(f"{slowest['program']}, static cache", slowest),
         Rung(f"{slowest['program']}, paged cache", {**slowest, "block_size": PAGE}),
     ]
     for program in reversed(PROGRAMS):
-        for scheme in reversed(SCHEMES):
+        for scheme in resolve(PROGRAMS[program]).schemes:
             settings = {"program": program, "scheme": scheme}
             if settings != slowest:
-                reason = resolve(PROGRAMS[program]).refuse(device) or resolve(SCHEMES[scheme]).refuse(device, dtype)
+                reason = _refused(replace(config, **settings), model)
                 found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
     found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in PROPOSERS if name != "none"]
     return found
+
+
+def _refused(config: EngineConfig, model: ModelConfig) -> str | None:
+    """Why no engine can be made of these settings, or None."""
+    try:
+        choose_forms(resolve_config(config, model), model, find_device(config.device))
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def climb(series: Series, config: EngineConfig, steps: list[Rung], point: Point) -> Iterator[dict[str, Any]]:

@@ -47,8 +47,10 @@ class Limits:
     copy_from_device_gb_s: float | None = None
     measured_at: float = 0.0
 
-    def flop_s(self, dtype: str) -> float:
-        """Peak of matrix products in that dtype, per second; float16 counts as bfloat16."""
+    def flop_s(self, dtype: str, integer: bool = False) -> float:
+        """Peak of matrix products in that dtype, or of bytes, per second; float16 counts as bfloat16."""
+        if integer and self.int8_gop_s is not None:
+            return 1e9 * self.int8_gop_s
         return 1e9 * (self.float32_gflop_s if dtype == "float32" else self.bfloat16_gflop_s)
 
 

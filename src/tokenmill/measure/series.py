@@ -27,7 +27,6 @@ from tokenmill.measure.points import Point
 from tokenmill.measure.rows import VERSION, provenance
 from tokenmill.measure.shapes import Shape
 from tokenmill.model.families import read_config
-from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fetch import Progress
 from tokenmill.weights.fill_random import fill_random
@@ -139,8 +138,7 @@ class Series:
         """CapacityError when the planner's figures say that it cannot fit, before the system kills us for trying."""
         model, device = read_config(self.checkpoint.config), find_device(config.device)
         resolved = resolve_config(config, model)
-        _, scheme = choose_scheme(config.scheme, device, getattr(torch, resolved.dtype))
-        needed = cost_of(resolved, model, scheme.copies_tied_head).total_bytes
+        needed = cost_of(resolved, model, device).total_bytes
         available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
         if needed > available:
             raise CapacityError("bytes of memory", needed, available, "batch, prompt or new tokens")
@@ -159,7 +157,7 @@ class Series:
         if not self.check:
             return "off"
         self.progress.stage("comparing the text with transformers'")
-        return f"{check_text(engine, reference)} texts as transformers'"
+        return check_text(engine, reference)
 
     def _marked(self, point: Point, config: EngineConfig, label: str, error: Exception) -> dict[str, Any]:
         """A row that says why there are no figures."""

@@ -65,6 +65,7 @@ class ModelConfig:
     tie_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # of the checkpoint, for dtype="auto"
+    codes: bool = False  # whether the checkpoint's matrices are stored as integer codes
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:

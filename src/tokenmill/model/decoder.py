@@ -18,7 +18,7 @@ from tokenmill.model.moe import MoE
 from tokenmill.model.rope import RotaryTable
 from tokenmill.quant.schemes import Matrix, Scheme
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Layer"]
 
 
 class Layer(nn.Module):

@@ -10,13 +10,19 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import lookup
 
 __all__ = ["PROGRAMS", "Program", "choose"]
 
-PROGRAMS = {"eager": "tokenmill.program.eager:Eager"}
+PROGRAMS = {
+    "native": "tokenmill.program.native:Native",
+    "eager": "tokenmill.program.eager:Eager",
+}
 
 
 class Program(Protocol):
@@ -24,26 +30,55 @@ class Program(Protocol):
 
     description: str
     """Why one would take it, in a few words."""
+    schemes: tuple[str, ...]
+    """The weight schemes that it runs, the one for "auto" first."""
+    slow_schemes: tuple[str, ...]
+    """Those that it gets right and no more."""
+    attends: bool
+    """True when it reads the cache by itself, without a kernel of kernels/attend."""
 
     @staticmethod
-    def refuse(device: torch.device) -> str | None:
-        """Why this program cannot run there, or None."""
+    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+        """Why this program cannot run that model there, or None."""
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+        """What num_weight_bytes will be."""
 
     def __init__(self, decoder: Decoder, pool: Pool) -> None: ...
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights in the form that it multiplies with."""
+
+    @property
+    def num_matrix_bytes(self) -> int:
+        """Of those, the matrices and norms that every token reads: without the embedding, with the head."""
 
     def run(self, step: Step) -> Tensor:
         """Logits of the step's wanted rows, [R, V]; the cache rows of all its tokens are written."""
 
 
-def choose(name: str, device: torch.device) -> tuple[str, str, type[Program]]:
+def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:
     """Name, reason and class of the program to use; ConfigError with every reason when none can."""
-    reasons = {}
+    name, reasons = config.program, {}
     for candidate in PROGRAMS if name == "auto" else [name]:
         program: type[Program] = lookup(PROGRAMS, candidate, "program")
-        reason = program.refuse(device)
+        reason = _refuse(program, config, device, model)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
             return candidate, f"{program.description}; {why}", program
         reasons[candidate] = reason
     refusals = "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items())
-    raise ConfigError("program", name, f"none can run on {device} ({refusals})")
+    raise ConfigError("program", name, f"none can run this model on {device} ({refusals})")
+
+
+def _refuse(program: type[Program], config: EngineConfig, device: torch.device, model: ModelConfig) -> str | None:
+    """The program's own reason, or a setting that it does not go with."""
+    lookup(SCHEMES, "dense" if config.scheme == "auto" else config.scheme, "scheme")
+    runs = (*program.schemes, *program.slow_schemes)
+    if config.scheme not in ("auto", *runs):
+        return f"does not run scheme {config.scheme}, only {', '.join(runs)}"
+    if program.attends and config.kernel != "auto":
+        return f"attends by itself, and kernel {config.kernel} was asked for"
+    return program.refuse(device, getattr(torch, config.dtype), model)

@@ -5,7 +5,12 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.parameters import count_biases, count_parameters, matrices
+from tokenmill.quant.schemes import SCHEMES
+from tokenmill.quant.stored import GROUP
+from tokenmill.registry import resolve
 
 __all__ = ["Eager"]
 
@@ -14,15 +19,48 @@ class Eager:
     """Calls the decoder."""
 
     description = "PyTorch modules as they stand"
+    schemes = ("packed", "dense")
+    slow_schemes = ("q8", "q4", "file")
+    attends = False
 
     @staticmethod
-    def refuse(device: torch.device) -> str | None:
+    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
         """Never."""
-        del device  # runs wherever torch does
+        del device, dtype, model  # runs wherever torch does
         return None
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+        """See Program."""
+        parts, shapes = count_parameters(model), matrices(model)
+        numbers = sum(count * outputs * inputs for _, outputs, inputs, count in shapes)
+        copied = resolve(SCHEMES[scheme]).copies_tied_head
+        tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
+        rest = (sum(parts.values()) - numbers + tied) * dtype.itemsize
+        if scheme not in ("q8", "q4"):
+            return rest + (numbers - (0 if copied else tied)) * dtype.itemsize
+        # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.
+        group = GROUP + (8 if scheme == "q4" else 4)
+        biases = count_biases(model)
+        codes = sum(count * outputs * -(-inputs // GROUP) * group for _, outputs, inputs, count in shapes)
+        return rest + codes + biases * (4 - dtype.itemsize)
 
     def __init__(self, decoder: Decoder, pool: Pool) -> None:
         self._decoder, self._layers = decoder, pool.layers
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Program."""
+        return self._decoder.num_bytes
+
+    @property
+    def num_matrix_bytes(self) -> int:
+        """See Program."""
+        decoder = self._decoder
+        tables = [decoder.position_embedding] if decoder.position_embedding is not None else []
+        if decoder.head is not None:
+            tables.append(decoder.embedding)
+        return decoder.num_bytes - sum(table.weight.nbytes for table in tables)
 
     def run(self, step: Step) -> Tensor:
         """See Program."""

@@ -21,6 +21,7 @@ class DenseLinear(Matrix):
 class Dense:
     """float32, bfloat16 or float16 as they are."""
 
+    bits_per_weight: float | None = None
     copies_tied_head = False
 
     @staticmethod

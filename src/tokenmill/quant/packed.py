@@ -47,6 +47,7 @@ class PackedLinear(Matrix):
 class Packed:
     """float32 or bfloat16 on CPU."""
 
+    bits_per_weight: float | None = None
     copies_tied_head = True
 
     @staticmethod

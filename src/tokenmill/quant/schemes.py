@@ -1,15 +1,17 @@
 """Weight schemes: one file and one line each. A scheme makes the module that stands for one matrix.
 
 The loader fills the module's plain parameters; `finish` then turns them into whatever the scheme multiplies with, one
-matrix at a time. The order in SCHEMES is that of preference for "auto".
+matrix at a time. Which of them a program can run, and which it likes best, is the program's to say.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from tokenmill.errors import ConfigError
+from tokenmill.quant.stored import Stored
 from tokenmill.registry import lookup
 
 __all__ = ["SCHEMES", "Matrix", "Scheme", "choose"]
@@ -17,6 +19,9 @@ __all__ = ["SCHEMES", "Matrix", "Scheme", "choose"]
 SCHEMES = {
     "packed": "tokenmill.quant.packed:Packed",
     "dense": "tokenmill.quant.dense:Dense",
+    "q8": "tokenmill.quant.quantized:Q8",
+    "q4": "tokenmill.quant.quantized:Q4",
+    "file": "tokenmill.quant.quantized:AsStored",
 }
 
 
@@ -39,12 +44,23 @@ class Matrix(nn.Module):
     def finish(self) -> None:
         """Called once, after the parameters were filled."""
 
+    def parts(self) -> list[Stored]:
+        """All rows in order, for a program that multiplies them itself."""
+        assert self.weight is not None, "a packed matrix has no rows any more"
+        return [Stored.plain(self.weight.detach())]
+
+    def release(self) -> None:
+        """Let go of what takes memory: a program has its own form of it."""
+        self.weight = None
+
 
 class Scheme(Protocol):
     """How matrices are stored."""
 
     copies_tied_head: bool
     """True when a head tied to the embedding needs a copy of its own."""
+    bits_per_weight: float | None
+    """Scales included; None where it is the dtype's, or the file's."""
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -54,10 +70,10 @@ class Scheme(Protocol):
         """A module x_TD → x_TF with parameters not filled yet."""
 
 
-def choose(name: str, device: torch.device, dtype: torch.dtype) -> tuple[str, Scheme]:
-    """The scheme of that name, or with "auto" the first that does not refuse."""
+def choose(name: str, device: torch.device, dtype: torch.dtype, usable: Sequence[str]) -> tuple[str, Scheme]:
+    """The scheme of that name, or with "auto" the first of the `usable` ones that does not refuse."""
     reasons = {}
-    for candidate in SCHEMES if name == "auto" else [name]:
+    for candidate in usable if name == "auto" else [name]:
         scheme: Scheme = lookup(SCHEMES, candidate, "scheme")()
         reason = scheme.refuse(device, dtype)
         if reason is None:

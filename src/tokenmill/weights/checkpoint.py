@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
+from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.gguf import GGUFCheckpoint
 
@@ -33,6 +34,9 @@ class Checkpoint(Protocol):
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the file's own floating type (quantised ones dequantised to float32)."""
+
+    def read_codes(self, name: str) -> Stored | None:
+        """One matrix as the file's own codes; None where it is stored as numbers, or in a way that is not kept."""
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that travels with the model, if one does."""
@@ -90,6 +94,11 @@ class SafetensorsCheckpoint:
             tensor: Tensor = opened.get_tensor(name)
             return tensor
 
+    def read_codes(self, name: str) -> Stored | None:
+        """See Checkpoint."""
+        del name
+        return None  # plain numbers
+
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
         return Tokenizer.from_directory(self.path)
@@ -113,6 +122,11 @@ class BinCheckpoint:
     def read(self, name: str) -> Tensor:
         """See Checkpoint. The file's pages are touched only now."""
         return self._tensors[name]
+
+    def read_codes(self, name: str) -> Stored | None:
+        """See Checkpoint."""
+        del name
+        return None  # plain numbers
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""

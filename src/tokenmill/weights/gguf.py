@@ -21,8 +21,10 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import find_family
+from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
+from tokenmill.weights.gguf_codes import KINDS, decode
 from tokenmill.weights.gguf_config import read_gguf_config
 from tokenmill.weights.gguf_header import TensorInfo, read_header
 
@@ -60,6 +62,8 @@ class GGUFCheckpoint:
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         factors = header.tensors.get(_ROPE_FREQS)
         self.config = read_gguf_config(path, header, None if factors is None else self._rope_factors(factors))
+        if any(info.type in KINDS for info in header.tensors.values()):
+            self.config["stored_as_codes"] = True
         self._sources = self._find_sources(header.tensors)
         self.shapes: Mapping[str, tuple[int, ...]] = {
             name: source.stored_shape[::-1] if source.turn is _transpose else source.stored_shape
@@ -71,6 +75,16 @@ class GGUFCheckpoint:
         source = self._sources[name]
         tensor = self._load(source.info, source.stored_shape, source.expert or 0)
         return tensor if source.turn is None else source.turn(tensor, self.config)
+
+    def read_codes(self, name: str) -> Stored | None:
+        """See Checkpoint."""
+        source = self._sources[name]
+        if source.info.type not in KINDS or source.turn is _transpose or len(source.stored_shape) != 2:
+            return None
+        raw = self._raw(source.info, source.stored_shape, source.expert or 0)
+        stored = decode(raw.reshape(source.stored_shape[0], -1), source.info.type)
+        turn = source.turn
+        return stored if turn is None else stored.map(lambda part: turn(part, self.config))
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
@@ -112,8 +126,8 @@ class GGUFCheckpoint:
         for expert in range(num_experts):
             yield name.replace("{e}", str(expert)), expert
 
-    def _load(self, info: TensorInfo, shape: tuple[int, ...], index: int) -> Tensor:
-        """The index-th piece of that shape, from its own bytes alone."""
+    def _raw(self, info: TensorInfo, shape: tuple[int, ...], index: int) -> NDArray[np.uint8]:
+        """The bytes of the index-th piece of that shape."""
         block, block_bytes = gguf.GGML_QUANT_SIZES[info.type]
         num_bytes = prod(shape) // block * block_bytes
         start = self._data_offset + info.offset + index * num_bytes
@@ -123,6 +137,12 @@ class GGUFCheckpoint:
             raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from error
         if raw.size != num_bytes:
             raise CheckpointError(f"{self.path} ends inside tensor {info.name!r}: it was changed while it was in use")
+        return raw
+
+    def _load(self, info: TensorInfo, shape: tuple[int, ...], index: int) -> Tensor:
+        """The index-th piece of that shape, from its own bytes alone."""
+        block, block_bytes = gguf.GGML_QUANT_SIZES[info.type]
+        raw = self._raw(info, shape, index)
         if info.type in _FLOATS:
             return torch.from_numpy(raw).view(_FLOATS[info.type]).reshape(shape)
         try:

@@ -18,11 +18,12 @@ from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import Family, find_family
+from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["allocate", "empty_decoder", "load_decoder"]
+__all__ = ["allocate", "empty_decoder", "load_decoder", "return_memory"]
 
 Progress = Callable[[int, int], None]
 
@@ -43,12 +44,22 @@ def load_decoder(
     """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit."""
     targets = _cover(checkpoint, find_family(checkpoint.config), decoder)
     _fill(checkpoint, targets, decoder, dtype, device, progress)
+    _keep_tied_head(checkpoint, targets, decoder)
     decoder.finish()
-    _return_memory()
+    return_memory()
     return decoder
 
 
-def _return_memory() -> None:
+def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
+    """A head that is the embedding takes the file's codes of it."""
+    if decoder.config.tie_embeddings and isinstance(decoder.head, QuantizedLinear):
+        name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
+        stored = checkpoint.read_codes(name)
+        if stored is not None and decoder.head.takes(stored):
+            decoder.head.keep(0, stored)
+
+
+def return_memory() -> None:
     """Hand back what the C library keeps of the matrices that came and went: 45 to 80 MB for SmolLM2 otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others give back by themselves
     if trim is not None:
@@ -102,7 +113,7 @@ def _fill(
         if isinstance(module, Matrix) and not misshapen:
             module.finish()
         if number % 16 == 0:
-            _return_memory()
+            return_memory()
     if misshapen:
         raise CheckpointError(f"{checkpoint.path} does not fit its config", misshapen=misshapen)
     if progress is not None:
@@ -111,6 +122,7 @@ def _fill(
 
 def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Uninitialised memory for the module's own parameters, in place of the meta ones."""
+    dtype = getattr(module, "fills_in", None) or dtype
     for name, parameter in module.named_parameters(recurse=False):
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(module, name, nn.Parameter(empty, requires_grad=False))
@@ -118,6 +130,8 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
 
 def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> list[str]:
     """Copy one tensor to its place; what is wrong with its shape, if anything."""
+    if isinstance(module, QuantizedLinear) and _keep(checkpoint, name, target, module, config):
+        return []
     tensor = TRANSFORMS[target.transform](checkpoint.read(name), config)
     place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
     if tensor.shape != place.shape:
@@ -126,3 +140,17 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
         raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
     place.copy_(tensor)
     return []
+
+
+def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
+    """Hand over the file's own codes, if it has any for this tensor and they go where the tensor would."""
+    if not target.parameter.endswith(".weight") or target.transform == "transpose":
+        return False
+    stored = checkpoint.read_codes(name)
+    assert module.weight is not None
+    place = part_of(module.weight, target.part, config)
+    if stored is None or not module.takes(stored) or checkpoint.shapes[name] != tuple(place.shape):
+        return False
+    first = place.storage_offset() // module.weight.shape[1]
+    module.keep(first, stored.map(lambda part: TRANSFORMS[target.transform](part, config)))
+    return True

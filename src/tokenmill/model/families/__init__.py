@@ -7,7 +7,7 @@ that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
@@ -49,5 +49,9 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The ModelConfig that a config.json describes; unknown keys that may matter are errors."""
-    return find_family(config).read(ConfigReader(config))
+    """The ModelConfig that a config.json describes; unknown keys that may matter are errors.
+
+    "stored_as_codes" is ours: what a quantised file says of itself.
+    """
+    rest = {key: value for key, value in config.items() if key != "stored_as_codes"}
+    return replace(find_family(config).read(ConfigReader(rest)), codes=bool(config.get("stored_as_codes")))

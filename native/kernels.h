@@ -1,0 +1,62 @@
+// What one build of kernels.cpp offers. Rows of weights come in tiles of 16; K is the number of inputs, padded to 64.
+#pragma once
+#include <cstdint>
+
+enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, NUM_SCHEMES = 6 };
+enum Form { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
+enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
+enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128 };
+
+// Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
+// sums: of a group's bytes. moments: scale times sum, for weights that have minimums.
+struct Act {
+  int form, k;
+  float* floats;
+  uint16_t* bfloats;
+  int8_t* bytes;
+  float* scales;
+  float* moments;
+  int32_t* sums;
+};
+
+// Attention of `num_rows` query rows over the positions [begin, end) of one sequence and one kv head, end - begin <= SPLIT.
+// A row sees the positions [first[i], last[i]). Position p lies in slot base + p, or slots[p] where base < 0.
+struct Attend {
+  const void* k;
+  const void* v;
+  int cache_form, head_dim, head, num_kv_heads;
+  int64_t base;
+  const int64_t* slots;
+  int64_t begin, end;
+  float scale, softcap;
+  int num_rows;
+  const float* const* q;
+  const int64_t* first;
+  const int64_t* last;
+  // Per row: largest score, sum of exponentials, weighted values [head_dim padded to 16].
+  float* best;
+  float* total;
+  float* values;
+  uint8_t* scratch;
+};
+
+struct Kernels {
+  const char* name;
+  // out[t * stride + row] for 16 rows and the tokens [first, first + count).
+  void (*tile[NUM_SCHEMES])(const uint8_t* weights, const Act& x, int first, int count, float* out, int stride);
+  // Columns [from, to) of one token, both multiples of 32, into the form of `act`.
+  void (*put)(const float* x, const Act& act, int token, int from, int to);
+  void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
+  void (*activate)(float* x, const float* gate_by, int n, int kind);  // x = f(x) * gate_by, or f(x) where that is null
+  void (*rotate)(float* x, const float* cosines, const float* sines, int half);
+  void (*softcap)(float* x, int n, float cap);
+  void (*attend)(const Attend& job);
+  // Fold one split's figures into those before it. A row without any split before has total 0.
+  void (*merge)(float* best, float* total, float* values, float best2, float total2, const float* values2, int n);
+  void (*add)(float* x, const float* y, int n);
+};
+
+int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows
+int64_t attend_scratch_bytes(int head_dim);
+
+extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512;

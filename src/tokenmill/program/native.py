@@ -1,0 +1,142 @@
+"""The fast program for CPUs: the whole step in one call of a C++ library (`native/`), with its own threads and weights.
+
+The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
+threads, sums never are. Weights are packed into one arena in the order in which they are read; the decoder's own
+matrices are given up as that happens.
+"""
+
+import ctypes
+import os
+import weakref
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import Step
+from tokenmill.errors import CapacityError
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder
+from tokenmill.model.rope import RotaryTable
+from tokenmill.program import native_abi as abi
+from tokenmill.program.native_ops import ACTIVATIONS, Ops, packed_bytes
+
+__all__ = ["Native"]
+
+WHY_BYTES = 500
+
+
+def _free(model: int, process: int) -> None:
+    if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
+        abi.library().tm_free(model)
+
+
+class Native:
+    """See Program."""
+
+    description = "C++ for this processor, the same bits for any batch and chunk"
+    schemes = ("dense", "q8", "q4", "file")
+    slow_schemes = ()
+    attends = True
+    build = ""
+    """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
+
+    @staticmethod
+    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+        """Needs the library, a CPU, float32 or bfloat16, and a model without experts."""
+        if device.type != "cpu":
+            return f"runs on the CPU, and the device is {device}"
+        if (reason := abi.why_not()) is not None:
+            return f"its library {reason}"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
+        if model.num_experts:
+            return "has no mixture of experts yet"
+        if model.activation not in ACTIVATIONS:
+            return f"has no activation {model.activation!r}"
+        return None
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+        """See Program."""
+        return packed_bytes(model, dtype, scheme)
+
+    def __init__(self, decoder: Decoder, pool: Pool) -> None:
+        config = decoder.config
+        self._pool, self._vocab_size, self._dtype = pool, config.vocab_size, pool.layers[0].k_SKH.dtype
+        self._ops = Ops(decoder, pool.layers)
+        array = self._ops.array()
+        cosines, sines = _angles(decoder)
+        self._kept = (array, cosines, sines)
+        self._spec = abi.Model(
+            hidden=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate_size,
+            vocab=config.vocab_size,
+            rotary=0 if config.rope is None else config.rope.dim,
+            cache_form=int(self._dtype == torch.bfloat16),
+            cosines=None if cosines is None else cosines.data_ptr(),
+            sines=None if sines is None else sines.data_ptr(),
+            ops=array,
+            num_ops=len(array),
+            num_threads=torch.get_num_threads(),
+            pin=0,
+            build=self.build.encode(),
+        )
+        self._make()
+
+    def _make(self) -> None:
+        """Start the threads. Done again in a forked process, where those of the first are missing."""
+        why = ctypes.create_string_buffer(WHY_BYTES)
+        self._model = abi.library().tm_make(ctypes.byref(self._spec), why, WHY_BYTES)
+        if not self._model:
+            raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({why.value.decode()})")
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _free, self._model, self._process)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Program."""
+        return self._ops.num_bytes
+
+    @property
+    def num_matrix_bytes(self) -> int:
+        """See Program."""
+        return self._ops.num_matrix_bytes
+
+    def run(self, step: Step) -> Tensor:
+        """See Program. float32 logits."""
+        if os.getpid() != self._process:
+            self._make()
+        logits_RV = torch.empty(step.num_rows, self._vocab_size)
+        spans = (abi.Span * len(step.spans))()
+        for target, span in zip(spans, step.spans, strict=True):
+            target.first, target.count, target.start = span.first, span.count, span.start
+            target.base = -1 if span.base is None else span.base
+            target.slots = None if span.slots_L is None else span.slots_L.data_ptr()
+        call = abi.Step(
+            num_tokens=len(step.token_ids_T),
+            num_spans=len(step.spans),
+            num_rows=step.num_rows,
+            tokens=step.token_ids_T.data_ptr(),
+            positions=step.positions_T.data_ptr(),
+            slots=step.slots_T.data_ptr(),
+            rows=None if step.rows_R is None else step.rows_R.data_ptr(),
+            spans=spans,
+            logits=logits_RV.data_ptr(),
+        )
+        why = ctypes.create_string_buffer(WHY_BYTES)
+        if abi.library().tm_run(self._model, ctypes.byref(call), why, WHY_BYTES):
+            raise RuntimeError(f"the native program failed: {why.value.decode()}")
+        return logits_RV
+
+
+def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """cos and sin of each pair at every position, [P, rotary / 2] float32 whatever the model's dtype."""
+    rope = decoder.config.rope
+    if rope is None:
+        return None, None
+    table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
+    return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

@@ -1,0 +1,248 @@
+"""A decoder as the flat list of operations that the native program runs: embed, then per layer norm, qkv, attend, out,
+norm, MLP, at last norm and head. Families differ in what is in the list, not in C++.
+
+A parallel layer norms for both its halves before either adds to the residual stream.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.formats.dense import Dense
+from tokenmill.model.attention import Attention
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.layers import MLP
+from tokenmill.model.parameters import count_parameters, matrices
+from tokenmill.program.native_abi import Op, Unit, library
+from tokenmill.program.native_pack import SCHEMES, TILE, Arena, pack, scheme_of
+from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.weights.load import return_memory
+
+__all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
+
+# As in abi.h.
+EMBED, NORM, LINEAR, ATTEND = range(4)
+ADD, QKV, GATED, ACTIVATED, LOGITS = range(5)
+ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED = range(4)  # activation buffers; the head reads MLP_IN too
+ACTIVATIONS = {
+    "silu": 1,
+    "swish": 1,
+    "gelu": 2,
+    "gelu_fast": 3,
+    "gelu_new": 3,
+    "gelu_pytorch_tanh": 3,
+    "relu": 4,
+}
+
+
+@dataclass
+class Linear:
+    """One matrix to pack. `firsts`: where each unit's rows begin; `gates`: where its gates' rows do, or nothing.
+
+    Every unit has `count` rows but the last, which may have fewer; `columns` rows belong to the matrix in all.
+    """
+
+    op: Op
+    matrix: Matrix | None  # None: the embedding, as a tied head
+    parts: list[Stored]
+    count: int
+    firsts: list[int]
+    gates: list[int]
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 16 rows that a unit takes."""
+        return -(-self.count // TILE)
+
+    @property
+    def num_bytes(self) -> int:
+        """At most so many, packed."""
+        schemes = [scheme_of(part) for part in self.parts]
+        most = max(int(library().tm_tile_bytes(scheme, self.op.inputs)) for scheme in schemes)
+        return (most * self.tiles + 64) * (len(self.firsts) + len(self.gates))
+
+
+@dataclass
+class Ops:
+    """The list, and what its pointers point to. The decoder's matrices are released as they are packed."""
+
+    decoder: Decoder
+    layers_kv: list[Dense]
+    ops: list[Op] = field(default_factory=list)
+    num_bytes: int = 0
+    num_matrix_bytes: int = 0
+    _kept: list[Any] = field(default_factory=list)
+    _linears: list[Linear] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = self.decoder.config
+        table, learned = self.decoder.embedding.weight, self.decoder.position_embedding
+        positions = None if learned is None else self._keep(learned.weight)
+        number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
+        self._add(EMBED, table=self._keep(table), positions=positions, scheme=number)
+        for layer, layer_kv in zip(self.decoder.layers, self.layers_kv, strict=True):
+            assert isinstance(layer, Layer) and isinstance(layer.mlp, MLP)
+            self._norm(layer.attention_norm, ATTENTION_IN)
+            if config.residual == "parallel":
+                self._norm(layer.mlp_norm, MLP_IN)
+            self._attention(layer.attention, layer_kv, config)
+            if config.residual != "parallel":
+                self._norm(layer.mlp_norm, MLP_IN)
+            self._mlp(layer.mlp, config)
+        self._norm(self.decoder.norm, MLP_IN, LOGITS)
+        self._head(config)
+        self._pack()
+
+    def array(self) -> Any:
+        """The list as C has it; this object keeps alive what it points to."""
+        return (Op * len(self.ops))(*self.ops)
+
+    # ---- one method per operation
+
+    def _norm(self, norm: Any, to: int, epilogue: int = 0) -> None:
+        bias = getattr(norm, "bias", None)
+        self._add(
+            NORM,
+            to=to,
+            epilogue=epilogue,
+            weight=self._floats(norm.weight),
+            bias=None if bias is None else self._floats(bias),
+            eps=norm.eps,
+            centred=int(bias is not None),
+        )
+
+    def _attention(self, attention: Attention, layer_kv: Dense, config: ModelConfig) -> None:
+        heads, dim = config.num_heads + 2 * config.num_kv_heads, config.head_dim
+        cache: dict[str, Any] = {"k_rows": layer_kv.k_SKH.data_ptr(), "v_rows": layer_kv.v_SKH.data_ptr()}
+        norms: dict[str, Any] = {}
+        if attention.q_norm is not None and attention.k_norm is not None:
+            norms = {"q_norm": self._floats(attention.q_norm.weight), "k_norm": self._floats(attention.k_norm.weight)}
+            norms["eps"] = attention.q_norm.eps
+        firsts = range(0, heads * dim, dim)
+        self._linear(attention.qkv, QKV, ATTENTION_IN, config.hidden_size, heads * dim, dim, firsts, **cache, **norms)
+        shape = attention.shape
+        softcap = shape.softcap or 0.0
+        self._add(ATTEND, to=ATTENDED, scale=shape.scale, softcap=softcap, window=shape.window or 0, **cache)
+        wide, hidden = config.num_heads * dim, config.hidden_size
+        self._linear(attention.out, ADD, ATTENDED, wide, hidden, TILE, range(0, hidden, TILE))
+
+    def _mlp(self, mlp: MLP, config: ModelConfig) -> None:
+        wide, hidden = config.intermediate_size, config.hidden_size
+        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[config.activation]}
+        columns = range(0, wide, GROUP)
+        if config.gated_mlp:
+            ups = [wide + column for column in columns]
+            self._linear(mlp.up, GATED, MLP_IN, hidden, wide, GROUP, ups, gates=columns, **inner)
+        else:
+            self._linear(mlp.up, ACTIVATED, MLP_IN, hidden, wide, GROUP, columns, **inner)
+        self._linear(mlp.down, ADD, MLP_INNER, wide, hidden, TILE, range(0, hidden, TILE))
+
+    def _head(self, config: ModelConfig) -> None:
+        softcap = config.logit_softcap or 0.0
+        firsts = range(0, config.vocab_size, TILE)
+        self._linear(
+            self.decoder.head, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, TILE, firsts, softcap=softcap
+        )
+
+    def _linear(
+        self,
+        matrix: Matrix | None,
+        epilogue: int,
+        source: int,
+        inputs: int,
+        outputs: int,
+        count: int,
+        firsts: Iterable[int],
+        gates: Iterable[int] = (),
+        **fields: Any,
+    ) -> None:
+        bias = None if matrix is None or matrix.bias is None else self._floats(matrix.bias)
+        op = self._add(LINEAR, epilogue=epilogue, from_=source, inputs=inputs, outputs=outputs, bias=bias, **fields)
+        parts = [Stored.plain(self.decoder.embedding.weight)] if matrix is None else matrix.parts()
+        self._linears.append(Linear(op, matrix, parts, count, list(firsts), list(gates)))
+
+    # ---- what pointers point to
+
+    def _add(self, kind: int, **fields: Any) -> Op:
+        op = Op(kind=kind, **fields)
+        self.ops.append(op)
+        return op
+
+    def _keep(self, tensor: Tensor) -> int:
+        held = tensor.detach().contiguous()
+        self._kept.append(held)
+        self.num_bytes += held.nbytes
+        return held.data_ptr()
+
+    def _floats(self, tensor: Tensor) -> int:
+        return self._keep(tensor.detach().float().clone())
+
+    def _pack(self) -> None:
+        arena = Arena(sum(linear.num_bytes for linear in self._linears))
+        self._kept.append(arena)
+        while self._linears:
+            if len(self._linears) % 16 == 0:
+                return_memory()  # of the matrices that were released
+            linear = self._linears.pop(0)
+            op = linear.op
+            data = self._place(linear, linear.firsts, arena)
+            gates = self._place(linear, linear.gates, arena) if linear.gates else [(None, 0)] * len(data)
+            units = (Unit * len(data))()
+            for unit, (address, scheme), (gate, gate_scheme), first in zip(
+                units, data, gates, linear.firsts, strict=True
+            ):
+                column = first - linear.firsts[0]
+                count = min(linear.count, op.outputs - column)
+                unit.data, unit.scheme, unit.gate, unit.gate_scheme = address, scheme, gate, gate_scheme
+                unit.first, unit.count = column, count
+            op.units, op.num_units = units, len(units)
+            self._kept.append(units)
+            if linear.matrix is not None:
+                linear.matrix.release()
+        return_memory()
+        self.num_bytes += arena.used
+        self.num_matrix_bytes = arena.used
+
+    def _place(self, linear: Linear, firsts: list[int], arena: Arena) -> list[tuple[int, int]]:
+        """Address and scheme of each unit; a unit lies within one part of the matrix."""
+        placed: list[tuple[int, int]] = []
+        begin = 0
+        for part in linear.parts:
+            end = begin + part.num_rows
+            inside = [first for first in firsts if begin <= first < end]
+            if inside:
+                scheme, limit = scheme_of(part), end if linear.op.epilogue != QKV else inside[-1] + linear.count
+                rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
+                limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
+                packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
+                address, size = arena.put(packed), packed.shape[1] * linear.tiles
+                placed += [(address + at * size, scheme) for at in range(len(inside))]
+            begin = end
+        assert len(placed) == len(firsts), "every unit lies within one part"
+        return placed
+
+
+def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    """What Ops.num_bytes will be, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
+
+    A file's own codes are smaller than the numbers that are assumed for scheme "file".
+    """
+    layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
+    tiles = {
+        "qkv": (model.num_heads + 2 * model.num_kv_heads) * -(-model.head_dim // TILE),
+        "up": (1 + model.gated_mlp) * -(-model.intermediate_size // GROUP) * GROUP // TILE,
+    }
+    packed = numbers = 0
+    for role, outputs, inputs, count in matrices(model):
+        tile = int(library().tm_tile_bytes(SCHEMES[layout], inputs))
+        packed += count * tile * tiles.get(role, -(-outputs // TILE))
+        numbers += count * outputs * inputs
+    parts = count_parameters(model)
+    tables = parts["embedding"] + parts["positions"]
+    tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
+    return packed + tables * dtype.itemsize + 4 * (sum(parts.values()) + tied - numbers - tables)

@@ -1,0 +1,67 @@
+"""Rows of a matrix as they are stored: plain numbers, or codes with a scale, and a minimum, for each group of a row.
+
+What every integer scheme and every quantised file comes down to:
+
+    value = (code - zero) · scale            zero 128 for 8 bits, 8 for 4
+    value = code · scale + minimum           where there are minimums
+
+so that files and schemes meet here, and nothing is rounded twice.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["GROUP", "Stored", "Turn"]
+
+GROUP = 32
+Turn = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """R rows of K numbers: either `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
+
+    minimums: as the scales, where there are any.
+    """
+
+    bits: int
+    numbers: Tensor | None = None
+    codes: Tensor | None = None
+    scales: Tensor | None = None
+    minimums: Tensor | None = None
+
+    @classmethod
+    def plain(cls, numbers: Tensor) -> "Stored":
+        """Floating-point rows as they are."""
+        return cls(8 * numbers.element_size(), numbers)
+
+    @property
+    def num_rows(self) -> int:
+        """R"""
+        return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory."""
+        return sum(part.nbytes for part in (self.numbers, self.codes, self.scales, self.minimums) if part is not None)
+
+    def map(self, turn: Turn) -> "Stored":
+        """The same rows in another order: `turn` is applied to everything that has rows."""
+        turned = (
+            None if part is None else turn(part) for part in (self.numbers, self.codes, self.scales, self.minimums)
+        )
+        return Stored(self.bits, *turned)
+
+    def values(self) -> Tensor:
+        """[R, K]: the numbers, or float32 of what the codes stand for."""
+        if self.numbers is not None:
+            return self.numbers
+        assert self.codes is not None and self.scales is not None
+        codes_RGC = self.codes.view(self.num_rows, -1, GROUP).float()
+        if self.minimums is None:
+            values_RGC = (codes_RGC - (1 << self.bits - 1)) * self.scales[..., None]
+        else:
+            values_RGC = codes_RGC * self.scales[..., None] + self.minimums[..., None]
+        return values_RGC.view(self.num_rows, -1)

@@ -1,0 +1,183 @@
+"""The native program: eager's numbers, and the same bits however they were computed."""
+
+import os
+import threading
+
+import pytest
+import torch
+import transformers
+
+import tokenmill
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill.assemble import load
+from tokenmill.errors import ConfigError
+from tokenmill.program import native_abi as abi
+from tokenmill.program.native import Native
+
+FAMILIES = [name for name in FAMILY_NAMES if name != "mixtral"]
+LONG = prompt(97, seed=5)
+
+pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+def native(path, dtype="float32", **settings):
+    return load(path, program="native", dtype=dtype, **{"threads": 1, **settings})
+
+
+@pytest.fixture
+def build(request, monkeypatch):
+    """One of the builds of the kernels, where this processor runs it."""
+    if abi.BUILDS.index(request.param) < abi.BUILDS.index(abi.best_build()):
+        pytest.skip(f"this processor cannot run {request.param}")
+    monkeypatch.setattr(Native, "build", request.param)
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_eager(family, build, models):
+    """float32 on both sides; the sums run in another order: 48 terms of size 1, a few units in the last place."""
+    path = save(family, models)
+    ours, eager = native(path).logits(LONG), load(path, program="eager", dtype="float32").logits(LONG)
+    torch.testing.assert_close(ours, eager, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
+    path = save(family, models)
+    whole = native(path, dtype).logits(LONG)
+    for settings in (
+        {"max_step_tokens": 1},
+        {"max_step_tokens": 2},
+        {"max_step_tokens": 7},
+        {"max_step_tokens": 16},
+        {"max_step_tokens": 17},
+        {"max_step_tokens": 50},
+        {"block_size": 1},
+        {"block_size": 3, "max_step_tokens": 20},
+        {"threads": 2},
+        {"threads": 3, "max_step_tokens": 5},
+        {"threads": 4, "block_size": 16},
+    ):
+        assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_beside_any_neighbours(dtype, models):
+    """Log-probabilities carry every bit of the logits into the output."""
+    path = save("llama", models)
+    prompts = [prompt(length, seed=length) for length in (1, 2, 15, 16, 17, 40, 64)]
+    alone = native(path, dtype, max_sequences=1)
+    together = native(path, dtype, max_sequences=8, block_size=8, max_step_tokens=33, threads=2)
+    settings = {"max_new_tokens": 20, "logprobs": 3}
+    expected = [alone.generate(one, **settings) for one in prompts]
+    for ours, theirs in zip(together.generate(prompts, **settings), expected, strict=True):
+        assert ours.tokens == theirs.tokens and ours.logprobs == theirs.logprobs
+
+
+def test_sizes_that_are_no_multiple_of_anything(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=101,
+        hidden_size=70,
+        intermediate_size=67,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        head_dim=14,
+        max_position_embeddings=128,
+    )
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        ours = native(tmp_path, dtype)
+        eager = load(tmp_path, program="eager", dtype=dtype).logits([t % 101 for t in LONG]).float()
+        bound = 2e-5 if dtype == "float32" else 0.05  # bfloat16: 8 bits through two layers
+        torch.testing.assert_close(ours.logits([t % 101 for t in LONG]), eager, atol=bound, rtol=bound)
+
+
+def test_a_window_and_long_sequences(models):
+    """Past the window and past many splits of 128 positions, in short and long chunks."""
+    path = save("mistral", models)
+    tokens = prompt(120, seed=2)
+    eager = load(path, program="eager", dtype="float32").logits(tokens)
+    for chunk in (1, 5, 64):
+        torch.testing.assert_close(native(path, max_step_tokens=chunk).logits(tokens), eager, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.model
+def test_the_real_model_says_the_same_bits_in_pieces():
+    engine = load("smollm2-135m", program="native", max_length=700, max_step_tokens=512)
+    tokens = (engine.encode("A water mill takes its work from a river, and a miller listens. ") * 30)[:400]
+    whole = engine.logits(tokens)
+    pieces = load("smollm2-135m", program="native", max_length=700, max_step_tokens=61, block_size=16, threads=1)
+    assert torch.equal(pieces.logits(tokens), whole)
+
+
+def test_a_fork_has_threads_of_its_own(models):
+    engine = native(save("llama", models), threads=2)
+    expected = engine.generate(LONG, max_new_tokens=4).tokens
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        tokens = engine.generate(LONG, max_new_tokens=4).tokens
+        os.write(writing, repr(tokens).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1000).decode() == repr(expected)
+    assert engine.generate(LONG, max_new_tokens=4).tokens == expected
+
+
+def test_two_engines_at_the_same_time(models):
+    engines = [native(save(name, models), threads=2) for name in ("llama", "gpt2")]
+    expected = [engine.generate(LONG, max_new_tokens=20).tokens for engine in engines]
+    found: list[list] = [[], []]
+
+    def work(at):
+        found[at] = [engines[at].generate(LONG, max_new_tokens=20).tokens for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[tokens] * 5 for tokens in expected]
+
+
+def test_the_decoders_matrices_are_given_up(models):
+    engine = native(save("llama", models))
+    decoder_bytes = engine.memory["weights_bytes"]
+    assert decoder_bytes == engine._runner._program.num_weight_bytes
+    assert not any(hasattr(value, "weight") for value in vars(engine._runner._program).values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"dtype": "float16"}, "computes in float32 or bfloat16, not in float16"),
+        ({"scheme": "packed"}, "does not run scheme packed, only dense"),
+        ({"kernel": "gather"}, "attends by itself, and kernel gather was asked for"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_and_eager_does_it(settings, says, models):
+    path = save("llama", models)
+    with pytest.raises(ConfigError, match=says):
+        load(path, **{"program": "native", "dtype": "float32", **settings})
+    assert tokenmill.load(path, **{"dtype": "float32", **settings}).program_name == "eager"
+
+
+def test_without_the_library_it_says_what_to_do(models, monkeypatch, tmp_path):
+    monkeypatch.setattr(abi, "FILE", tmp_path / "none.so")
+    with pytest.raises(ConfigError, match=r"its library was not built .* install a C\+\+ compiler"):
+        native(save("llama", models))
+    monkeypatch.setattr(abi, "FILE", tmp_path / "damaged.so")
+    abi.FILE.write_bytes(b"no library")
+    abi.library.cache_clear()
+    with pytest.raises(ConfigError, match="its library does not load"):
+        native(save("llama", models))
+    abi.library.cache_clear()
