@@ -129,10 +129,11 @@ def _resolved(engine: EngineConfig, checkpoint: Any) -> EngineConfig:
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:
-    """Settings for our own engine that the user has chosen."""
+    """Settings for our own engine that the user has chosen; a dtype of auto leaves a quantised file as it is."""
     usual = EngineConfig()
     names = [field.name for field in fields(engine) if field.name not in ("model", "threads", "dtype")]
-    return {name: value for name in names if (value := getattr(engine, name)) != getattr(usual, name)}
+    chosen = {name: value for name in names if (value := getattr(engine, name)) != getattr(usual, name)}
+    return {**chosen, "dtype": "auto"} if engine.dtype == "auto" else chosen
 
 
 HEADER = (
