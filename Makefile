@@ -24,6 +24,7 @@ check: .venv/.ready-dev
 	$(BIN)/ruff check src tests benchmarks hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_structure.py
+	$(BIN)/python benchmarks/tables.py --check
 
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py

@@ -27,7 +27,10 @@ def rows_of(name: str) -> list[Row]:
     """The rows of a results file; of points measured more than once, the last."""
     latest = {}
     for row in read_rows([RESULTS / f"{name}.jsonl"]):
-        key = tuple(row.get(part) for part in ("label", "cache", "dtype", "batch", "prompt", "new", "depth", "program"))
+        key = tuple(
+            row.get(part)
+            for part in ("label", "cache", "dtype", "batch", "prompt", "new", "depth", "program", "scheme")
+        )
         latest[key] = row
     return list(latest.values())
 
@@ -39,14 +42,14 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def origin(rows: list[Row]) -> str:
+def origin(rows: list[Row], program: str | None = None) -> str:
     """Where and with what the rows were measured."""
     row = rows[-1]
     noisy = sum(bool(other.get("noisy")) for other in rows)
     note = f"; {noisy} of {len(rows)} rows in a noisy minute" if noisy else ""
     return (
         f"\n\n*{row['processor']} ({row['instructions']}), {row['cores']} cores, {row['threads'] or 'all'} threads; "
-        f"{row['dtype']}, {row['program']} program; commit {row['commit']}, torch {row['torch']}, "
+        f"{row['dtype']}, {program or row['program'] + ' program'}; commit {row['commit']}, torch {row['torch']}, "
         f"Python {row['python']}; {row['when'][:10]}{note}.*"
     )
 
@@ -78,7 +81,7 @@ def long_prompt() -> str:
     rows = rows_of("long_prompt")
     lines = [
         [
-            row["dtype"],
+            row["dtype"] + (", the file's 4 bits" if row["scheme"] == "file" else ""),
             f"{row['prefill_tok_s']:,.1f}",
             f"{100 * row['prefill_floor_share']:.0f} %",
             f"{row['decode_tok_s']:.1f}",
@@ -88,7 +91,7 @@ def long_prompt() -> str:
         ]
         for row in rows
     ]
-    header = ("dtype", "prefill tok/s", "of floor", "decode tok/s", "of floor", "cache MB", "first token s")
+    header = ("numbers", "prefill tok/s", "of floor", "decode tok/s", "of floor", "cache MB", "first token s")
     return markdown(header, lines) + origin(rows)
 
 
@@ -137,11 +140,103 @@ def ladder() -> str:
     return markdown(header, lines) + origin(rows)
 
 
+def _peer_lines(rows: list[Row]) -> Iterable[list[str]]:
+    for row in rows:
+        if row["status"] != "ok":
+            yield [row["label"], row["test"], row["status"], *[""] * 5]
+            continue
+        same = row.get("same_tokens")
+        yield [
+            row["label"],
+            row["test"],
+            f"{row['decode_tok_s']:.1f}",
+            _ratio(row, "decode"),
+            f"{row['prefill_tok_s']:,.0f}",
+            _ratio(row, "prefill"),
+            "" if same is None else f"{100 * same:.0f} %",
+            f"{row['probe_gb_s']:.0f}",
+        ]
+
+
+def _ratio(row: Row, phase: str) -> str:
+    if f"{phase}_ratio" not in row:
+        return ""
+    return f"{row[f'{phase}_ratio']:.2f} ({row[f'{phase}_ratio_min']:.2f} to {row[f'{phase}_ratio_max']:.2f})"
+
+
+def peers() -> str:
+    """Other engines, the same file."""
+    rows = sorted(rows_of("peers"), key=lambda row: (row["prompt"], row["batch"]))
+    header = ["engine", "test", "decode tok/s", "ours over", "prefill tok/s", "ours over", "same tokens", "probe GB/s"]
+    said = dict.fromkeys(
+        f"{row['label']}: {', '.join(' '.join(pair) for pair in row['versions'].items())}, {row['note']}"
+        for row in rows
+        if row["status"] == "ok"
+    )
+    return markdown(header, _peer_lines(rows)) + "\n\n*" + ". ".join(said) + ".*" + origin(rows, "in turn")
+
+
+def overview() -> str:
+    """One line per engine: decode alone and with 16 sequences, prefill."""
+    rows = [row for row in rows_of("peers") if row["prompt"] < 1000]
+    by = {(row["label"], row["batch"]): row for row in rows if row["status"] == "ok"}
+    lines = []
+    for name, computes in COMPUTES.items():
+        one, many = by.get((name, 1)), by.get((name, 16))
+        if one is None or many is None:
+            continue
+        lines.append(
+            [
+                f"{name}, {computes}",
+                *(f"{row['decode_tok_s']:,.0f}{_short_ratio(row, 'decode')}" for row in (one, many)),
+                f"{one['prefill_tok_s']:,.0f}{_short_ratio(one, 'prefill')}",
+                f"{one['load_s']:.1f}",
+            ]
+        )
+    header = ["tokens per second, and ours over it", "1 sequence", "16 together", "prefill of 128", "load s"]
+    return markdown(header, lines) + origin(rows, "in turn")
+
+
+COMPUTES = {
+    "tokenmill": "the file's 4 bits",
+    "llama.cpp": "the same, built for this processor",
+    "xllamacpp": "llama.cpp as a wheel, AVX2",
+    "openvino": "GenAI, int8",
+    "vllm": "bfloat16",
+    "transformers": "bfloat16",
+}
+
+
+def _short_ratio(row: Row, phase: str) -> str:
+    return f" ({row[f'{phase}_ratio']:.1f} times)" if f"{phase}_ratio" in row else ""
+
+
+def transformers() -> str:
+    """Ours and transformers alone, in both dtypes."""
+    rows = rows_of("transformers")
+    by = {(row["label"], row["dtype"]): row for row in rows}
+    lines = []
+    for dtype in ("bfloat16", "float32"):
+        ours, theirs = by["tokenmill", dtype], by["transformers", dtype]
+        rates = [f"{row['decode_tok_s']:.1f}" for row in (ours, theirs)]
+        lines.append([f"{dtype}, decode tok/s", *rates, _ratio(theirs, "decode")])
+        rates = [f"{row['prefill_tok_s']:,.0f}" for row in (ours, theirs)]
+        lines.append([f"{dtype}, prefill tok/s", *rates, _ratio(theirs, "prefill")])
+    hashes = [f"`{by[name, 'float32']['hash']}`" for name in ("tokenmill", "transformers")]
+    lines.append(["the text in float32, as a hash", *hashes, "the same" if hashes[0] == hashes[1] else "different"])
+    versions = ", ".join(" ".join(pair) for pair in by["transformers", "float32"]["versions"].items())
+    header = ("", "tokenmill", "transformers `generate`", "ratio (smallest to largest)")
+    return markdown(header, lines) + f"\n\n*{versions}.*" + origin(rows, "in turn")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cache": cache,
     "long prompt": long_prompt,
     "sweep": sweep,
     "ladder": ladder,
+    "overview": overview,
+    "peers": peers,
+    "transformers": transformers,
 }
 
 

@@ -9,10 +9,12 @@
 extern "C" {
 #endif
 
-enum { TM_ABI = 1 };
+enum { TM_ABI = 2 };
 
-enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3 };
-enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4 };
+enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
+enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_PART = 6 };
+// Activation buffers.
+enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4 };
 
 // Rows of a matrix that are finished together: one head of q, k or v; 32 columns of an MLP with their gates; else 16 rows.
 typedef struct {
@@ -24,7 +26,7 @@ typedef struct {
 
 typedef struct {
   int32_t kind, epilogue, activation, centred;
-  int32_t from, to;      // activation buffers: read by linears, written by norms, attention and MLP epilogues
+  int32_t from, to;      // buffers: read by linears, written by norms, attention and MLP epilogues
   int32_t inputs, outputs, num_units, scheme;
   const TmUnit* units;
   const float* weight;   // of a norm
@@ -35,14 +37,19 @@ typedef struct {
   const void* positions; // learned positions, null without
   void* k_rows;          // this layer's cache [slots, kv heads, head dim]
   void* v_rows;
+  float* k_scales;       // of the 8-bit cache [slots, kv heads]
+  float* v_scales;
   float eps, scale, softcap;
   int32_t window;        // 0 without
+  // A mixture: TM_CHOOSE turns the router's logits into `chosen` of `experts` per token and gathers the rows of each; the
+  // units of a linear are then those of expert 0, of expert 1, …; TM_COMBINE adds what came out, in the experts' order.
+  int32_t experts, chosen, normalise;
 } TmOp;
 
 typedef struct {
   int32_t hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab;
   int32_t rotary;        // entries of a head that turn; 0 without
-  int32_t cache_form;    // 0 float32, 1 bfloat16
+  int32_t cache_form;    // 0 float32, 1 bfloat16, 2 bytes with a scale for each token and head
   const float* cosines;  // [positions, rotary / 2]
   const float* sines;
   const TmOp* ops;

@@ -301,23 +301,21 @@ void score(const Attend& job, const uint8_t* const* q, const uint32_t* turned, i
 }
 
 // Entries [from, from + 16) of a cached row as floats; lanes behind head_dim are zero.
-template <bool WIDE, bool WHOLE>
+template <int FORM, bool WHOLE>
 TM F value(const uint8_t* row, int from, int head_dim) {
-  if (WHOLE) return WIDE ? load((const float*)row + from) : bfloat((const uint16_t*)row + from);
-  alignas(64) float lanes[16] = {};
-  for (int i = from; i < head_dim && i < from + 16; i++) {
-    uint32_t bits;
-    if (WIDE)
-      memcpy(&bits, row + 4 * i, 4);
-    else
-      bits = (uint32_t)((const uint16_t*)row)[i] << 16;
-    memcpy(lanes + (i - from), &bits, 4);
+  if (!WHOLE) {
+    alignas(64) uint8_t copy[64] = {};
+    const int size = FORM == AS_FLOAT32 ? 4 : FORM == AS_BFLOAT16 ? 2 : 1;
+    memcpy(copy, row + from * size, (size_t)((head_dim - from < 16 ? head_dim - from : 16) * size));
+    return value<FORM, true>(copy, 0, 16);
   }
-  return load(lanes);
+  if (FORM == AS_FLOAT32) return load((const float*)row + from);
+  if (FORM == AS_BFLOAT16) return bfloat((const uint16_t*)row + from);
+  return from_bytes((const int8_t*)row + from);
 }
 
 // N rows: weights [N][SPLIT] times values, W registers of 16 entries at a time, position after position.
-template <int N, int W, bool WIDE, bool WHOLE>
+template <int N, int W, int FORM, bool WHOLE>
 void weigh(const Attend& job, const uint8_t* const* rows, int row, const float* weights, int count, int from) {
   const int width = (job.head_dim + 15) / 16 * 16;
   F sums[N][W];
@@ -325,7 +323,7 @@ void weigh(const Attend& job, const uint8_t* const* rows, int row, const float* 
     for (int i = 0; i < W; i++) sums[r][i] = set1(0);
   for (int p = 0; p < count; p++) {
     F values[W];
-    for (int i = 0; i < W; i++) values[i] = value<WIDE, WHOLE>(rows[p], from + 16 * i, job.head_dim);
+    for (int i = 0; i < W; i++) values[i] = value<FORM, WHOLE>(rows[p], from + 16 * i, job.head_dim);
     for (int r = 0; r < N; r++) {
       const F weight = set1(weights[r * SPLIT + p]);
       for (int i = 0; i < W; i++) sums[r][i] = fma(weight, values[i], sums[r][i]);
@@ -335,12 +333,12 @@ void weigh(const Attend& job, const uint8_t* const* rows, int row, const float* 
     for (int i = 0; i < W; i++) store(job.values + (int64_t)(row + r) * width + from + 16 * i, sums[r][i]);
 }
 
-template <int N, bool WIDE>
+template <int N, int FORM>
 void weigh_all(const Attend& job, const uint8_t* const* rows, int row, const float* weights, int count) {
   int from = 0;
-  for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, WIDE, true>(job, rows, row, weights, count, from);
-  for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, WIDE, true>(job, rows, row, weights, count, from);
-  if (from < job.head_dim) weigh<N, 1, WIDE, false>(job, rows, row, weights, count, from);
+  for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, FORM, true>(job, rows, row, weights, count, from);
+  for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, FORM, true>(job, rows, row, weights, count, from);
+  if (from < job.head_dim) weigh<N, 1, FORM, false>(job, rows, row, weights, count, from);
 }
 
 // Exponentials of one row's scores, zero where it may not look; notes the largest and the total.
@@ -369,73 +367,146 @@ void soften(const Attend& job, int row, float* scores, int count) {
 
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Where the rows of the split's positions lie. Fetching them ahead was slower: the processor sees the stream by itself.
-void find_rows(const Attend& job, const uint8_t** keys, const uint8_t** values) {
-  const int64_t bytes = (job.cache_form == AS_FLOAT32 ? 4 : 2) * (int64_t)job.head_dim;
+// A split's positions: where their rows lie, and the scales of rows in bytes. Fetching them ahead was slower: the processor
+// sees the stream by itself.
+struct Found {
+  const uint8_t *keys[SPLIT], *values[SPLIT];
+  alignas(64) float key_scales[SPLIT], value_scales[SPLIT];
+};
+
+template <int FORM>
+void find_rows(const Attend& job, Found& found) {
+  const int64_t bytes = (FORM == AS_FLOAT32 ? 4 : FORM == AS_BFLOAT16 ? 2 : 1) * (int64_t)job.head_dim;
   for (int64_t p = job.begin; p < job.end; p++) {
-    const int64_t slot = job.base >= 0 ? job.base + p : job.slots[p];
-    const int64_t at = (slot * job.num_kv_heads + job.head) * bytes;
-    keys[p - job.begin] = (const uint8_t*)job.k + at;
-    values[p - job.begin] = (const uint8_t*)job.v + at;
+    const int64_t slot = job.base >= 0 ? job.base + p : job.slots[p], at = slot * job.num_kv_heads + job.head;
+    found.keys[p - job.begin] = (const uint8_t*)job.k + at * bytes;
+    found.values[p - job.begin] = (const uint8_t*)job.v + at * bytes;
+    if (FORM == AS_INT8) {
+      found.key_scales[p - job.begin] = job.k_scales[at];
+      found.value_scales[p - job.begin] = job.v_scales[at];
+    }
   }
+}
+
+// Room that attend needs, cut up. Keys in bytes are turned as bfloat16, which holds them exactly.
+struct Room {
+  uint32_t* turned;   // [blocks][words][16]
+  uint8_t* queries;   // [4] rows of words
+  float* scores;      // [4][SPLIT]
+  uint32_t* widened;  // [16] keys of words: those in bytes, and those of odd length
+};
+
+Room cut(const Attend& job) {
+  uint8_t* at = job.scratch;
+  Room room;
+  room.turned = (uint32_t*)at, at += align((int64_t)SPLIT * 4 * (job.head_dim + 1));
+  room.queries = at, at += align(4 * 4 * (int64_t)(job.head_dim + 32));
+  room.scores = (float*)at, at += 4 * SPLIT * 4;
+  room.widened = (uint32_t*)at;
+  return room;
 }
 
 // N rows against all blocks of turned keys.
-template <int N, bool WIDE>
-void attend_rows(const Attend& job, int row, const uint32_t* turned, const uint8_t* const* values, uint8_t* queries,
-                 float* scores) {
+template <int N, int FORM>
+void attend_rows(const Attend& job, int row, const Room& room, const Found& found) {
   const int count = (int)(job.end - job.begin), blocks = (count + 15) / 16;
-  const int words = WIDE ? job.head_dim : (job.head_dim + 1) / 2;
+  const bool wide = FORM == AS_FLOAT32;
+  const int words = wide ? job.head_dim : (job.head_dim + 1) / 2;
   const uint8_t* q[N];
   for (int r = 0; r < N; r++) {
-    if (WIDE) {
+    if (wide) {
       q[r] = (const uint8_t*)job.q[row + r];
       continue;
     }
-    uint16_t* narrow = (uint16_t*)(queries + r * 4 * (int64_t)((words + 7) / 8 * 8));
+    uint16_t* narrow = (uint16_t*)(room.queries + r * 4 * (int64_t)((words + 7) / 8 * 8));
     for (int d = 0; d < job.head_dim; d += 16) to_bfloat(narrow + d, load(job.q[row + r] + d));  // padded with zeros
     q[r] = (const uint8_t*)narrow;
   }
-  for (int b = 0; b < blocks; b++) score<N, WIDE>(job, q, turned + (int64_t)b * words * 16, words, scores + 16 * b);
-  for (int r = 0; r < N; r++) soften(job, row + r, scores + r * SPLIT, count);
-  weigh_all<N, WIDE>(job, values, row, scores, count);
+  for (int b = 0; b < blocks; b++) {
+    float* scores = room.scores + 16 * b;
+    score<N, wide>(job, q, room.turned + (int64_t)b * words * 16, words, scores);
+    if (FORM == AS_INT8)
+      for (int r = 0; r < N; r++)
+        store(scores + r * SPLIT, mul(load(scores + r * SPLIT), load(found.key_scales + 16 * b)));
+  }
+  for (int r = 0; r < N; r++) {
+    float* scores = room.scores + r * SPLIT;
+    soften(job, row + r, scores, count);
+    if (FORM == AS_INT8)
+      for (int p = 0; p < count; p++) scores[p] *= found.value_scales[p];
+  }
+  weigh_all<N, FORM>(job, found.values, row, room.scores, count);
 }
 
-template <bool WIDE>
+// A key as words: bytes become bfloat16, a key of odd length gets a zero behind it.
+template <int FORM>
+const uint32_t* words_of(const Attend& job, const uint8_t* key, int words, uint32_t* room) {
+  if (FORM == AS_INT8) {
+    uint16_t* numbers = (uint16_t*)room;
+    for (int d = 0; d < 2 * words; d += 16) {
+      const F part = d + 16 <= job.head_dim ? from_bytes((const int8_t*)key + d) : value<FORM, false>(key, d, job.head_dim);
+      to_bfloat(numbers + d, part);
+    }
+    return room;
+  }
+  if (FORM == AS_BFLOAT16 && job.head_dim % 2) {
+    room[words - 1] = 0;
+    memcpy(room, key, 2 * (size_t)job.head_dim);
+    return room;
+  }
+  return (const uint32_t*)key;
+}
+
+template <int FORM>
 void attend_in(const Attend& job) {
   const int count = (int)(job.end - job.begin);
-  const int words = WIDE ? job.head_dim : (job.head_dim + 1) / 2;
-  uint32_t* turned = (uint32_t*)job.scratch;                                        // [blocks][words][16]
-  uint8_t* queries = job.scratch + align((int64_t)SPLIT * 4 * (job.head_dim + 1));  // [4][words]
-  float* scores = (float*)(queries + align(4 * 4 * (int64_t)(job.head_dim + 32)));  // [4][SPLIT]
-  uint32_t* odd = (uint32_t*)((uint8_t*)scores + 4 * SPLIT * 4);                    // keys of odd length, padded
-  const uint8_t *keys[SPLIT], *values[SPLIT];
-  find_rows(job, keys, values);
+  const int words = FORM == AS_FLOAT32 ? job.head_dim : (job.head_dim + 1) / 2;
+  const Room room = cut(job);
+  Found found;
+  memset(found.key_scales, 0, sizeof found.key_scales);
+  find_rows<FORM>(job, found);
   for (int b = 0; b < count; b += 16) {
     const uint32_t* block[16];
-    for (int i = 0; i < 16; i++) {
-      block[i] = (const uint32_t*)keys[b + i < count ? b + i : count - 1];
-      if (!WIDE && job.head_dim % 2) {  // half a word at the end
-        uint32_t* copy = odd + i * words;
-        copy[words - 1] = 0;
-        memcpy(copy, block[i], 2 * (size_t)job.head_dim);
-        block[i] = copy;
-      }
-    }
-    turn_keys(block, words, turned + (int64_t)b * words);
+    for (int i = 0; i < 16; i++)
+      block[i] = words_of<FORM>(job, found.keys[b + i < count ? b + i : count - 1], words, room.widened + i * ((words + 7) / 8 * 8));
+    turn_keys(block, words, room.turned + (int64_t)b * words);
   }
   int row = 0;
-  for (; row + 4 <= job.num_rows; row += 4) attend_rows<4, WIDE>(job, row, turned, values, queries, scores);
-  if (job.num_rows - row == 3) attend_rows<3, WIDE>(job, row, turned, values, queries, scores);
-  if (job.num_rows - row == 2) attend_rows<2, WIDE>(job, row, turned, values, queries, scores);
-  if (job.num_rows - row == 1) attend_rows<1, WIDE>(job, row, turned, values, queries, scores);
+  for (; row + 4 <= job.num_rows; row += 4) attend_rows<4, FORM>(job, row, room, found);
+  if (job.num_rows - row == 3) attend_rows<3, FORM>(job, row, room, found);
+  if (job.num_rows - row == 2) attend_rows<2, FORM>(job, row, room, found);
+  if (job.num_rows - row == 1) attend_rows<1, FORM>(job, row, room, found);
 }
 
 void attend(const Attend& job) {
   if (job.cache_form == AS_FLOAT32)
-    attend_in<true>(job);
+    attend_in<AS_FLOAT32>(job);
+  else if (job.cache_form == AS_BFLOAT16)
+    attend_in<AS_BFLOAT16>(job);
   else
-    attend_in<false>(job);
+    attend_in<AS_INT8>(job);
+}
+
+void cache_row(const float* x, int n, int form, void* row, float* scale) {  // x is padded with zeros to 16
+  if (form == AS_FLOAT32) {
+    memcpy(row, x, sizeof(float) * (size_t)n);
+    return;
+  }
+  F most = set1(0);
+  if (form == AS_INT8) {
+    for (int i = 0; i < n; i += 16) most = max(most, abs(load(x + i)));
+    *scale = largest(most) / 127.0f;
+  }
+  const float inverse = form == AS_INT8 && *scale > 0 ? 127.0f / largest(most) : 0.0f;
+  for (int i = 0; i < n; i += 16) {
+    alignas(64) uint8_t part[32];
+    const int size = form == AS_INT8 ? 1 : 2;
+    if (form == AS_INT8)
+      to_bytes((int8_t*)part, to_int(mul(load(x + i), set1(inverse))));
+    else
+      to_bfloat((uint16_t*)part, load(x + i));
+    memcpy((uint8_t*)row + i * size, part, (size_t)((n - i < 16 ? n - i : 16) * size));
+  }
 }
 
 void merge(float* best, float* total, float* values, float best2, float total2, const float* values2, int n) {
@@ -465,5 +536,5 @@ void merge(float* best, float* total, float* values, float best2, float total2, 
 extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     TM_TEXT(TM_BUILD),
     {any_float, any_bfloat, any_q8, any_q4, any_q4_min, any_q4_wide},
-    put, norm, activate, rotate, softcap, attend, merge, add_to,
+    put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to,
 };

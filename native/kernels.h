@@ -24,6 +24,8 @@ struct Act {
 struct Attend {
   const void* k;
   const void* v;
+  const float* k_scales;  // of the cache in bytes
+  const float* v_scales;
   int cache_form, head_dim, head, num_kv_heads;
   int64_t base;
   const int64_t* slots;
@@ -51,12 +53,14 @@ struct Kernels {
   void (*rotate)(float* x, const float* cosines, const float* sines, int half);
   void (*softcap)(float* x, int n, float cap);
   void (*attend)(const Attend& job);
+  // One head's row to be cached: into numbers, or bytes and their scale.
+  void (*cache_row)(const float* x, int n, int form, void* row, float* scale);
   // Fold one split's figures into those before it. A row without any split before has total 0.
   void (*merge)(float* best, float* total, float* values, float best2, float total2, const float* values2, int n);
   void (*add)(float* x, const float* y, int n);
 };
 
 int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows
-int64_t attend_scratch_bytes(int head_dim);
+int64_t attend_scratch_bytes(int head_dim);  // also in kernels.cpp: keep alike
 
 extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512;

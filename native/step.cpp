@@ -3,6 +3,7 @@
 // Rows and units are divided, sums are not. Whatever a row needs is computed in the same order for every number of threads,
 // tokens beside it and pieces that its prompt came in.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +21,7 @@ namespace {
 
 constexpr int FEW = 16;            // rows up to which every thread norms and folds all of them by itself: no barrier
 constexpr int TOKEN_BLOCK = 64;    // of a unit's outputs at a time
-constexpr int NUM_BUFFERS = 4;
+constexpr int NUM_BUFFERS = 5;
 constexpr int QUERY_TILE = 16;     // positions whose queries attend together in a long chunk
 
 const Kernels* const BUILDS[] = {
@@ -74,6 +75,20 @@ struct Buffer {
       moments.at_least(tokens * groups), sums.at_least(tokens * groups);
     }
   }
+  template <typename T>
+  static void copy_row(Room<T>& to, int64_t to_row, const Room<T>& from, int64_t from_row, int64_t width) {
+    memcpy(to.get() + to_row * width, from.get() + from_row * width, sizeof(T) * (size_t)width);
+  }
+  // The same row in every form.
+  void take(int64_t row, const Buffer& other, int64_t other_row) {
+    const int64_t padded = rounded(k, PAD), groups = padded / GROUP;
+    if (forms & 1 << AS_FLOAT32) copy_row(floats, row, other.floats, other_row, padded);
+    if (forms & 1 << AS_BFLOAT16) copy_row(bfloats, row, other.bfloats, other_row, padded);
+    if (forms & 1 << AS_INT8) {
+      copy_row(bytes, row, other.bytes, other_row, padded), copy_row(scales, row, other.scales, other_row, groups);
+      copy_row(moments, row, other.moments, other_row, groups), copy_row(sums, row, other.sums, other_row, groups);
+    }
+  }
   Act as(int form) const {
     return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), sums.get()};
   }
@@ -106,7 +121,7 @@ class Model {
     threads_ = std::make_unique<Threads>(m.num_threads, m.pin != 0);
     desks_ = std::vector<Desk>((size_t)m.num_threads);
     width_ = (int)rounded(m.head_dim, TILE);
-    // Buffers hold what the linears that read them want.
+    // Buffers hold what the linears that read them want. What is gathered comes from what the MLP reads.
     for (const TmOp& op : ops_)
       if (op.kind == TM_LINEAR) {
         for (int i = 0; i < op.num_units; i++) {
@@ -115,9 +130,11 @@ class Model {
         }
         widths_[op.from] = std::max(widths_[op.from], op.inputs);
         shares_.push_back(divide(op));
+        chosen_ = std::max(chosen_, op.chosen), num_experts_ = std::max(num_experts_, op.experts);
       } else {
         shares_.emplace_back();
       }
+    forms_[TM_MLP_IN] |= forms_[TM_GATHERED];
   }
 
   static const Kernels& find_build(const char* wanted) {
@@ -142,9 +159,16 @@ class Model {
     const int64_t tokens = step.num_tokens;
     few_ = tokens <= FEW;
     x_.at_least(tokens * rounded(m_.hidden, PAD));
+    router_.at_least(tokens * num_experts_);
     q_.at_least(tokens * m_.num_heads * width_);
     attended_.at_least(tokens * rounded((int64_t)m_.num_heads * m_.head_dim, PAD));
-    for (int b = 0; b < NUM_BUFFERS; b++) make(shared_[b], b, tokens);
+    const int64_t pairs = tokens * chosen_;  // of a token and one of its experts
+    for (int b = 0; b < NUM_BUFFERS; b++)
+      make(shared_[b], b, b == TM_GATHERED ? pairs : b == TM_MLP_INNER ? std::max(tokens, pairs) : tokens);
+    parts_.at_least(pairs * m_.hidden);
+    for (auto* list : {&picks_, &pair_token_, &pair_of_}) list->resize((size_t)pairs);
+    weight_of_.resize((size_t)pairs), chances_.resize((size_t)num_experts_);
+    expert_first_.resize((size_t)num_experts_ + 1), next_pair_.resize((size_t)num_experts_);
     for (Desk& desk : desks_) {
       for (int b = 0; b < NUM_BUFFERS; b++) make(desk.buffers[b], b, few_ ? FEW : 0);
       desk.row.at_least(rounded(std::max({m_.hidden, m_.num_heads * m_.head_dim, m_.intermediate}), PAD));
@@ -183,6 +207,12 @@ class Model {
   // Units per thread, the heaviest first to whoever has least; each thread's in the order of memory.
   std::vector<std::vector<int>> divide(const TmOp& op) const {
     std::vector<std::vector<int>> shares((size_t)m_.num_threads);
+    if (op.experts) {  // nobody knows which will be chosen: each thread has its part of every one
+      const int each = op.num_units / op.experts;
+      for (int i = 0; i < op.num_units; i++)
+        shares[(size_t)((int64_t)(i % each) * m_.num_threads / each)].push_back(i);
+      return shares;
+    }
     std::vector<int64_t> loads((size_t)m_.num_threads, 0), cost((size_t)op.num_units);
     std::vector<int> order((size_t)op.num_units);
     for (int i = 0; i < op.num_units; i++) {
@@ -206,7 +236,7 @@ class Model {
     return shares;
   }
 
-  // ---- on every thread
+  // ---- on every thread; nothing here allocates, since an exception on one thread would leave the others waiting
 
   void perform(size_t number, int me) {
     const TmOp& op = ops_[number];
@@ -215,6 +245,8 @@ class Model {
       case TM_NORM: norm(op, me); break;
       case TM_LINEAR: linear(op, shares_[number][(size_t)me], me), threads_->meet(); break;
       case TM_ATTEND: attend(op, number, me); break;
+      case TM_CHOOSE: choose(op, me); break;
+      case TM_COMBINE: combine(op, me), threads_->meet(); break;
     }
   }
 
@@ -263,14 +295,18 @@ class Model {
   }
 
   void linear(const TmOp& op, const std::vector<int>& units, int me) {
-    const bool own = few_ && op.from != 2;  // an MLP's inner activations are made by all threads together
+    // An MLP's inner activations and the experts' rows are made by all threads together.
+    const bool own = few_ && op.from != TM_MLP_INNER && op.from != TM_GATHERED;
     const Buffer& in = buffer(op.from, me, own);
     const int tokens = op.epilogue == TM_LOGITS ? step_->num_rows : step_->num_tokens;
     Desk& desk = desks_[(size_t)me];
     for (int number : units) {
       const TmUnit& unit = op.units[number];
-      for (int first = 0; first < tokens; first += TOKEN_BLOCK) {
-        const int count = std::min(TOKEN_BLOCK, tokens - first);
+      const int expert = op.experts ? number / (op.num_units / op.experts) : 0;
+      const int begin = op.experts ? expert_first_[(size_t)expert] : 0;
+      const int end = op.experts ? expert_first_[(size_t)expert + 1] : tokens;
+      for (int first = begin; first < end; first += TOKEN_BLOCK) {
+        const int count = std::min(TOKEN_BLOCK, end - first);
         const int stride = (int)rounded(unit.count, GROUP);  // so that a short last group has room for its zeros
         multiply(op, unit.data, unit.scheme, unit.count, in, first, count, desk.tile.get(), stride);
         if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, in, first, count, desk.gate.get(), stride);
@@ -303,6 +339,12 @@ class Model {
         add_bias(op, unit, out, 0);
         kernels_.activate(out, nullptr, (int)rounded(unit.count, TILE), op.activation);
         put_columns(op, unit, token, out);
+        break;
+      case TM_ROUTER:
+        memcpy(router_.get() + (int64_t)token * op.outputs + unit.first, out, sizeof(float) * (size_t)unit.count);
+        break;
+      case TM_PART:
+        memcpy(parts_.get() + (int64_t)token * m_.hidden + unit.first, out, sizeof(float) * (size_t)unit.count);
         break;
       case TM_LOGITS: {
         add_bias(op, unit, out, 0);
@@ -338,19 +380,65 @@ class Model {
       return;
     }
     const int kv_head = head - m_.num_heads - (is_v ? m_.num_kv_heads : 0);
-    store_row(is_v ? op.v_rows : op.k_rows, (step_->slots[token] * m_.num_kv_heads + kv_head) * m_.head_dim, out);
+    const int64_t at = step_->slots[token] * m_.num_kv_heads + kv_head;
+    const int64_t bytes = (m_.cache_form == AS_FLOAT32 ? 4 : m_.cache_form == AS_BFLOAT16 ? 2 : 1) * m_.head_dim;
+    std::fill(out + m_.head_dim, out + width_, 0.0f);
+    float* scales = is_v ? op.v_scales : op.k_scales;
+    kernels_.cache_row(out, m_.head_dim, m_.cache_form, (uint8_t*)(is_v ? op.v_rows : op.k_rows) + at * bytes,
+                       scales ? scales + at : nullptr);
   }
 
-  void store_row(void* rows, int64_t at, const float* values) {
-    if (m_.cache_form == AS_FLOAT32) {
-      memcpy((float*)rows + at, values, sizeof(float) * (size_t)m_.head_dim);
-      return;
+  // ---- experts
+
+  void choose(const TmOp& op, int me) {
+    if (me == 0) route(op);
+    threads_->meet();
+    const auto [from, to] = share((int)pair_token_.size(), me);
+    for (int p = from; p < to; p++) shared_[op.to].take(p, buffer(op.from, me, few_), pair_token_[(size_t)p]);
+    threads_->meet();
+  }
+
+  // Softmax over the experts, the likeliest `chosen` of them, and all pairs of token and expert, expert by expert.
+  void route(const TmOp& op) {
+    const int tokens = step_->num_tokens;
+    std::fill(expert_first_.begin(), expert_first_.end(), 0);
+    for (int t = 0; t < tokens; t++) {
+      const float* logits = router_.get() + (int64_t)t * op.experts;
+      const float most = *std::max_element(logits, logits + op.experts);
+      float total = 0, picked = 0;
+      for (int e = 0; e < op.experts; e++) total += chances_[(size_t)e] = std::exp(logits[e] - most);
+      int* mine = picks_.data() + t * op.chosen;
+      for (int c = 0; c < op.chosen; c++) {
+        int best = -1;
+        for (int e = 0; e < op.experts; e++)
+          if (std::find(mine, mine + c, e) == mine + c && (best < 0 || chances_[(size_t)e] > chances_[(size_t)best])) best = e;
+        mine[c] = best, picked += chances_[(size_t)best];
+      }
+      std::sort(mine, mine + op.chosen);
+      for (int c = 0; c < op.chosen; c++) {
+        weight_of_[(size_t)(t * op.chosen + c)] = chances_[(size_t)mine[c]] / (op.normalise ? picked : total);
+        expert_first_[(size_t)mine[c] + 1]++;
+      }
     }
-    for (int i = 0; i < m_.head_dim; i++) {  // to nearest, ties to even
-      uint32_t bits;
-      memcpy(&bits, values + i, 4);
-      const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-      ((uint16_t*)rows)[at + i] = (uint16_t)(nan ? (bits >> 16) | 64 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+    for (int e = 0; e < op.experts; e++) expert_first_[(size_t)e + 1] += expert_first_[(size_t)e];
+    std::copy(expert_first_.begin(), expert_first_.end() - 1, next_pair_.begin());
+    for (size_t i = 0; i < picks_.size(); i++) {
+      pair_of_[i] = next_pair_[(size_t)picks_[i]]++;
+      pair_token_[(size_t)pair_of_[i]] = (int)i / op.chosen;
+    }
+  }
+
+  void combine(const TmOp& op, int me) {
+    const auto [from, to] = share(step_->num_tokens, me);
+    float* sum = desks_[(size_t)me].row.get();
+    for (int t = from; t < to; t++) {
+      std::fill_n(sum, m_.hidden, 0.0f);
+      for (int c = 0; c < op.chosen; c++) {
+        const size_t at = (size_t)(t * op.chosen + c);
+        const float* part = parts_.get() + (int64_t)pair_of_[at] * m_.hidden;
+        for (int i = 0; i < m_.hidden; i++) sum[i] += weight_of_[at] * part[i];
+      }
+      kernels_.add(x(t), sum, m_.hidden);
     }
   }
 
@@ -384,7 +472,7 @@ class Model {
 
   Attend job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end, Desk& desk) const {
     Attend job{};
-    job.k = op.k_rows, job.v = op.v_rows;
+    job.k = op.k_rows, job.v = op.v_rows, job.k_scales = op.k_scales, job.v_scales = op.v_scales;
     job.cache_form = m_.cache_form, job.head_dim = m_.head_dim, job.head = head, job.num_kv_heads = m_.num_kv_heads;
     job.base = span.base, job.slots = span.slots;
     job.begin = begin, job.end = end, job.scale = op.scale, job.softcap = op.softcap;
@@ -481,6 +569,12 @@ class Model {
 
   const TmStep* step_ = nullptr;
   bool few_ = true, folded_later_ = false;
+  int chosen_ = 0, num_experts_ = 0;
+  Room<float> router_, parts_;                        // logits of the router; each pair's result
+  std::vector<int> expert_first_, next_pair_;  // pairs [first, next) of an expert
+  std::vector<int> picks_, pair_of_;           // experts and pairs by token and choice
+  std::vector<int> pair_token_;
+  std::vector<float> weight_of_, chances_;     // of token and choice; of one token's experts
   Room<float> x_, q_, attended_, part_best_, part_total_, part_values_;
   Buffer shared_[NUM_BUFFERS];
   std::vector<Desk> desks_;
@@ -509,7 +603,7 @@ int64_t tile_bytes(int scheme, int k) {
 
 int64_t attend_scratch_bytes(int head_dim) {
   const int64_t words = head_dim + 1;
-  return rounded(SPLIT * 4 * words, 64) + rounded(4 * 4 * (words + 31), 64) + 4 * SPLIT * 4 + rounded(16 * 4 * words, 64);
+  return rounded(SPLIT * 4 * words, 64) + rounded(4 * 4 * (words + 31), 64) + 4 * SPLIT * 4 + rounded(16 * 4 * (words + 16), 64);
 }
 
 extern "C" {

@@ -214,6 +214,19 @@ TM void to_bytes(int8_t* p, I a) {
 }
 #endif
 
+TM F from_bytes(const int8_t* p) {
+#if defined(TM_AVX512)
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+#elif defined(TM_AVX2)
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8))))};
+#else
+  F r;
+  for (int i = 0; i < 16; i++) r.v[i] = p[i];
+  return r;
+#endif
+}
+
 // In one fixed order on every processor: halves, quarters, eighths, pairs.
 TM float sum(F a) {
   float v[16];

@@ -98,11 +98,14 @@ OPTIONS = {
         --num-prompts --output --prompt --prompts --quiet -q --rate --seed --time-limit --url --vocab-size""",
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
+    "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
+        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
     "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",
+    "quantize": "--group --head --json --out -o --quiet -q --scheme",
 }
 
 

@@ -1,8 +1,11 @@
 """The native program: eager's numbers, and the same bits however they were computed."""
 
 import os
+import subprocess
 import threading
+from pathlib import Path
 
+import hatch_build
 import pytest
 import torch
 import transformers
@@ -14,7 +17,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.program import native_abi as abi
 from tokenmill.program.native import Native
 
-FAMILIES = [name for name in FAMILY_NAMES if name != "mixtral"]
+FAMILIES = FAMILY_NAMES
 LONG = prompt(97, seed=5)
 
 pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
@@ -48,7 +51,7 @@ def test_logits_are_those_of_eager(family, build, models):
 
 @pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mixtral"])
 def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
     path = save(family, models)
     whole = native(path, dtype).logits(LONG)
@@ -181,3 +184,45 @@ def test_without_the_library_it_says_what_to_do(models, monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="its library does not load"):
         native(save("llama", models))
     abi.library.cache_clear()
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_bigcode"])
+def test_the_cache_in_bytes(family, build, models):
+    """Both programs store the same codes, but for entries whose last bit decides between two; then 1 / 254 of a row."""
+    path = save(family, models)
+    ours = native(path, cache_format="int8")
+    eager = load(path, program="eager", dtype="float32", cache_format="int8")
+    found, expected = ours.logits(LONG), eager.logits(LONG)
+    assert (found - expected).pow(2).mean().sqrt() < 0.01 * expected.pow(2).mean().sqrt()
+    for settings in ({"max_step_tokens": 1}, {"max_step_tokens": 7, "block_size": 3}, {"threads": 2}):
+        assert torch.equal(native(path, cache_format="int8", **settings).logits(LONG), found)
+
+
+def test_the_cache_in_bytes_is_half_as_large(models):
+    path = save("llama", models)
+    dense, small = (native(path, "bfloat16", cache_format=name).memory["cache_bytes"] for name in ("dense", "int8"))
+    assert small / dense == (8 + 4) / 16  # heads of 8: of 64 it would be 68 / 128
+
+
+def test_the_kernels_under_the_sanitizers(tmp_path):
+    """Every build that this processor runs, odd sizes, exact buffers: no read or write outside, no undefined shift."""
+    if hatch_build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    names = [name for name in hatch_build.builds() if name in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    base = [hatch_build.compiler(), *hatch_build.FLAGS, *sanitize, "-O1"]
+    jobs = [(f"{n}.o", "kernels.cpp", [*hatch_build.builds()[n], f"-DTM_BUILD={n}", "-O1"]) for n in names]
+    jobs += [(f"{n}.o", f"{n}.cpp", [f"-DTM_WITH_{b.upper()}" for b in names]) for n in ("step", "threads")]
+    processes = [
+        subprocess.Popen([*base, *flags, "-c", str(hatch_build.SOURCES / source), "-o", str(tmp_path / target)])
+        for target, source, flags in jobs
+    ]
+    assert [process.wait() for process in processes] == [0] * len(jobs)
+    tested = f"-DTM_TESTED={','.join(f'&kernels_{name}' for name in names)}"
+    program, objects = str(tmp_path / "kernels"), [str(tmp_path / target) for target, _, _ in jobs]
+    source = str(Path(__file__).parent / "native_kernels.cpp")
+    subprocess.run([*base, tested, source, *objects, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": 0 differences") == len(names)

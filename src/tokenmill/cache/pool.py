@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tokenmill.cache.formats import FORMATS
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.registry import lookup
 
@@ -18,7 +17,7 @@ class Pool:
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
         make = lookup(FORMATS, spec.format, "cache_format")
-        self.layers: list[Dense] = [
+        self.layers: list[LayerKV] = [
             make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, device) for _ in range(spec.num_layers)
         ]
 

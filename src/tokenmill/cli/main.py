@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli import generate, info, plan, profile, pull
+from tokenmill.cli import generate, info, plan, profile, pull, quantize
 from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
+from tokenmill.cli.eval import evaluate
 from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.registry import resolve
 
@@ -24,9 +25,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, pull, info, plan, profile):
+for verb in (generate, pull, quantize, info, plan, profile):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
 app.add_typer(bench, name="bench")
+app.add_typer(evaluate, name="eval")
 
 # The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")

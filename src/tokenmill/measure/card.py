@@ -33,7 +33,7 @@ def card_of(
         "dtype": dtype,
         "parameters": sum(count_parameters(model).values()),
         "bytes_read_per_token": decode.read_bytes,
-        "cache_bytes_per_token": kv_bytes_per_token(model, dtype),
+        "cache_bytes_per_token": kv_bytes_per_token(model, dtype, config.cache_format),
         "operations_per_token": decode.operations,
         "machine": {**asdict(limits), "instructions": instruction_sets()},
         "floor_tok_s": {point.title: _floor(model, storage, config.cache, point, read, peak) for point in points},

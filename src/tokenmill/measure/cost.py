@@ -12,10 +12,12 @@ from pathlib import Path
 import torch
 
 from tokenmill.assemble import cache_spec, choose_forms
+from tokenmill.cache.formats import FORMATS
 from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.engine import Engine
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.parameters import count_parameters
+from tokenmill.registry import lookup
 
 __all__ = [
     "Cost",
@@ -69,28 +71,30 @@ class Storage:
     dtype: str
     bytes_per_weight: float
     integer: bool = False
+    cache_format: str = "dense"
 
     @classmethod
-    def plain(cls, dtype: str) -> "Storage":
+    def plain(cls, dtype: str, cache_format: str = "dense") -> "Storage":
         """Matrices in the dtype itself."""
-        return cls(dtype, DTYPES[dtype])
+        return cls(dtype, DTYPES[dtype], cache_format=cache_format)
 
     @classmethod
     def of_engine(cls, engine: Engine) -> "Storage":
         """As the engine really holds them."""
         weights, _ = _matrix_parameters(engine.model_config, engine.config.max_length or 1)
         integer = engine.config.scheme in INTEGER_SCHEMES
-        return cls(engine.config.dtype, engine.memory["matrix_bytes"] / weights, integer)
+        config = engine.config
+        return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
 
     @classmethod
     def planned(cls, config: EngineConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
         """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
         forms = choose_forms(config, model, device)
         if forms.scheme_name not in INTEGER_SCHEMES:
-            return cls.plain(config.dtype)
+            return cls.plain(config.dtype, config.cache_format)
         bits = forms.scheme.bits_per_weight
         per_weight = file_bytes / sum(count_parameters(model).values()) if bits is None else bits / 8
-        return cls(config.dtype, per_weight, True)
+        return cls(config.dtype, per_weight, True, config.cache_format)
 
 
 def cost_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> Cost:
@@ -113,7 +117,9 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
         return prefill_traffic(model, storage, batch, depth + 1)
     weights, active = _matrix_parameters(model, batch)
     seen = _mean_seen(model, depth)
-    read_bytes = weights * storage.bytes_per_weight + batch * seen * kv_bytes_per_token(model, storage.dtype)
+    read_bytes = weights * storage.bytes_per_weight + batch * seen * kv_bytes_per_token(
+        model, storage.dtype, storage.cache_format
+    )
     return Traffic(read_bytes, batch * (2 * active + _attention_operations(model, seen)))
 
 
@@ -123,7 +129,9 @@ def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens
     head = model.vocab_size * model.hidden_size
     seen = _mean_seen(model, depth + num_tokens / 2)
     operations = batch * (num_tokens * (2 * (active - head) + _attention_operations(model, seen)) + 2 * head)
-    read_bytes = weights * storage.bytes_per_weight + batch * depth * kv_bytes_per_token(model, storage.dtype)
+    read_bytes = weights * storage.bytes_per_weight + batch * depth * kv_bytes_per_token(
+        model, storage.dtype, storage.cache_format
+    )
     return Traffic(read_bytes, operations)
 
 
@@ -149,9 +157,10 @@ def _attention_operations(model: ModelConfig, seen: float) -> float:
     return 4 * model.num_layers * model.num_heads * model.head_dim * seen
 
 
-def kv_bytes_per_token(model: ModelConfig, dtype: str) -> int:
-    """K and V of one token in all layers, in the dense format."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPES[dtype]
+def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:
+    """K and V of one token in all layers."""
+    row_bytes = lookup(FORMATS, cache_format, "cache_format").row_bytes(model.num_kv_heads, model.head_dim, dtype)
+    return 2 * model.num_layers * int(row_bytes)
 
 
 def available_bytes() -> int:

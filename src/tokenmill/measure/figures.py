@@ -122,7 +122,11 @@ def _shares(phase: str, traffic: Traffic, took_ms: float, read_gb_s: float, peak
 
 def _memory(measured: Measured, engine: Engine) -> dict[str, float | None]:
     point = measured.point
-    used = point.batch * point.length * kv_bytes_per_token(engine.model_config, engine.config.dtype)
+    used = (
+        point.batch
+        * point.length
+        * kv_bytes_per_token(engine.model_config, engine.config.dtype, engine.config.cache_format)
+    )
     return {
         "weights_mb": engine.memory["weights_bytes"] / 1e6,
         "cache_mb": engine.memory["cache_bytes"] / 1e6,

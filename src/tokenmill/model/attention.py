@@ -6,7 +6,7 @@ one matrix. The cache is never seen here: `attend` writes and reads it.
 
 from torch import Tensor, nn
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import Step
 from tokenmill.kernels.attend import Attend, AttentionShape
 from tokenmill.model.config import ModelConfig
@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.shape = AttentionShape(config.scale, config.windows[layer], config.attention_softcap)
         self.attend = attend
 
-    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: Dense, step: Step) -> Tensor:
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step) -> Tensor:
         """[T, D] → [T, D]; this layer's cache rows for the step are written on the way."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)

@@ -12,7 +12,9 @@ from typing import Any
 from tokenmill.config import DTYPES
 from tokenmill.errors import CheckpointError
 
-__all__ = ["ConfigReader", "ModelConfig", "Rope"]
+__all__ = ["ConfigReader", "ModelConfig", "Rope", "quant_method"]
+
+QUANT_METHODS = ("tokenmill", "gptq", "awq")
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class ConfigReader:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = dict(config)
         self.family = str(config.get("model_type"))
-        self.read: set[str] = set()
+        self.read: set[str] = {"quantization_config"}
+        quant_method(config)  # refuses those that are not known
 
     def take(self, key: str, default: Any = ...) -> Any:
         """The value of `key`; an explicit null counts as absent. Without a default the key is required."""
@@ -164,3 +167,15 @@ class ConfigReader:
             raise CheckpointError(
                 f"config.json of this {self.family} model has keys that tokenmill does not know: {values}"
             )
+
+
+def quant_method(config: Mapping[str, Any]) -> str | None:
+    """Who made the codes of a quantised directory, None for plain numbers; CheckpointError for an unknown method."""
+    settings = config.get("quantization_config")
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if method not in QUANT_METHODS:
+        known = ", ".join(QUANT_METHODS)
+        raise CheckpointError(f"config.json: quant_method {method!r} is not implemented: use one of {known}")
+    return str(method)

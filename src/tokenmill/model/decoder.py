@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import Step
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.attention import Attention
@@ -32,7 +32,7 @@ class Layer(nn.Module):
         self.mlp = MoE(config, scheme) if config.num_experts else MLP(config, scheme)
         self.parallel = config.residual == "parallel"
 
-    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: Dense, step: Step) -> Tensor:
+    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step) -> Tensor:
         """[T, D] → [T, D]"""
         attended_TD = self.attention(self.attention_norm(x_TD), rotary, layer_kv, step)
         if self.parallel:
@@ -80,7 +80,7 @@ class Decoder(nn.Module):
     def _matrices(self) -> list[Matrix]:
         return [module for module in self.modules() if isinstance(module, Matrix)]
 
-    def forward(self, step: Step, layers_kv: list[Dense]) -> Tensor:
+    def forward(self, step: Step, layers_kv: list[LayerKV]) -> Tensor:
         """Logits of the wanted rows, [R, V] in the model's dtype."""
         x_TD = self.embedding(step.token_ids_T)
         if self.position_embedding is not None:

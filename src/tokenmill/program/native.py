@@ -24,6 +24,7 @@ from tokenmill.program.native_ops import ACTIVATIONS, Ops, packed_bytes
 __all__ = ["Native"]
 
 WHY_BYTES = 500
+CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
 
 
 def _free(model: int, process: int) -> None:
@@ -43,15 +44,15 @@ class Native:
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Needs the library, a CPU, float32 or bfloat16, and a model without experts."""
+        """Needs the library, a CPU, float32 or bfloat16, and an activation that it knows."""
         if device.type != "cpu":
             return f"runs on the CPU, and the device is {device}"
         if (reason := abi.why_not()) is not None:
             return f"its library {reason}"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-        if model.num_experts:
-            return "has no mixture of experts yet"
+        if model.num_experts and model.mlp_bias:
+            return "has no biases within a mixture of experts"
         if model.activation not in ACTIVATIONS:
             return f"has no activation {model.activation!r}"
         return None
@@ -63,7 +64,7 @@ class Native:
 
     def __init__(self, decoder: Decoder, pool: Pool) -> None:
         config = decoder.config
-        self._pool, self._vocab_size, self._dtype = pool, config.vocab_size, pool.layers[0].k_SKH.dtype
+        self._pool, self._vocab_size = pool, config.vocab_size
         self._ops = Ops(decoder, pool.layers)
         array = self._ops.array()
         cosines, sines = _angles(decoder)
@@ -76,7 +77,7 @@ class Native:
             intermediate=config.intermediate_size,
             vocab=config.vocab_size,
             rotary=0 if config.rope is None else config.rope.dim,
-            cache_form=int(self._dtype == torch.bfloat16),
+            cache_form=CACHE_FORMS[pool.layers[0].tensors[0].dtype],
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
             ops=array,

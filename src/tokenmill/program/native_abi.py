@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["BUILDS", "Model", "Op", "Span", "Step", "Unit", "best_build", "library", "why_not"]
 
-ABI = 1
+ABI = 2
 BUILDS = ("avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 
@@ -35,9 +35,12 @@ class Op(Structure):
             for name in "kind epilogue activation centred from_ to inputs outputs num_units scheme".split()
         ),
         ("units", POINTER(Unit)),
-        *((name, c_void_p) for name in "weight bias q_norm k_norm table positions k_rows v_rows".split()),
+        *(
+            (name, c_void_p)
+            for name in "weight bias q_norm k_norm table positions k_rows v_rows k_scales v_scales".split()
+        ),
         *((name, c_float) for name in "eps scale softcap".split()),
-        ("window", c_int32),
+        *((name, c_int32) for name in "window experts chosen normalise".split()),
     ]
 
 

@@ -4,21 +4,22 @@ norm, MLP, at last norm and head. Families differ in what is in the list, not in
 A parallel layer norms for both its halves before either adds to the residual stream.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.model.attention import Attention
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.layers import MLP
+from tokenmill.model.moe import MoE
 from tokenmill.model.parameters import count_parameters, matrices
 from tokenmill.program.native_abi import Op, Unit, library
-from tokenmill.program.native_pack import SCHEMES, TILE, Arena, pack, scheme_of
+from tokenmill.program.native_pack import PAD, SCHEMES, TILE, Arena, pack, scheme_of
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import GROUP, Stored
 from tokenmill.weights.load import return_memory
@@ -26,9 +27,9 @@ from tokenmill.weights.load import return_memory
 __all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
 
 # As in abi.h.
-EMBED, NORM, LINEAR, ATTEND = range(4)
-ADD, QKV, GATED, ACTIVATED, LOGITS = range(5)
-ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED = range(4)  # activation buffers; the head reads MLP_IN too
+EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
+ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, PART = range(7)
+ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buffers; the head reads MLP_IN too
 ACTIVATIONS = {
     "silu": 1,
     "swish": 1,
@@ -42,14 +43,15 @@ ACTIVATIONS = {
 
 @dataclass
 class Linear:
-    """One matrix to pack. `firsts`: where each unit's rows begin; `gates`: where its gates' rows do, or nothing.
+    """One matrix to pack, or the same one of every expert.
 
-    Every unit has `count` rows but the last, which may have fewer; `columns` rows belong to the matrix in all.
+    `firsts`: where each unit's rows begin; `gates`: where its gates' rows do, or nothing. Every unit has `count` rows
+    but the last, which may have fewer.
     """
 
     op: Op
-    matrix: Matrix | None  # None: the embedding, as a tied head
-    parts: list[Stored]
+    matrices: list[Matrix]  # none: the embedding, as a tied head
+    parts: list[list[Stored]]  # of each
     count: int
     firsts: list[int]
     gates: list[int]
@@ -62,9 +64,9 @@ class Linear:
     @property
     def num_bytes(self) -> int:
         """At most so many, packed."""
-        schemes = [scheme_of(part) for part in self.parts]
+        schemes = {scheme_of(part) for parts in self.parts for part in parts}
         most = max(int(library().tm_tile_bytes(scheme, self.op.inputs)) for scheme in schemes)
-        return (most * self.tiles + 64) * (len(self.firsts) + len(self.gates))
+        return (most * self.tiles + PAD) * (len(self.firsts) + len(self.gates)) * len(self.parts)
 
 
 @dataclass
@@ -72,7 +74,7 @@ class Ops:
     """The list, and what its pointers point to. The decoder's matrices are released as they are packed."""
 
     decoder: Decoder
-    layers_kv: list[Dense]
+    layers_kv: list[LayerKV]
     ops: list[Op] = field(default_factory=list)
     num_bytes: int = 0
     num_matrix_bytes: int = 0
@@ -86,14 +88,17 @@ class Ops:
         number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
         self._add(EMBED, table=self._keep(table), positions=positions, scheme=number)
         for layer, layer_kv in zip(self.decoder.layers, self.layers_kv, strict=True):
-            assert isinstance(layer, Layer) and isinstance(layer.mlp, MLP)
+            assert isinstance(layer, Layer)
             self._norm(layer.attention_norm, ATTENTION_IN)
             if config.residual == "parallel":
                 self._norm(layer.mlp_norm, MLP_IN)
             self._attention(layer.attention, layer_kv, config)
             if config.residual != "parallel":
                 self._norm(layer.mlp_norm, MLP_IN)
-            self._mlp(layer.mlp, config)
+            if isinstance(layer.mlp, MoE):
+                self._experts(layer.mlp, config)
+            else:
+                self._mlp([layer.mlp], config, MLP_IN, ADD)
         self._norm(self.decoder.norm, MLP_IN, LOGITS)
         self._head(config)
         self._pack()
@@ -116,42 +121,52 @@ class Ops:
             centred=int(bias is not None),
         )
 
-    def _attention(self, attention: Attention, layer_kv: Dense, config: ModelConfig) -> None:
+    def _attention(self, attention: Attention, layer_kv: LayerKV, config: ModelConfig) -> None:
         heads, dim = config.num_heads + 2 * config.num_kv_heads, config.head_dim
-        cache: dict[str, Any] = {"k_rows": layer_kv.k_SKH.data_ptr(), "v_rows": layer_kv.v_SKH.data_ptr()}
+        names = ("k_rows", "v_rows", "k_scales", "v_scales")  # the dense format has no scales
+        cache: dict[str, Any] = {name: part.data_ptr() for name, part in zip(names, layer_kv.tensors, strict=False)}
         norms: dict[str, Any] = {}
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = {"q_norm": self._floats(attention.q_norm.weight), "k_norm": self._floats(attention.k_norm.weight)}
             norms["eps"] = attention.q_norm.eps
         firsts = range(0, heads * dim, dim)
-        self._linear(attention.qkv, QKV, ATTENTION_IN, config.hidden_size, heads * dim, dim, firsts, **cache, **norms)
+        self._linear([attention.qkv], QKV, ATTENTION_IN, config.hidden_size, heads * dim, dim, firsts, **cache, **norms)
         shape = attention.shape
         softcap = shape.softcap or 0.0
         self._add(ATTEND, to=ATTENDED, scale=shape.scale, softcap=softcap, window=shape.window or 0, **cache)
         wide, hidden = config.num_heads * dim, config.hidden_size
-        self._linear(attention.out, ADD, ATTENDED, wide, hidden, TILE, range(0, hidden, TILE))
+        self._linear([attention.out], ADD, ATTENDED, wide, hidden, TILE, range(0, hidden, TILE))
 
-    def _mlp(self, mlp: MLP, config: ModelConfig) -> None:
+    def _experts(self, moe: MoE, config: ModelConfig) -> None:
+        experts = config.num_experts
+        mixture: dict[str, Any] = {"experts": experts, "chosen": config.num_experts_per_token}
+        self._linear([moe.router], ROUTER, MLP_IN, config.hidden_size, experts, TILE, range(0, experts, TILE))
+        self._add(CHOOSE, from_=MLP_IN, to=GATHERED, normalise=int(moe.norm_top_k), **mixture)
+        mlps = [expert for expert in moe.experts if isinstance(expert, MLP)]
+        self._mlp(mlps, config, GATHERED, PART, **mixture)
+        self._add(COMBINE, **mixture)
+
+    def _mlp(self, mlps: Sequence[MLP], config: ModelConfig, source: int, epilogue: int, **mixture: Any) -> None:
         wide, hidden = config.intermediate_size, config.hidden_size
-        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[config.activation]}
+        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[config.activation], **mixture}
         columns = range(0, wide, GROUP)
         if config.gated_mlp:
             ups = [wide + column for column in columns]
-            self._linear(mlp.up, GATED, MLP_IN, hidden, wide, GROUP, ups, gates=columns, **inner)
+            self._linear([m.up for m in mlps], GATED, source, hidden, wide, GROUP, ups, gates=columns, **inner)
         else:
-            self._linear(mlp.up, ACTIVATED, MLP_IN, hidden, wide, GROUP, columns, **inner)
-        self._linear(mlp.down, ADD, MLP_INNER, wide, hidden, TILE, range(0, hidden, TILE))
+            self._linear([m.up for m in mlps], ACTIVATED, source, hidden, wide, GROUP, columns, **inner)
+        rows = range(0, hidden, TILE)
+        self._linear([m.down for m in mlps], epilogue, MLP_INNER, wide, hidden, TILE, rows, **mixture)
 
     def _head(self, config: ModelConfig) -> None:
         softcap = config.logit_softcap or 0.0
         firsts = range(0, config.vocab_size, TILE)
-        self._linear(
-            self.decoder.head, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, TILE, firsts, softcap=softcap
-        )
+        heads = [] if self.decoder.head is None else [self.decoder.head]
+        self._linear(heads, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, TILE, firsts, softcap=softcap)
 
     def _linear(
         self,
-        matrix: Matrix | None,
+        matrices: list[Matrix],
         epilogue: int,
         source: int,
         inputs: int,
@@ -161,10 +176,12 @@ class Ops:
         gates: Iterable[int] = (),
         **fields: Any,
     ) -> None:
-        bias = None if matrix is None or matrix.bias is None else self._floats(matrix.bias)
+        biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
+        assert len(biases) < 2, "refused: experts with biases"
+        bias = self._floats(biases[0]) if biases else None
         op = self._add(LINEAR, epilogue=epilogue, from_=source, inputs=inputs, outputs=outputs, bias=bias, **fields)
-        parts = [Stored.plain(self.decoder.embedding.weight)] if matrix is None else matrix.parts()
-        self._linears.append(Linear(op, matrix, parts, count, list(firsts), list(gates)))
+        parts = [matrix.parts() for matrix in matrices] or [[Stored.plain(self.decoder.embedding.weight)]]
+        self._linears.append(Linear(op, matrices, parts, count, list(firsts), list(gates)))
 
     # ---- what pointers point to
 
@@ -190,11 +207,15 @@ class Ops:
                 return_memory()  # of the matrices that were released
             linear = self._linears.pop(0)
             op = linear.op
-            data = self._place(linear, linear.firsts, arena)
-            gates = self._place(linear, linear.gates, arena) if linear.gates else [(None, 0)] * len(data)
+            data: list[tuple[int, int]] = []
+            gates: list[tuple[int | None, int]] = []
+            for parts in linear.parts:
+                placed = self._place(linear, parts, linear.firsts, arena)
+                data += placed
+                gates += self._place(linear, parts, linear.gates, arena) if linear.gates else [(None, 0)] * len(placed)
             units = (Unit * len(data))()
             for unit, (address, scheme), (gate, gate_scheme), first in zip(
-                units, data, gates, linear.firsts, strict=True
+                units, data, gates, linear.firsts * len(linear.parts), strict=True
             ):
                 column = first - linear.firsts[0]
                 count = min(linear.count, op.outputs - column)
@@ -202,17 +223,17 @@ class Ops:
                 unit.first, unit.count = column, count
             op.units, op.num_units = units, len(units)
             self._kept.append(units)
-            if linear.matrix is not None:
-                linear.matrix.release()
+            for matrix in linear.matrices:
+                matrix.release()
         return_memory()
         self.num_bytes += arena.used
         self.num_matrix_bytes = arena.used
 
-    def _place(self, linear: Linear, firsts: list[int], arena: Arena) -> list[tuple[int, int]]:
+    def _place(self, linear: Linear, parts: list[Stored], firsts: list[int], arena: Arena) -> list[tuple[int, int]]:
         """Address and scheme of each unit; a unit lies within one part of the matrix."""
         placed: list[tuple[int, int]] = []
         begin = 0
-        for part in linear.parts:
+        for part in parts:
             end = begin + part.num_rows
             inside = [first for first in firsts if begin <= first < end]
             if inside:

@@ -1,4 +1,4 @@
-"""Round to nearest: each group of 32 numbers by itself, with the scale that leaves the smallest squared error."""
+"""Round to nearest: each group of a row by itself, with the scale that leaves the smallest squared error."""
 
 import torch
 from torch import Tensor
@@ -12,19 +12,33 @@ SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting its 
 ROWS = 1024  # at a time, so that temporaries stay small
 
 
-def round_to_nearest(numbers_RK: Tensor, bits: int) -> Stored:
-    """[R, K] numbers in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of 32 inputs.
+def round_to_nearest(numbers_RK: Tensor, bits: int, group: int = GROUP) -> Stored:
+    """[R, K] numbers in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
 
-    Scales and minimums are half floats, held as float32. K is padded with zeros to whole groups.
+    group: a multiple of 32; what is left of a row is a shorter one. K is padded with zeros to a multiple of 32. Scales
+    and minimums are half floats, held as float32 and repeated for every 32 inputs.
     """
+    assert group % GROUP == 0, "scales are held for every 32 inputs"
     padded_RK = F.pad(numbers_RK.float(), (0, -numbers_RK.shape[1] % GROUP))
-    pieces = [_round(rows.view(len(rows), -1, GROUP), bits) for rows in torch.split(padded_RK, ROWS)]
+    pieces = [_round_rows(rows, bits, group) for rows in torch.split(padded_RK, ROWS)]
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    return Stored(bits, None, codes.flatten(1), scales, minimums if bits == 4 else None)
+    return Stored(bits, None, codes, scales, minimums if bits == 4 else None)
+
+
+def _round_rows(rows_RK: Tensor, bits: int, group: int) -> list[Tensor]:
+    """Codes [R, K] uint8, scales and minimums [R, K / 32]."""
+    rest = rows_RK.shape[1] % group
+    whole = rows_RK.shape[1] - rest
+    parts = []
+    for columns_RK, size in ((rows_RK[:, :whole], group), (rows_RK[:, whole:], rest)):
+        if columns_RK.shape[1]:
+            codes_RGC, *numbers = _round(columns_RK.reshape(len(rows_RK), -1, size), bits)
+            parts.append([codes_RGC.flatten(1), *(number.repeat_interleave(size // GROUP, 1) for number in numbers)])
+    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
 
 
 def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [R, G, 32] uint8, scales and minimums [R, G]."""
+    """Codes [R, G, C] uint8, scales and minimums [R, G]."""
     if bits == 8:
         scales_RG = _half(groups_RGC.abs().amax(-1) / 127)
         codes_RGC = torch.round(groups_RGC / _safe(scales_RG)).clamp_(-127, 127) + 128

@@ -15,9 +15,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.config import quant_method
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.gguf import GGUFCheckpoint
+from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
 
@@ -52,20 +54,21 @@ def open_checkpoint(path: Path) -> Checkpoint:
     for kind in (SafetensorsCheckpoint, BinCheckpoint):
         files = _weight_files(path, kind.SINGLE, kind.INDEX, kind.PATTERN)
         if files:
-            return kind(path, config, files)
+            plain: Checkpoint = kind(path, config, files)
+            return plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     ggufs = sorted(path.glob("*.gguf"))
     found = f"; it holds {ggufs[0].name}, which can be given itself" if ggufs else ""
     raise CheckpointError(f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin{found}")
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """The config.json of a model directory."""
+    """The config.json of a model directory; a quantised one says so in the words of a GGUF file."""
     file = path / "config.json"
     if not file.is_file():
         found = sorted(path.glob("*.gguf"))
         hint = f"; give {found[0]} itself" if found else ""
         raise CheckpointError(f"{path} is no model directory: it has no config.json{hint}")
-    return read_json(file)
+    return say_codes(read_json(file))
 
 
 class SafetensorsCheckpoint:

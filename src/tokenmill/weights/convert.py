@@ -24,7 +24,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fetch import Progress
 from tokenmill.weights.names import is_ignored
 
-__all__ = ["SHARD_BYTES", "convert"]
+__all__ = ["SHARD_BYTES", "convert", "write_settings"]
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 
@@ -71,7 +71,7 @@ def convert(
             whole = Path(temporary) / out_dir.name
             whole.mkdir()
             _write_weights(checkpoint, shapes, whole, dtype, progress, shard_bytes)
-            _write_settings(checkpoint, whole, dtype, progress)
+            write_settings(checkpoint, whole, dtype, progress)
             whole.replace(out_dir)
     except OSError as error:
         raise CheckpointError(f"{out_dir} cannot be written: {error.strerror or error}") from error
@@ -137,10 +137,10 @@ def _write_shard(checkpoint: Checkpoint, shapes: Shapes, file: Path, dtype: str,
         os.fsync(out.fileno())
 
 
-def _write_settings(checkpoint: Checkpoint, path: Path, dtype: str, progress: Progress) -> None:
+def write_settings(checkpoint: Checkpoint, path: Path, dtype: str, progress: Progress) -> None:
     """config.json, and the tokenizer: a directory's own files as they are, a GGUF's made from its metadata."""
     progress.stage("writing config and tokenizer")
-    config = {key: value for key, value in checkpoint.config.items() if key != "dtype"}
+    config = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
     _write_json(path / "config.json", config | {"torch_dtype": dtype})
     if checkpoint.path.is_dir():
         for name in _SETTINGS:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.errors import NoKernel
@@ -40,7 +40,7 @@ class Attend(Protocol):
         """Why this kernel cannot serve, or None."""
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: Dense, step: Step, shape: AttentionShape
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape
     ) -> Tensor:
         """Write k and v to the step's slots, then return the attention of each query, [T, N, H]."""
 

@@ -8,7 +8,7 @@ does not know, are written out.
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend import AttentionShape
@@ -26,13 +26,13 @@ class Gather:
         return None
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: Dense, step: Step, shape: AttentionShape
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape
     ) -> Tensor:
         """See `Attend`."""
         layer.write(step.slots_T, k_TKH, v_TKH)
         return torch.cat([self._span(q_TNH[s.first : s.first + s.count], layer, step, s, shape) for s in step.spans])
 
-    def _span(self, q_TNH: Tensor, layer: Dense, step: Step, span: Span, shape: AttentionShape) -> Tensor:
+    def _span(self, q_TNH: Tensor, layer: LayerKV, step: Step, span: Span, shape: AttentionShape) -> Tensor:
         if span.slots_L is None:
             assert span.base is not None, "a span has a base or slots"
             k_LKH, v_LKH = layer.view(span.base, span.base + span.length)

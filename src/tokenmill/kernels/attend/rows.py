@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats.dense import Dense
+from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.kernels.attend import AttentionShape
@@ -24,7 +24,7 @@ class Rows:
         return None
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: Dense, step: Step, shape: AttentionShape
+        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape
     ) -> Tensor:
         """See `Attend`."""
         layer.write(step.slots_T, k_TKH, v_TKH)
@@ -33,7 +33,7 @@ class Rows:
         parts = [self._span(q_TNH[s.first : s.first + s.count], layer, step, s, shape) for s in step.spans]
         return torch.cat(parts)
 
-    def _span(self, q_TNH: Tensor, layer: Dense, step: Step, span: Span, shape: AttentionShape) -> Tensor:
+    def _span(self, q_TNH: Tensor, layer: LayerKV, step: Step, span: Span, shape: AttentionShape) -> Tensor:
         assert span.base is not None, "one block per sequence"
         k_LKH, v_LKH = layer.view(span.base, span.base + span.length)
         return attend_span(q_TNH, k_LKH, v_LKH, step, span, shape)

@@ -1,0 +1,58 @@
+"""Rows in 8 bits: one float32 scale for each token and head, half the bytes of bfloat16 and 4 more per head.
+
+A row is the integers from -127 to 127 nearest to row / scale, scale being the largest entry over 127. A row of zeros
+has scale 0.
+"""
+
+import torch
+from torch import Tensor
+
+__all__ = ["Int8"]
+
+
+class Int8:
+    """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives numbers in the model's dtype."""
+
+    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, device: torch.device) -> None:
+        self.dtype = getattr(torch, dtype)
+        shape = (num_slots, num_kv_heads, head_dim)
+        self.k_SKH = torch.zeros(shape, dtype=torch.int8, device=device)
+        self.v_SKH = torch.zeros_like(self.k_SKH)
+        self.k_scales_SK = torch.zeros(shape[:2], device=device)
+        self.v_scales_SK = torch.zeros_like(self.k_scales_SK)
+
+    @staticmethod
+    def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Bytes of one token's K, or V."""
+        del dtype
+        return num_kv_heads * (head_dim + 4)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every allocation; the first dimension is slots."""
+        return (self.k_SKH, self.v_SKH, self.k_scales_SK, self.v_scales_SK)
+
+    def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """Round and store one row per slot, in place."""
+        for rows_TKH, codes_SKH, scales_SK in (
+            (k_TKH, self.k_SKH, self.k_scales_SK),
+            (v_TKH, self.v_SKH, self.v_scales_SK),
+        ):
+            numbers_TKH = rows_TKH.float()
+            most_TK = numbers_TKH.abs().amax(-1)
+            inverse_TK = torch.where(most_TK > 0, 127.0 / most_TK, 0.0)
+            codes_SKH.index_copy_(0, slots_T, torch.round(numbers_TKH * inverse_TK[..., None]).to(torch.int8))
+            scales_SK.index_copy_(0, slots_T, most_TK / 127.0)
+
+    def view(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """K and V of the slots [first, last), as numbers."""
+        k = self._numbers(self.k_SKH[first:last], self.k_scales_SK[first:last])
+        return k, self._numbers(self.v_SKH[first:last], self.v_scales_SK[first:last])
+
+    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V of any slots, as numbers."""
+        k = self._numbers(self.k_SKH[slots], self.k_scales_SK[slots])
+        return k, self._numbers(self.v_SKH[slots], self.v_scales_SK[slots])
+
+    def _numbers(self, codes_LKH: Tensor, scales_LK: Tensor) -> Tensor:
+        return (codes_LKH.float() * scales_LK[..., None]).to(self.dtype)

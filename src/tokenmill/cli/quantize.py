@@ -1,0 +1,84 @@
+"""`tokenmill quantize`: a model with matrices in 4 or 8 bits, as a directory."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.config import DEFAULT_MODEL
+from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.weights.quantize import Kind, Report
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill quantize Qwen/Qwen3-0.6B -o qwen3-q4",
+    "tokenmill quantize Qwen/Qwen3-0.6B --scheme q4 --group 128 -o qwen3-q4-128",
+    "tokenmill quantize model-directory --scheme q8 --head none -o model-q8",
+)
+
+
+def command(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The new directory, in Hugging Face layout.", rich_help_panel=OUTPUT)
+    ],
+    model: Model = DEFAULT_MODEL,
+    scheme: Annotated[str, typer.Option("--scheme", help="q4 or q8.", rich_help_panel=MODEL)] = "q4",
+    group: Annotated[
+        int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
+    ] = 32,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", help="Of a head that is not the embedding: q8 (default), q4 or none.", rich_help_panel=MODEL
+        ),
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Round the matrices of a model to 4 or 8 bits and write them as a directory.
+
+    Each is rounded to nearest, with the scale that leaves the smallest error, and kept exactly when the directory is
+    loaded. Embeddings, norms and biases stay as they are. A model that is quantised already is rounded once more.
+    """
+    with progress_on_stderr(quiet) as progress:
+        checkpoint = find_checkpoint(model, progress)
+        quantize = resolve("tokenmill.weights.quantize:quantize")
+        report: Report = quantize(checkpoint, out, progress, scheme, group, head)
+    kinds = sorted(report.kinds.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
+    if json:
+        print_json(_document(report, kinds, scheme, group))
+        return
+    header = ("tensors", "count", "stored as", "relative error", "before", "after")
+    print_table(f"{model} in {scheme}, groups of {group}", [*map(_row, kinds), _total(kinds)], header)
+    typer.echo(f"{report.path}: {size(report.num_bytes)}")
+
+
+def _row(kind: "Kind") -> tuple[str, ...]:
+    error = "" if kind.error is None else f"{kind.error:.2%}"
+    return kind.name, str(kind.count), kind.stored_as, error, size(kind.bytes_before), size(kind.bytes_after)
+
+
+def _total(kinds: list["Kind"]) -> tuple[str, ...]:
+    before, after = (sum(getattr(kind, name) for kind in kinds) for name in ("bytes_before", "bytes_after"))
+    return "total", str(sum(kind.count for kind in kinds)), "", "", size(before), size(after)
+
+
+def _document(report: "Report", kinds: list["Kind"], scheme: str, group: int) -> dict[str, Any]:
+    rows = []
+    for kind in kinds:
+        facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
+        rows.append({**facts, "relative_error": kind.error})
+    return {
+        "path": str(report.path),
+        "scheme": scheme,
+        "group": group,
+        "num_bytes": report.num_bytes,
+        "tensors": rows,
+    }

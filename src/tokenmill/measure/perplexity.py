@@ -1,0 +1,222 @@
+"""How well a model foretells a text: perplexity over sliding windows, and how far two engines are apart.
+
+The windows are those of Hugging Face's "Perplexity of fixed-length models": `window` tokens are fed, each window begins
+`stride` tokens after the last, and only tokens that no window has scored yet are scored. A window's first token follows
+nothing and is never scored; with stride = window that is one token of each, otherwise the text's first alone. A
+window's mean is weighted by the tokens that it is the mean of; the recipe's own code takes one too few there.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokenmill.engine import Engine
+from tokenmill.errors import ConfigError, RequestError
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.fetch import Progress, Silent
+
+__all__ = [
+    "Comparison",
+    "Perplexity",
+    "Text",
+    "Window",
+    "choose_window",
+    "compare",
+    "perplexity",
+    "read_text",
+    "windows",
+]
+
+DEFAULT_WINDOW = 1024
+CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
+
+
+class Window(NamedTuple):
+    """tokens[start:end] are fed; of them tokens[first:end] are scored."""
+
+    start: int
+    first: int
+    end: int
+
+
+def choose_window(window: int | None, stride: int | None, context: int) -> tuple[int, int]:
+    """Window and stride with their defaults in place, or a ConfigError that names the option."""
+    if window is None:
+        window = min(context, DEFAULT_WINDOW)
+    if not 2 <= window <= context:
+        raise ConfigError("window", window, f"a whole number from 2 to this model's context, {context}", "--window")
+    if stride is None:
+        stride = window // 2
+    if not 1 <= stride <= window:
+        raise ConfigError("stride", stride, f"a whole number from 1 to the window, {window}", "--stride")
+    return window, stride
+
+
+def windows(num_tokens: int, window: int, stride: int) -> Iterator[Window]:
+    """The windows over a text; none that would score nothing."""
+    assert 1 <= stride <= window, "choose_window comes first"
+    scored = 0
+    for start in range(0, num_tokens, stride):
+        end = min(start + window, num_tokens)
+        first = max(scored, start + 1)
+        if first < end:
+            yield Window(start, first, end)
+        if end == num_tokens:
+            return
+        scored = end
+
+
+class Text(NamedTuple):
+    """tokens: with those that the tokenizer adds; num_text_tokens: without them. num_bytes: in UTF-8."""
+
+    tokens: list[int]
+    num_text_tokens: int
+    num_bytes: int
+
+
+def read_text(text: str, tokenizer: Tokenizer, max_tokens: int | None = None) -> Text:
+    """The first `max_tokens` tokens of a text, and how many bytes they stand for."""
+    every = tokenizer.encode(text)
+    tokens = every[:max_tokens]
+    added = set(tokenizer.encode(""))
+    own = [token for token in tokens if token not in added]
+    shown = text if len(tokens) == len(every) else tokenizer.decode(own, skip_special=False)
+    return Text(tokens, len(own), len(shown.encode()))
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """What one engine makes of a text. nll: sum over the scored tokens, in nats. elapsed_s: of that engine alone."""
+
+    num_tokens: int
+    num_scored: int
+    num_windows: int
+    nll: float
+    elapsed_s: float
+
+    @property
+    def nll_per_token(self) -> float:
+        """In nats."""
+        return self.nll / self.num_scored
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-likelihood."""
+        return math.exp(self.nll_per_token)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Scored tokens; a stride under the window feeds many of them twice."""
+        return self.num_scored / self.elapsed_s
+
+    def bits_per_byte(self, text: Text) -> float:
+        """Of the whole text: its few tokens that are not scored count as the mean of the others."""
+        return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One engine beside a reference. kl_divergence: KL(reference ‖ ours) in nats, mean over the scored positions."""
+
+    ours: Perplexity
+    reference: Perplexity
+    kl_divergence: float
+
+    @property
+    def ratio(self) -> float:
+        """Perplexity over the reference's: above 1 is worse."""
+        return self.ours.perplexity / self.reference.perplexity
+
+
+def perplexity(
+    engine: Engine, tokens: Sequence[int], window: int, stride: int, progress: Progress | None = None
+) -> Perplexity:
+    """Perplexity of the engine's model on at least two tokens. The engine's max_length must be `window` or more."""
+    reader = _Reader(engine, tokens)
+    for span in _watched(tokens, window, stride, progress):
+        reader.read(span)
+    return reader.result()
+
+
+def compare(
+    engine: Engine,
+    reference: Engine,
+    tokens: Sequence[int],
+    window: int,
+    stride: int,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Perplexity of both, and how far the first's probabilities are from the reference's, window by window."""
+    ours, theirs = _Reader(engine, tokens), _Reader(reference, tokens)
+    divergence = 0.0
+    for span in _watched(tokens, window, stride, progress):
+        divergence += _kl_sum(theirs.read(span), ours.read(span))
+    result = ours.result()
+    return Comparison(result, theirs.result(), divergence / result.num_scored)
+
+
+def _watched(tokens: Sequence[int], window: int, stride: int, progress: Progress | None) -> Iterator[Window]:
+    progress = progress or Silent()
+    spans = list(windows(len(tokens), window, stride))
+    assert spans, "two tokens are needed"
+    for done, span in enumerate(spans):
+        progress.advance(done, len(spans))
+        yield span
+    progress.advance(len(spans), len(spans))
+
+
+class _Reader:
+    """One engine and its sums over the windows read so far."""
+
+    def __init__(self, engine: Engine, tokens: Sequence[int]) -> None:
+        self._engine, self._tokens = engine, tokens
+        self._num_scored = self._num_windows = 0
+        self._nll = self._elapsed_s = 0.0
+
+    def read(self, span: Window) -> Tensor:
+        """Score one window; the logits [R, V] before each of its R scored tokens."""
+        started_s = time.perf_counter()
+        logits_TV = self._engine.logits(self._tokens[span.start : span.end])
+        logits_RV = logits_TV[span.first - span.start - 1 : -1]
+        targets_R = torch.tensor(self._tokens[span.first : span.end])
+        nll = _nll_sum(logits_RV, targets_R)
+        if not math.isfinite(nll):
+            raise RequestError(
+                f"the negative log-likelihood of tokens {span.first} to {span.end - 1} is {nll}: the logits overflow "
+                f"in dtype {self._engine.config.dtype}; try another"
+            )
+        self._nll += nll
+        self._num_scored += len(targets_R)
+        self._num_windows += 1
+        self._elapsed_s += time.perf_counter() - started_s
+        return logits_RV
+
+    def result(self) -> Perplexity:
+        return Perplexity(len(self._tokens), self._num_scored, self._num_windows, self._nll, self._elapsed_s)
+
+
+def _chunks(rows: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(rows, CHUNK_ROWS)
+
+
+def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
+    """Each token in float32, their sum in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for logits_CV, targets_C in zip(_chunks(logits_RV), _chunks(targets_R), strict=True):
+        total += F.nll_loss(F.log_softmax(logits_CV.float(), dim=-1), targets_C, reduction="none").double().sum()
+    return total.item()
+
+
+def _kl_sum(reference_RV: Tensor, logits_RV: Tensor) -> float:
+    """KL(reference ‖ ours) over the rows, summed in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for reference_CV, logits_CV in zip(_chunks(reference_RV), _chunks(logits_RV), strict=True):
+        p_CV, q_CV = (F.log_softmax(each.float(), dim=-1) for each in (reference_CV, logits_CV))
+        total += (p_CV.exp() * (p_CV - q_CV)).sum(dtype=torch.float64)
+    return total.item()

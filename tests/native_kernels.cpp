@@ -1,0 +1,158 @@
+// The kernels by themselves, under the sanitizers: sizes that are no multiple of anything, buffers that end where they must,
+// rows alone and among others, attention against a plain sum in double. Prints what differs; exit code 1 when something does.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../native/kernels.h"
+
+static std::mt19937 generator(1);
+static int failures = 0;
+
+static float normal() { return std::normal_distribution<float>()(generator); }
+
+static void expect(bool good, const char* what, int a, int b, int c) {
+  if (!good) std::printf("%s differs at %d %d %d\n", what, a, b, c), failures++;
+}
+
+static float bfloat(uint16_t bits) {
+  const uint32_t wide = (uint32_t)bits << 16;
+  float value;
+  memcpy(&value, &wide, 4);
+  return value;
+}
+
+struct Row {
+  std::vector<float> floats, scales, moments;
+  std::vector<uint16_t> bfloats;
+  std::vector<int8_t> bytes;
+  std::vector<int32_t> sums;
+  Row(int tokens, int k)
+      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats(tokens * k), bytes(tokens * k), sums(scales.size()) {}
+  Act as(int form, int k) {
+    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), sums.data()};
+  }
+};
+
+// Codes are random; scales are small half floats, or floats in the wide layout.
+static std::vector<uint8_t> weights(int scheme, int k) {
+  std::vector<uint8_t> tile((size_t)tile_bytes(scheme, k));
+  for (auto& byte : tile) byte = (uint8_t)generator();
+  if (scheme == FLOAT32)
+    for (int i = 0; i < k * 16; i++) ((float*)tile.data())[i] = normal();
+  if (scheme == BFLOAT16)
+    for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
+  const int headers[] = {0, 0, 64, 64, 128, 256}, bodies[] = {0, 0, 1024, 512, 512, 512};
+  for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
+    uint8_t* header = tile.data() + pair * (headers[scheme] + bodies[scheme]);
+    for (int i = 0; i < headers[scheme] / 4; i++) {
+      const float wide = normal() * 0.01f;
+      const uint32_t halves = (0x2000 + (generator() & 0x83ff)) | (0x2000 + (generator() & 0x83ff)) << 16;
+      memcpy(header + 4 * i, scheme == Q4_WIDE ? (const void*)&wide : (const void*)&halves, 4);
+    }
+  }
+  return tile;
+}
+
+static void tiles(const Kernels& kernels) {
+  for (int k : {64, 128, 576}) {
+    const int most = 19;
+    Row rows(most, k);
+    std::vector<float> x(k);
+    for (int t = 0; t < most; t++) {
+      for (float& value : x) value = normal();
+      for (int form = 0; form < 3; form++) kernels.put(x.data(), rows.as(form, k), t, 0, k);
+    }
+    for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
+      const Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
+      const std::vector<uint8_t> tile = weights(scheme, k);
+      std::vector<float> alone(most * 16);
+      for (int t = 0; t < most; t++) kernels.tile[scheme](tile.data(), act, t, 1, alone.data() + 16 * t, 16);
+      for (int count = 1; count <= most; count++) {
+        std::vector<float> together(count * 16);
+        kernels.tile[scheme](tile.data(), act, 0, count, together.data(), 16);
+        expect(!memcmp(together.data(), alone.data(), together.size() * 4), "tile", scheme, k, count);
+      }
+      for (int row = 0; scheme == FLOAT32 && row < 16; row++) {
+        double sum = 0;
+        for (int i = 0; i < k; i++) sum += (double)((const float*)tile.data())[16 * i + row] * rows.floats[i];
+        expect(std::fabs(sum - alone[row]) < 1e-3, "sum", scheme, k, row);
+      }
+    }
+  }
+}
+
+struct Cache {
+  std::vector<uint8_t> k, v;
+  std::vector<float> k_scales, v_scales;
+};
+
+static double number(const std::vector<uint8_t>& rows, const std::vector<float>& scales, int form, int64_t at, int head_dim, int d) {
+  if (form == AS_FLOAT32) return ((const float*)rows.data())[at * head_dim + d];
+  if (form == AS_BFLOAT16) return bfloat(((const uint16_t*)rows.data())[at * head_dim + d]);
+  return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
+}
+
+static void attention(const Kernels& kernels, int form, int head_dim, int heads, int length, int num_rows) {
+  const int size = form == AS_FLOAT32 ? 4 : form == AS_BFLOAT16 ? 2 : 1, width = (head_dim + 15) / 16 * 16;
+  Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
+  cache.v = cache.k, cache.v_scales = cache.k_scales;
+  std::vector<float> x(width);
+  for (int at = 0; at < length * heads; at++)
+    for (auto* rows : {&cache.k, &cache.v}) {
+      for (int d = 0; d < head_dim; d++) x[d] = normal();
+      auto& scales = rows == &cache.k ? cache.k_scales : cache.v_scales;
+      kernels.cache_row(x.data(), head_dim, form, rows->data() + at * head_dim * size, &scales[at]);
+    }
+  std::vector<std::vector<float>> q(num_rows, std::vector<float>(width));
+  std::vector<const float*> q_at;
+  std::vector<int64_t> first(num_rows), last(num_rows), slots(length);
+  for (int r = 0; r < num_rows; r++) {
+    for (int d = 0; d < head_dim; d++) q[r][d] = bfloat((uint16_t)(0x3f00 + (generator() & 0x80ff)));
+    q_at.push_back(q[r].data()), first[r] = r % 3 == 2 ? length / 2 : 0, last[r] = length - r % 2 * (length > 1);
+  }
+  for (int p = 0; p < length; p++) slots[p] = length - 1 - p;
+  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim));
+  std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
+  Attend job{};
+  job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
+  job.cache_form = form, job.head_dim = head_dim, job.head = heads - 1, job.num_kv_heads = heads;
+  job.base = -1, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
+  job.num_rows = num_rows, job.q = q_at.data(), job.first = first.data(), job.last = last.data();
+  job.best = best.data(), job.total = total.data(), job.values = values.data(), job.scratch = scratch.data();
+  kernels.attend(job);
+  for (int r = 0; r < num_rows; r++) {
+    std::vector<double> expected(head_dim);
+    double sum = 0;
+    for (int64_t p = first[r]; p < last[r]; p++) {
+      const int64_t at = slots[p] * heads + heads - 1;
+      double score = 0;
+      for (int d = 0; d < head_dim; d++) score += q[r][d] * number(cache.k, cache.k_scales, form, at, head_dim, d);
+      const double weight = std::exp(0.3 * score);
+      sum += weight;
+      for (int d = 0; d < head_dim; d++) expected[d] += weight * number(cache.v, cache.v_scales, form, at, head_dim, d);
+    }
+    for (int d = 0; d < head_dim; d++)
+      expect(std::fabs(expected[d] / sum - values[r * width + d] / total[r]) < 2e-3, "attention", form, head_dim, length);
+    Attend one = job;
+    float one_best, one_total;
+    one.num_rows = 1, one.q = &q_at[r], one.first = &first[r], one.last = &last[r];
+    one.best = &one_best, one.total = &one_total, one.values = alone.data();
+    kernels.attend(one);
+    expect(one_total == total[r] && !memcmp(alone.data(), values.data() + r * width, width * 4), "a row alone", form, head_dim, r);
+  }
+}
+
+int main(int argc, char** argv) {
+  for (const Kernels* kernels : {TM_TESTED}) {
+    if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
+    tiles(*kernels);
+    for (int form = 0; form < 3; form++)
+      for (int head_dim : {1, 2, 7, 8, 16, 20, 31, 64, 80, 128})
+        for (int length : {1, 2, 15, 16, 17, 127, 128}) attention(*kernels, form, head_dim, 2, length, 1 + length % 9);
+    std::printf("%s: %d differences\n", kernels->name, failures);
+  }
+  return failures != 0;
+}
