@@ -57,7 +57,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 }
 
 static void tiles(const Kernels& kernels) {
-  for (int k : {64, 128, 576}) {
+  for (int k : {64, 192}) {
     const int most = 19;
     Row rows(most, k);
     std::vector<float> x(k);
@@ -150,8 +150,8 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
     tiles(*kernels);
     for (int form = 0; form < 3; form++)
-      for (int head_dim : {1, 2, 7, 8, 16, 20, 31, 64, 80, 128})
-        for (int length : {1, 2, 15, 16, 17, 127, 128}) attention(*kernels, form, head_dim, 2, length, 1 + length % 9);
+      for (int head_dim : {1, 7, 16, 20, 64, 80})
+        for (int length : {1, 15, 17, 128}) attention(*kernels, form, head_dim, 2, length, 1 + length % 9);
     std::printf("%s: %d differences\n", kernels->name, failures);
   }
   return failures != 0;

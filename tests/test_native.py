@@ -210,7 +210,7 @@ def test_the_kernels_under_the_sanitizers(tmp_path):
     if hatch_build.compiler() is None:
         pytest.skip("no C++ compiler")
     names = [name for name in hatch_build.builds() if name in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     base = [hatch_build.compiler(), *hatch_build.FLAGS, *sanitize, "-O1"]
     jobs = [(f"{n}.o", "kernels.cpp", [*hatch_build.builds()[n], f"-DTM_BUILD={n}", "-O1"]) for n in names]
     jobs += [(f"{n}.o", f"{n}.cpp", [f"-DTM_WITH_{b.upper()}" for b in names]) for n in ("step", "threads")]
