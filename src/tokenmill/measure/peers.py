@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tokenmill.measure.peer_list import PEERS, command_for
@@ -88,7 +89,7 @@ class Contest:
         """Start every engine, one after the other, with room for all points."""
         request = {
             "op": "load",
-            "model": self.model,
+            "model": Path(self.model).name,
             "threads": self.threads,
             "dtype": self.dtype,
             "max_length": max(point.length for point in points),
@@ -154,7 +155,7 @@ class Contest:
             "kind": "peers",
             "test": point.title,
             "label": contestant.name,
-            "model": self.model,
+            "model": Path(self.model).name,
             "dtype": self.dtype,
             "threads": self.threads,
             "batch": point.batch,
