@@ -89,7 +89,7 @@ class Contest:
         """Start every engine, one after the other, with room for all points."""
         request = {
             "op": "load",
-            "model": Path(self.model).name,
+            "model": self.model,
             "threads": self.threads,
             "dtype": self.dtype,
             "max_length": max(point.length for point in points),
