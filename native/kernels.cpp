@@ -14,7 +14,7 @@ namespace {
 constexpr int AHEAD = 4096;
 template <int N> TM void fetch(const void* weights) {
 #if defined(__GNUC__)
-  if (N >= 3) __builtin_prefetch((const char*)weights + AHEAD, 0, 2);
+  if (N >= 3) __builtin_prefetch((const char*)weights + AHEAD, 0, 3);
 #endif
 }
 

@@ -124,7 +124,7 @@ def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device)
 def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
     try:
         return Pool(spec, device)
-    except (RuntimeError, MemoryError) as error:  # torch's allocators raise RuntimeError
+    except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
         if device.type == "cuda":
             available = torch.cuda.mem_get_info(device)[0]
         else:

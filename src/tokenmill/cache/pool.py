@@ -1,14 +1,28 @@
-"""The tensors of the KV cache: one allocation per layer and row kind, made once and never grown."""
+"""The tensors of the KV cache: one per layer and row kind, made once and never grown.
+
+On a CPU all lie in one stretch of huge pages, which takes memory only as rows are first written.
+"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
+from tokenmill.pages import Pages
 from tokenmill.registry import lookup
 
 __all__ = ["Pool"]
+
+
+PIECES = 4
+"""Tensors of one layer, at most."""
+
+
+def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class Pool:
@@ -16,9 +30,11 @@ class Pool:
 
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
+        on_cpu = device.type == "cpu"
+        zeros = Pages(spec.num_bytes, PIECES * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
         make = lookup(FORMATS, spec.format, "cache_format")
         self.layers: list[LayerKV] = [
-            make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, device) for _ in range(spec.num_layers)
+            make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)
         ]
 
     @property

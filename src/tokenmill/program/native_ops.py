@@ -18,8 +18,9 @@ from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.layers import MLP
 from tokenmill.model.moe import MoE
 from tokenmill.model.parameters import count_parameters, matrices
+from tokenmill.pages import Pages
 from tokenmill.program.native_abi import Op, Unit, library
-from tokenmill.program.native_pack import PAD, SCHEMES, TILE, Arena, pack, scheme_of
+from tokenmill.program.native_pack import PAD, SCHEMES, TILE, pack, scheme_of
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import GROUP, Stored
 from tokenmill.weights.load import return_memory
@@ -200,7 +201,7 @@ class Ops:
         return self._keep(tensor.detach().float().clone())
 
     def _pack(self) -> None:
-        arena = Arena(sum(linear.num_bytes for linear in self._linears))
+        arena = Pages(sum(linear.num_bytes for linear in self._linears), 2 * len(self._linears) + 2)
         self._kept.append(arena)
         while self._linears:
             if len(self._linears) % 16 == 0:
@@ -229,7 +230,7 @@ class Ops:
         self.num_bytes += arena.used
         self.num_matrix_bytes = arena.used
 
-    def _place(self, linear: Linear, parts: list[Stored], firsts: list[int], arena: Arena) -> list[tuple[int, int]]:
+    def _place(self, linear: Linear, parts: list[Stored], firsts: list[int], arena: Pages) -> list[tuple[int, int]]:
         """Address and scheme of each unit; a unit lies within one part of the matrix."""
         placed: list[tuple[int, int]] = []
         begin = 0
@@ -241,8 +242,9 @@ class Ops:
                 rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
                 limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
                 packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
-                address, size = arena.put(packed), packed.shape[1] * linear.tiles
-                placed += [(address + at * size, scheme) for at in range(len(inside))]
+                place, size = arena.zeros(packed.shape, torch.uint8), packed.shape[1] * linear.tiles
+                place.copy_(packed)
+                placed += [(place.data_ptr() + at * size, scheme) for at in range(len(inside))]
             begin = end
         assert len(placed) == len(firsts), "every unit lies within one part"
         return placed

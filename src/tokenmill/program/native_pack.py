@@ -6,44 +6,16 @@ codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4
 belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31.
 """
 
-import mmap
-
 import torch
 from torch import Tensor
 
 from tokenmill.program.native_abi import library
 from tokenmill.quant.stored import GROUP, Stored
 
-__all__ = ["PAD", "SCHEMES", "TILE", "Arena", "pack", "scheme_of"]
+__all__ = ["PAD", "SCHEMES", "TILE", "pack", "scheme_of"]
 
 TILE, PAD = 16, 64
 SCHEMES = {"float32": 0, "bfloat16": 1, "q8": 2, "q4": 3, "q4 with minimums": 4, "q4 with wide scales": 5}
-
-
-class Arena:
-    """All packed weights one after the other, in the order in which they are read, in huge pages where there are."""
-
-    def __init__(self, num_bytes: int) -> None:
-        # Private: shared memory, Python's default, gets no huge pages.
-        self._map = mmap.mmap(-1, max(num_bytes, 1) + PAD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._begin = self._used = -self._bytes.data_ptr() % PAD
-
-    @property
-    def used(self) -> int:
-        """Bytes that were put in."""
-        return self._used - self._begin
-
-    def put(self, packed: Tensor) -> int:
-        """Copy in; the address."""
-        flat = packed.reshape(-1)
-        assert flat.dtype == torch.uint8
-        place = self._bytes[self._used : self._used + flat.numel()]
-        place.copy_(flat)
-        self._used += flat.numel() + -flat.numel() % PAD
-        return place.data_ptr()
 
 
 def scheme_of(stored: Stored) -> int:

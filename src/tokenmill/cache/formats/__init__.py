@@ -4,11 +4,16 @@ A format is one file and one line here. It says what a row costs, allocates one 
 reads them by range or by slot; a kernel asks for no more than that.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-__all__ = ["FORMATS", "LayerKV"]
+__all__ = ["FORMATS", "LayerKV", "Zeros"]
+
+Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
 
 FORMATS = {
     "dense": "tokenmill.cache.formats.dense:Dense",

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from tokenmill.cache.formats import Zeros
 from tokenmill.config import DTYPES
 
 __all__ = ["Dense"]
@@ -11,10 +12,9 @@ __all__ = ["Dense"]
 class Dense:
     """One layer's K and V, one allocation of shape [S, K, H] each."""
 
-    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, device: torch.device) -> None:
+    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
         shape = (num_slots, num_kv_heads, head_dim)
-        self.k_SKH = torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
-        self.v_SKH = torch.zeros_like(self.k_SKH)
+        self.k_SKH, self.v_SKH = (zeros(shape, getattr(torch, dtype)) for _ in "kv")
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:

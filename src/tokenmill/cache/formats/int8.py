@@ -7,19 +7,19 @@ has scale 0.
 import torch
 from torch import Tensor
 
+from tokenmill.cache.formats import Zeros
+
 __all__ = ["Int8"]
 
 
 class Int8:
     """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives numbers in the model's dtype."""
 
-    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, device: torch.device) -> None:
+    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
         self.dtype = getattr(torch, dtype)
         shape = (num_slots, num_kv_heads, head_dim)
-        self.k_SKH = torch.zeros(shape, dtype=torch.int8, device=device)
-        self.v_SKH = torch.zeros_like(self.k_SKH)
-        self.k_scales_SK = torch.zeros(shape[:2], device=device)
-        self.v_scales_SK = torch.zeros_like(self.k_scales_SK)
+        self.k_SKH, self.v_SKH = (zeros(shape, torch.int8) for _ in "kv")
+        self.k_scales_SK, self.v_scales_SK = (zeros(shape[:2], torch.float32) for _ in "kv")
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
