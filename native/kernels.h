@@ -19,20 +19,21 @@ struct Act {
   int32_t* sums;
 };
 
-// Attention of `num_rows` query rows over the positions [begin, end) of one sequence and one kv head, end - begin <= SPLIT.
-// A row sees the positions [first[i], last[i]). Position p lies in slot base + p, or slots[p] where base < 0.
+// Attention over the positions [begin, end) of one sequence, end - begin <= SPLIT: `num_rows` query rows for each of the kv heads
+// [head, head + num_heads). Row i of a head sees the positions [first[i], last[i]). Position p lies in slot base + p, or
+// slots[p] where base < 0.
 struct Attend {
   const void* k;
   const void* v;
   const float* k_scales;  // of the cache in bytes
   const float* v_scales;
-  int cache_form, head_dim, head, num_kv_heads;
+  int cache_form, head_dim, head, num_heads, num_kv_heads;
   int64_t base;
   const int64_t* slots;
   int64_t begin, end;
   float scale, softcap;
   int num_rows;
-  const float* const* q;
+  const float* const* q;  // [heads * rows], head after head; so are best, total and values
   const int64_t* first;
   const int64_t* last;
   // Per row: largest score, sum of exponentials, weighted values [head_dim padded to 16].
@@ -61,6 +62,6 @@ struct Kernels {
 };
 
 int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows
-int64_t attend_scratch_bytes(int head_dim);  // also in kernels.cpp: keep alike
+int64_t attend_scratch_bytes(int head_dim, int64_t rows);  // of all heads; cut up in attend.h
 
 extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512;

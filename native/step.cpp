@@ -23,6 +23,7 @@ constexpr int FEW = 16;            // rows up to which every thread norms and fo
 constexpr int TOKEN_BLOCK = 64;    // of a unit's outputs at a time
 constexpr int NUM_BUFFERS = 5;
 constexpr int QUERY_TILE = 16;     // positions whose queries attend together in a long chunk
+constexpr int FEW_QUERIES = 4;     // positions up to which all heads attend together
 
 const Kernels* const BUILDS[] = {
 #if defined(TM_WITH_AVX512)
@@ -173,9 +174,9 @@ class Model {
       for (int b = 0; b < NUM_BUFFERS; b++) make(desk.buffers[b], b, few_ ? FEW : 0);
       desk.row.at_least(rounded(std::max({m_.hidden, m_.num_heads * m_.head_dim, m_.intermediate}), PAD));
       desk.tile.at_least(TOKEN_BLOCK * (int64_t)std::max(width_, 64)), desk.gate.at_least(TOKEN_BLOCK * 64);
-      const int64_t rows = (int64_t)QUERY_TILE * (m_.num_heads / m_.num_kv_heads);
+      const int64_t rows = std::max(QUERY_TILE * (m_.num_heads / m_.num_kv_heads), FEW_QUERIES * m_.num_heads);
       desk.values.at_least(2 * rows * width_), desk.best.at_least(2 * rows), desk.total.at_least(2 * rows);
-      desk.attend.at_least(attend_scratch_bytes(m_.head_dim));
+      desk.attend.at_least(attend_scratch_bytes(m_.head_dim, rows));
       desk.q.resize((size_t)rows), desk.first.resize((size_t)rows), desk.last.resize((size_t)rows);
     }
     place_spans(step);
@@ -190,12 +191,13 @@ class Model {
   // Short spans are attended to split by split, by any thread, and folded afterwards; in long ones a thread folds as it goes.
   void place_spans(const TmStep& step) {
     spans_.clear(), owner_.assign((size_t)step.num_tokens, 0);
-    int64_t partials = 0;
-    folded_later_ = false;
+    int64_t partials = 0, splits = 0;
+    for (int i = 0; i < step.num_spans; i++) splits += (step.spans[i].start + step.spans[i].count + SPLIT - 1) / SPLIT;
+    enough_ = splits >= 2 * m_.num_threads;
     for (int i = 0; i < step.num_spans; i++) {
       Span span{step.spans[i], -1, (step.spans[i].start + step.spans[i].count + SPLIT - 1) / SPLIT};
       if (span.count < QUERY_TILE) {
-        span.partials = partials, folded_later_ = true;
+        span.partials = partials;
         partials += span.count * m_.num_heads * span.num_splits;
       }
       spans_.push_back(span);
@@ -449,7 +451,7 @@ class Model {
     int task = 0, mine = next_[number].fetch_add(1, std::memory_order_relaxed);
     for (const Span& span : spans_) {
       // Where there are splits enough for all threads, a task takes all heads of one: the cache is read in one stream.
-      const bool whole = span.partials >= 0 && span.num_splits >= 2 * m_.num_threads;
+      const bool whole = enough_ && span.count <= FEW_QUERIES;
       const int heads = whole ? 1 : m_.num_kv_heads;
       const int64_t pieces = span.partials >= 0 ? span.num_splits : (span.count + QUERY_TILE - 1) / QUERY_TILE;
       const int64_t tasks = pieces * heads;
@@ -459,7 +461,7 @@ class Model {
         if (span.partials < 0) {
           attend_queries(op, span, piece * QUERY_TILE, head, me);
         } else if ((piece + 1) * SPLIT > first_seen(op, span.start)) {
-          for (int h = head; h < (whole ? m_.num_kv_heads : head + 1); h++) attend_split(op, span, piece, h, me);
+          attend_split(op, span, piece, head, whole ? m_.num_kv_heads : 1, me);
         }
       }
       task += (int)tasks;
@@ -473,7 +475,7 @@ class Model {
   Attend job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end, Desk& desk) const {
     Attend job{};
     job.k = op.k_rows, job.v = op.v_rows, job.k_scales = op.k_scales, job.v_scales = op.v_scales;
-    job.cache_form = m_.cache_form, job.head_dim = m_.head_dim, job.head = head, job.num_kv_heads = m_.num_kv_heads;
+    job.cache_form = m_.cache_form, job.head_dim = m_.head_dim, job.head = head, job.num_heads = 1, job.num_kv_heads = m_.num_kv_heads;
     job.base = span.base, job.slots = span.slots;
     job.begin = begin, job.end = end, job.scale = op.scale, job.softcap = op.softcap;
     job.scratch = desk.attend.get();
@@ -489,24 +491,27 @@ class Model {
     return span.partials + (split * m_.num_kv_heads + head) * span.count * (m_.num_heads / m_.num_kv_heads);
   }
 
-  // All rows of a short span against one split.
-  void attend_split(const TmOp& op, const Span& span, int64_t split, int head, int me) {
+  // All rows of a short span and some kv heads against one split.
+  void attend_split(const TmOp& op, const Span& span, int64_t split, int head, int num_heads, int me) {
     const int64_t begin = split * SPLIT, at = place(span, split, head);
     Attend job = job_for(op, span, head, begin, std::min(begin + SPLIT, span.start + span.count), desks_[(size_t)me]);
+    job.num_heads = num_heads;
     job.best = part_best_.get() + at, job.total = part_total_.get() + at, job.values = part_values_.get() + at * width_;
-    attend_rows(op, span, 0, span.count, head, job, me);
+    attend_rows(op, span, 0, span.count, job, me);
   }
 
-  // The rows of one kv head's group at the positions [from, from + count) of a span.
-  void attend_rows(const TmOp& op, const Span& span, int64_t from, int64_t count, int head, Attend& job, int me) {
+  // The rows of each kv head's group at the positions [from, from + count) of a span.
+  void attend_rows(const TmOp& op, const Span& span, int64_t from, int64_t count, Attend& job, int me) {
     const int group = m_.num_heads / m_.num_kv_heads;
     Desk& desk = desks_[(size_t)me];
-    for (int64_t r = 0; r < count * group; r++) {
+    const int64_t rows = count * group;
+    for (int64_t r = 0; r < rows; r++) {
       const int64_t i = from + r / group, position = span.start + i;
-      desk.q[(size_t)r] = q_.get() + ((span.first + i) * m_.num_heads + head * group + r % group) * width_;
+      for (int h = 0; h < job.num_heads; h++)
+        desk.q[(size_t)(h * rows + r)] = q_.get() + ((span.first + i) * m_.num_heads + (job.head + h) * group + r % group) * width_;
       desk.first[(size_t)r] = first_seen(op, position), desk.last[(size_t)r] = position + 1;
     }
-    job.num_rows = (int)(count * group), job.q = desk.q.data(), job.first = desk.first.data(), job.last = desk.last.data();
+    job.num_rows = (int)rows, job.q = desk.q.data(), job.first = desk.first.data(), job.last = desk.last.data();
     kernels_.attend(job);
   }
 
@@ -521,7 +526,7 @@ class Model {
     for (int64_t begin = first / SPLIT * SPLIT; begin < last; begin += SPLIT) {
       Attend job = job_for(op, span, head, begin, std::min(begin + SPLIT, last), desk);
       job.best = best + rows, job.total = total + rows, job.values = values + rows * width_;
-      attend_rows(op, span, from, count, head, job, me);
+      attend_rows(op, span, from, count, job, me);
       for (int64_t r = 0; r < rows; r++)
         kernels_.merge(best + r, total + r, values + r * width_, best[rows + r], total[rows + r],
                        values + (rows + r) * width_, width_);
@@ -568,7 +573,7 @@ class Model {
   int width_ = 0;
 
   const TmStep* step_ = nullptr;
-  bool few_ = true, folded_later_ = false;
+  bool few_ = true, enough_ = false;  // rows few enough; splits enough
   int chosen_ = 0, num_experts_ = 0;
   Room<float> router_, parts_;                        // logits of the router; each pair's result
   std::vector<int> expert_first_, next_pair_;  // pairs [first, next) of an expert
@@ -601,9 +606,8 @@ int64_t tile_bytes(int scheme, int k) {
   }
 }
 
-int64_t attend_scratch_bytes(int head_dim) {
-  const int64_t words = head_dim + 1;
-  return rounded(SPLIT * 4 * words, 64) + rounded(4 * 4 * (words + 31), 64) + 4 * SPLIT * 4 + rounded(16 * 4 * (words + 16), 64);
+int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
+  return rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + rounded(16 * 4 * (head_dim + 1), 64) + 16 * 4 * (head_dim + 16);
 }
 
 extern "C" {

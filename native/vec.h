@@ -227,21 +227,54 @@ TM F from_bytes(const int8_t* p) {
 #endif
 }
 
-// In one fixed order on every processor: halves, quarters, eighths, pairs.
+// Sums in one fixed order on every processor: halves, quarters, eighths, pairs.
+#if defined(TM_PORTABLE)
 TM float sum(F a) {
-  float v[16];
-  store(v, a);
   for (int width = 8; width; width /= 2)
-    for (int i = 0; i < width; i++) v[i] += v[i + width];
-  return v[0];
+    for (int i = 0; i < width; i++) a.v[i] += a.v[i + width];
+  return a.v[0];
 }
 TM float largest(F a) {
-  float v[16], best;
-  store(v, a);
-  best = v[0];
-  for (int i = 1; i < 16; i++) best = v[i] > best ? v[i] : best;
-  return best;
+  for (int i = 1; i < 16; i++) a.v[0] = a.v[i] > a.v[0] ? a.v[i] : a.v[0];
+  return a.v[0];
 }
+TM int32_t sum_ints(I a, I b) {
+  int32_t total = 0;
+  TM_EACH total += a.v[i] + b.v[i];
+  return total;
+}
+#else
+#if defined(TM_AVX512)
+TM __m256 low8(F a) { return _mm512_castps512_ps256(a.v); }
+TM __m256 high8(F a) { return _mm512_extractf32x8_ps(a.v, 1); }
+TM __m256i sum8(I a, I b) {
+  const __m512i all = _mm512_add_epi32(a.v, b.v);
+  return _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+}
+#else
+TM __m256 low8(F a) { return a.a; }
+TM __m256 high8(F a) { return a.b; }
+TM __m256i sum8(I a, I b) { return _mm256_add_epi32(_mm256_add_epi32(a.a, a.b), _mm256_add_epi32(b.a, b.b)); }
+#endif
+TM float sum(F a) {
+  const __m256 eight = _mm256_add_ps(low8(a), high8(a));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+TM float largest(F a) {
+  const __m256 eight = _mm256_max_ps(low8(a), high8(a));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+TM int32_t sum_ints(I a, I b) {
+  const __m256i eight = sum8(a, b);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+#endif
 
 // e**x to about 2 units in the last place; 0 below -87 (coefficients: Cephes expf, Moshier 1989).
 TM F exp(F x) {

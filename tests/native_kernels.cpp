@@ -114,11 +114,11 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     q_at.push_back(q[r].data()), first[r] = r % 3 == 2 ? length / 2 : 0, last[r] = length - r % 2 * (length > 1);
   }
   for (int p = 0; p < length; p++) slots[p] = length - 1 - p;
-  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim));
+  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim, num_rows));
   std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
   Attend job{};
   job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
-  job.cache_form = form, job.head_dim = head_dim, job.head = heads - 1, job.num_kv_heads = heads;
+  job.cache_form = form, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
   job.base = -1, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
   job.num_rows = num_rows, job.q = q_at.data(), job.first = first.data(), job.last = last.data();
   job.best = best.data(), job.total = total.data(), job.values = values.data(), job.scratch = scratch.data();
