@@ -125,13 +125,13 @@ def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(
 
 def count_fed(engine) -> list[int]:
     fed: list[int] = []
-    run = engine._runner.run
+    run = engine.runner.run
 
     def counted(plan):
         fed.append(sum(work.count for work in plan.work))
         return run(plan)
 
-    engine._runner.run = counted
+    engine.runner.run = counted
     return fed
 
 
@@ -145,7 +145,7 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):
 
 def test_the_cache_is_allocated_once_and_as_predicted(path):
     engine = tokenmill.load(path, block_size=16, max_sequences=2)
-    pool = engine._runner._pool
+    pool = engine.runner._pool
     places = [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors]
     engine.generate([prompt(30), prompt(3)], max_new_tokens=30)
     assert [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors] == places
@@ -182,7 +182,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
     bad = engine.stream(prompt(9), max_new_tokens=8)
-    run = engine._runner.run
+    run = engine.runner.run
 
     def poisoned(plan):
         logits = run(plan).clone()
@@ -193,7 +193,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
             first += work.num_logits
         return logits
 
-    engine._runner.run = poisoned
+    engine.runner.run = poisoned
     with pytest.raises(RequestError, match="not finite at position 9"):
         list(bad)
     tokens += sum((piece.tokens for piece in good), ())

@@ -89,7 +89,7 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
     expected = engine.generate(prompt(9), max_new_tokens=8).tokens
     stream = engine.stream(prompt(9), max_new_tokens=8)
     tokens = next(stream).tokens
-    owner = {"plan": engine.scheduler, "run": engine._runner}[where]
+    owner = {"plan": engine.scheduler, "run": engine.runner}[where]
     real = getattr(owner, where)
 
     def interrupted(argument):
@@ -106,11 +106,11 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
 
 def test_logits_that_fail_leave_nothing_behind(path):
     engine = tokenmill.load(path, max_step_tokens=4)
-    run = engine._runner.run
-    engine._runner.run = lambda plan: (_ for _ in ()).throw(MemoryError)
+    run = engine.runner.run
+    engine.runner.run = lambda plan: (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError):
         engine.logits(prompt(9))
-    engine._runner.run = run
+    engine.runner.run = run
     assert intact(engine)
 
 
@@ -149,7 +149,7 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
             nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
             return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}
 
-    run = engine._runner.run
+    run = engine.runner.run
 
     def poisoned(plan):
         logits = run(plan).clone()
@@ -157,7 +157,7 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
             logits[1:] = float("nan")
         return logits
 
-    engine._proposer, engine._runner.run = Wrong(), poisoned
+    engine._proposer, engine.runner.run = Wrong(), poisoned
     assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
 
 

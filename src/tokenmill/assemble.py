@@ -27,16 +27,19 @@ from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
 from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
-from tokenmill.registry import lookup
+from tokenmill.registry import lookup, resolve
 from tokenmill.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import locate
+from tokenmill.weights.image import ImageCheckpoint, write_image
+from tokenmill.weights.image_header import is_image
 from tokenmill.weights.load import empty_decoder, load_decoder
 
-__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config"]
+__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config", "save_image"]
 
 
 def load(
@@ -61,6 +64,10 @@ def build(
     """An engine for a checkpoint that is open already. `fill` gives the empty decoder its weights."""
     model_config = read_config(checkpoint.config)
     device = find_device(config.device)
+    image = checkpoint if isinstance(checkpoint, ImageCheckpoint) else None
+    if image is not None:
+        config = _as_imaged(config, image)
+        image.start_reading()  # meanwhile the tokenizer is made
     config = replace(resolve_config(config, model_config), device=str(device))
     tokenizer = checkpoint.tokenizer()
     if tokenizer is not None and tokenizer.num_tokens > model_config.vocab_size:
@@ -79,8 +86,11 @@ def build(
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
-    fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
-    program = forms.program(decoder, pool)
+    if image is None:
+        fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
+    else:
+        decoder.to(getattr(torch, config.dtype))  # of what has no memory
+    program = forms.program(decoder, pool, image)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     return Engine(
         config,
@@ -98,6 +108,29 @@ def build(
             "cache_bytes": pool.num_bytes,
         },
     )
+
+
+def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]) -> int:
+    """Write an image of what `config`'s program makes of a checkpoint; its size in bytes.
+
+    CheckpointError where `path` cannot be written, or is a file of another kind.
+    """
+    if path.exists() and not is_image(path):
+        raise CheckpointError(f"{path} is there and no image: it is not overwritten")
+    engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
+    weights, pieces = engine.runner.program.describe_image()
+    facts = {
+        "program": engine.program_name,
+        "dtype": engine.config.dtype,
+        "scheme": engine.config.scheme,
+        "source": str(checkpoint.path.resolve()),
+        "fingerprint": fingerprint(checkpoint.path),
+        "config": checkpoint.config,
+        "shapes": dict(checkpoint.shapes),
+        "weights": weights,
+        "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": torch.__version__},
+    }
+    return write_image(path, facts, engine.tokenizer, pieces, progress)
 
 
 @dataclass(frozen=True)
@@ -119,6 +152,17 @@ def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device)
     scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
     num_bytes = program.weight_bytes(model, dtype, scheme_name)
     return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
+
+
+def _as_imaged(config: EngineConfig, image: ImageCheckpoint) -> EngineConfig:
+    """What an image was made for is settled; ConfigError where something else was asked for."""
+    settled = {name: getattr(image, name) for name in ("program", "dtype", "scheme")}
+    for name, value in settled.items():
+        if getattr(config, name) not in ("auto", value):
+            raise ConfigError(
+                name, getattr(config, name), f"{value}: {image.path} is an image for that; give the model, or another"
+            )
+    return replace(config, **settled)
 
 
 def _allocate(spec: CacheSpec, device: torch.device) -> Pool:

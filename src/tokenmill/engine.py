@@ -58,7 +58,7 @@ class Engine:
         self.program_name, self.program_reason, self.kernel_name = program, program_reason, kernel
         self.memory = dict(memory or {})
         self.scheduler = scheduler
-        self._runner, self._proposer, self._clock = runner, proposer, clock
+        self.runner, self._proposer, self._clock = runner, proposer, clock
         self._intake = Intake(config, model_config, tokenizer)
         self._trackers: dict[int, Tracker] = {}
         self._collectors: dict[int, Callable[[Work, Tensor], None]] = {}
@@ -82,7 +82,7 @@ class Engine:
                 if not plan.work:
                     return  # another thread's step has finished everything
                 self.mark("plan", plan)
-                logits_RV = self._runner.run(plan)
+                logits_RV = self.runner.run(plan)
                 self.mark("run", None)
                 self._collect(plan, logits_RV)
                 sampled, errors = self._sample(plan, logits_RV)

@@ -35,6 +35,16 @@ class Pages:
         """Bytes that were handed out, gaps included."""
         return self._used - self._begin
 
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return self._bytes.data_ptr() + self._begin
+
+    @property
+    def bytes(self) -> Tensor:
+        """All that was handed out, [used] uint8."""
+        return self._bytes[self._begin : self._used]
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The next piece; it keeps the whole stretch alive."""
         size = prod(shape) * dtype.itemsize

@@ -4,13 +4,14 @@ Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 for a text t
 a traceback for a bug of ours. A reader that goes away (`| head -1`) has got what it wanted: 0.
 """
 
+import gc
 import os
 import sys
 from typing import Annotated
 
 import typer
 
-from tokenmill.cli import generate, info, plan, profile, pull, quantize
+from tokenmill.cli import generate, image, info, plan, profile, pull, quantize
 from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, pull, quantize, info, plan, profile):
+for verb in (generate, pull, quantize, image, info, plan, profile):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
@@ -84,4 +85,5 @@ def run() -> None:
     """Entry point of the `tokenmill` script."""
     # A text may hold characters that the terminal's encoding has not: a "?" is better than to end in the middle.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    gc.set_threshold(50_000)  # torch alone makes a million objects that live on: looking at them again costs 0.1 s
     sys.exit(main(sys.argv[1:]))

@@ -1,5 +1,6 @@
 """Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,4 +40,5 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     checkpoint = find_checkpoint(config.model, progress)
     progress.stage(f"loading {checkpoint.path.name}")
     engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
+    gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine

@@ -3,7 +3,8 @@
 A program is one file and one line in PROGRAMS, fastest first. "auto" takes the first that does not refuse.
 """
 
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import lookup
+from tokenmill.weights.image import ImageCheckpoint
 
 __all__ = ["PROGRAMS", "Program", "choose"]
 
@@ -45,7 +47,8 @@ class Program(Protocol):
     def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
         """What num_weight_bytes will be."""
 
-    def __init__(self, decoder: Decoder, pool: Pool) -> None: ...
+    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+        """With an image, which was made for this program, the decoder is an empty one."""
 
     @property
     def num_weight_bytes(self) -> int:
@@ -54,6 +57,9 @@ class Program(Protocol):
     @property
     def num_matrix_bytes(self) -> int:
         """Of those, the matrices and norms that every token reads: without the embedding, with the head."""
+
+    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+        """What an image of it says about its weights, and the weights. ConfigError where it has no images."""
 
     def run(self, step: Step) -> Tensor:
         """Logits of the step's wanted rows, [R, V]; the cache rows of all its tokens are written."""

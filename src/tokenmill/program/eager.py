@@ -1,16 +1,21 @@
 """The PyTorch modules as they stand: the reference, on every device."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
+from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.parameters import count_biases, count_parameters, matrices
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
 from tokenmill.registry import resolve
+from tokenmill.weights.image import ImageCheckpoint
 
 __all__ = ["Eager"]
 
@@ -45,7 +50,9 @@ class Eager:
         codes = sum(count * outputs * -(-inputs // GROUP) * group for _, outputs, inputs, count in shapes)
         return rest + codes + biases * (4 - dtype.itemsize)
 
-    def __init__(self, decoder: Decoder, pool: Pool) -> None:
+    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+        if image is not None:
+            self.describe_image()
         self._decoder, self._layers = decoder, pool.layers
 
     @property
@@ -61,6 +68,10 @@ class Eager:
         if decoder.head is not None:
             tables.append(decoder.embedding)
         return decoder.num_bytes - sum(table.weight.nbytes for table in tables)
+
+    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+        """Refused: its weights are the model's own."""
+        raise ConfigError("program", "eager", "native: only what is packed for a program has images")
 
     def run(self, step: Step) -> Tensor:
         """See Program."""

@@ -8,18 +8,22 @@ matrices are given up as that happens.
 import ctypes
 import os
 import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
-from tokenmill.errors import CapacityError
+from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program import native_abi as abi
 from tokenmill.program.native_ops import ACTIVATIONS, Ops, packed_bytes
+from tokenmill.program.native_weights import Packed, Packing
+from tokenmill.weights.image import ImageCheckpoint
 
 __all__ = ["Native"]
 
@@ -62,10 +66,12 @@ class Native:
         """See Program."""
         return packed_bytes(model, dtype, scheme)
 
-    def __init__(self, decoder: Decoder, pool: Pool) -> None:
+    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+        """With an image the decoder is an empty one, and only its shape is looked at."""
         config = decoder.config
         self._pool, self._vocab_size = pool, config.vocab_size
-        self._ops = Ops(decoder, pool.layers)
+        self._weights = Packing() if image is None else Packed(image.payload(), image.facts["weights"])
+        self._ops = Ops(decoder, pool.layers, self._weights)
         array = self._ops.array()
         cosines, sines = _angles(decoder)
         self._kept = (array, cosines, sines)
@@ -100,12 +106,18 @@ class Native:
     @property
     def num_weight_bytes(self) -> int:
         """See Program."""
-        return self._ops.num_bytes
+        return self._weights.num_bytes
 
     @property
     def num_matrix_bytes(self) -> int:
         """See Program."""
-        return self._ops.num_matrix_bytes
+        return self._weights.num_matrix_bytes
+
+    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+        """See Program."""
+        if not isinstance(self._weights, Packing):
+            raise ConfigError("model", "an image", "the model itself: an image of an image would be a copy")
+        return self._weights.describe(), self._weights.pieces()
 
     def run(self, step: Step) -> Tensor:
         """See Program. float32 logits."""

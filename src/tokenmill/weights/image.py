@@ -1,0 +1,183 @@
+"""An image: a model in one file, its matrices already in the form that a program multiplies with.
+
+The header (image_header.py), the tokenizer, then from a whole page on the weights. It is read into memory as it is;
+nothing in it is executed. A Checkpoint like any other, but that its tensors cannot be read one by one.
+"""
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError
+from tokenmill.pages import ALIGNMENT, Pages
+from tokenmill.quant.stored import Stored
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.image_header import FORMAT, MAGIC, REMEDY, checksum_of, read_header
+
+__all__ = ["ImageCheckpoint", "write_image"]
+
+PAGE = 4096
+PART, READERS = 8 << 20, 4
+"""Bytes that share a checksum."""
+
+Progress = Callable[[int, int], None]
+
+
+class ImageCheckpoint:
+    """See Checkpoint. CheckpointError, by field, for what is damaged, of another version, or older than its model.
+
+    facts: the header. program, dtype, scheme: what the weights are packed for; no other can use them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts, begin = read_header(path)
+        self.config: dict[str, Any] = self.facts["config"]
+        self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))
+        self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
+        self.num_bytes = int(self.facts["payload_bytes"])
+        self._reading: tuple[Tensor, list[Future[None]]] | None = None
+        self._tokenizer_at = begin
+        self._payload_at = -(-(begin + self.facts["tokenizer_bytes"]) // PAGE) * PAGE
+        size, wanted = path.stat().st_size, self._payload_at + self.num_bytes
+        if size != wanted:
+            raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+        self._check_source()
+
+    def _check_source(self) -> None:
+        """The model may have gone since; if it is there, it must be the same."""
+        source = Path(self.facts["source"])
+        if not source.exists():
+            return
+        now = fingerprint(source)
+        stale = [name for name, digest in self.facts["fingerprint"].items() if now.get(name) != digest]
+        if stale:
+            raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
+
+    def read(self, name: str) -> Tensor:
+        """Refused: there is no way back from packed weights."""
+        source = self.facts["source"]
+        raise CheckpointError(f"{self.path} is an image, whose {name} cannot be read: give the model, {source}")
+
+    def read_codes(self, name: str) -> Stored | None:
+        """Refused, as read."""
+        self.read(name)
+        return None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """See Checkpoint."""
+        with self.path.open("rb") as opened:
+            opened.seek(self._tokenizer_at)
+            text = opened.read(self.facts["tokenizer_bytes"])
+        if zlib.crc32(text) != self.facts["tokenizer_checksum"]:
+            raise CheckpointError(f"{self.path} is damaged: its tokenizer does not match its checksum; {REMEDY}")
+        if not text:
+            return None
+        return Tokenizer(tokenizers.Tokenizer.from_str(text.decode()), **self.facts["tokenizer"])
+
+    def start_reading(self) -> None:
+        """Read all weights in the background."""
+        payload = Pages(self.num_bytes).zeros((self.num_bytes,), torch.uint8)
+        readers = ThreadPoolExecutor(READERS)
+        parts = [readers.submit(self._read_part, payload, part) for part in range(len(self.facts["checksums"]))]
+        readers.shutdown(wait=False)
+        self._reading = payload, parts
+
+    def payload(self) -> Tensor:
+        """All weights as bytes [N], in huge pages, each part checked; handed out once."""
+        if self._reading is None:
+            self.start_reading()
+        assert self._reading is not None, "started above"
+        (payload, parts), self._reading = self._reading, None
+        for part in parts:
+            part.result()
+        return payload
+
+    def _read_part(self, payload: Tensor, part: int) -> None:
+        piece = memoryview(payload.numpy().data)[part * PART : (part + 1) * PART]
+        with self.path.open("rb", buffering=0) as opened:
+            opened.seek(self._payload_at + part * PART)
+            whole = opened.readinto(piece) == len(piece)
+        if not whole or zlib.crc32(piece) != self.facts["checksums"][part]:
+            at = f"bytes {part * PART} to {part * PART + len(piece)} of its weights"
+            raise CheckpointError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
+
+
+def write_image(
+    path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, pieces: Iterable[Tensor], progress: Progress
+) -> int:
+    """Write and sync a temporary file, then rename it: never half an image. Size in bytes.
+
+    `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the pieces,
+    which lie one after the other, each at the next multiple of ALIGNMENT.
+    """
+    parts = [piece.reshape(-1).view(torch.uint8).numpy() for piece in pieces]
+    text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
+    total = sum(len(part) + -len(part) % ALIGNMENT for part in parts)
+    facts = {
+        **facts,
+        "format": FORMAT,
+        "byteorder": sys.byteorder,
+        "tokenizer": None if tokenizer is None else _describe(tokenizer),
+        "tokenizer_bytes": len(text),
+        "tokenizer_checksum": zlib.crc32(text),
+        "payload_bytes": total,
+        "checksums": _checksums(parts),
+    }
+    facts = json.loads(json.dumps(facts))  # as it will be read
+    header = json.dumps({"checksum": checksum_of(facts), "facts": facts}).encode()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("xb") as out:
+            out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
+            out.write(b"\0" * (-out.tell() % PAGE))
+            for number, part in enumerate(parts):
+                progress(number, len(parts))
+                out.write(part.data)
+                out.write(b"\0" * (-len(part) % ALIGNMENT))
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+        temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    progress(len(parts), len(parts))
+    return size
+
+
+def _describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keywords of Tokenizer."""
+    return {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": tokenizer.eos_token_ids,
+        "chat_template": tokenizer.chat_template,
+        "special_texts": tokenizer.special_texts,
+    }
+
+
+def _checksums(parts: list[Any]) -> list[int]:
+    """Of every PART bytes of the payload."""
+    sums, current, room = [], 0, PART
+    for part in parts:
+        for piece in (memoryview(part.data), memoryview(bytes(-len(part) % ALIGNMENT))):
+            begin = 0
+            while begin < len(piece):
+                taken = piece[begin : begin + room]
+                current = zlib.crc32(taken, current)
+                begin, room = begin + len(taken), room - len(taken)
+                if room == 0:
+                    sums.append(current)
+                    current, room = 0, PART
+    return [*sums, current] if room < PART else sums
