@@ -102,6 +102,7 @@ OPTIONS = {
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
     "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
+    "image": "--dtype --json --out -o --program --quiet -q --scheme",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",

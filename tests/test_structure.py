@@ -15,6 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 RANKS = [
     {"errors"},
     {"registry", "config", "pages"},
+    {"arena"},
     {"text", "schedule", "cache", "parallel"},
     {"kernels"},
     {"quant"},

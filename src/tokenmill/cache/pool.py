@@ -9,9 +9,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tokenmill.arena import Arena
 from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.pages import Pages
 from tokenmill.registry import lookup
 
 __all__ = ["Pool"]
@@ -31,7 +31,7 @@ class Pool:
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
         on_cpu = device.type == "cpu"
-        zeros = Pages(spec.num_bytes, PIECES * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
+        zeros = Arena(spec.num_bytes, PIECES * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
         make = lookup(FORMATS, spec.format, "cache_format")
         self.layers: list[LayerKV] = [
             make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)

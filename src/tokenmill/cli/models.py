@@ -8,6 +8,8 @@ from tokenmill.config import EngineConfig
 from tokenmill.registry import resolve
 from tokenmill.weights.fetch import Progress
 from tokenmill.weights.hub import locate
+from tokenmill.weights.image_header import is_image
+from tokenmill.weights.image_reader import ImageReader
 
 if TYPE_CHECKING:
     from tokenmill.engine import Engine
@@ -37,8 +39,10 @@ def read_model_config(model: str, progress: Progress) -> "ModelConfig":
 
 def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     """As tokenmill.load, with progress for the fetch as well."""
-    checkpoint = find_checkpoint(config.model, progress)
-    progress.stage(f"loading {checkpoint.path.name}")
+    path = locate(config.model, progress=progress)
+    progress.stage(f"loading {path.name}")
+    reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
+    checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
     engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tokenmill.arena import ALIGNMENT, Arena
 from tokenmill.errors import CheckpointError
-from tokenmill.pages import ALIGNMENT, Pages
 from tokenmill.program.native_abi import Op, library
-from tokenmill.program.native_pack import TILE, pack, scheme_of
+from tokenmill.program.native_pack import SCHEMES, TILE, pack, scheme_of
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import return_memory
@@ -94,7 +94,7 @@ class Packing:
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
         self._placed: list[Placed] = []
-        self._arena = Pages(0)
+        self._arena = Arena(0)
         self.num_bytes = self.num_matrix_bytes = 0
 
     def keep(self, tensor: Tensor) -> int:
@@ -107,7 +107,7 @@ class Packing:
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
         """See Weights."""
         sizes = [_most_bytes(linear) for linear in linears]
-        self._arena = Pages(sum(size for size, _ in sizes), sum(pieces for _, pieces in sizes))
+        self._arena = Arena(sum(size for size, _ in sizes), sum(pieces for _, pieces in sizes))
         for number, linear in enumerate(linears):
             if number % 16 == 0:
                 return_memory()  # of the matrices that were released
@@ -180,16 +180,28 @@ class Packed:
 
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
         """See Weights."""
+        base = self._payload.data_ptr()
         placed = [
-            Placed(*([Run(self._payload.data_ptr() + at, *rest) for at, *rest in runs] for runs in both))
+            Placed(*([Run(base + at, *rest) for at, *rest in runs] for runs in both))
             for both in self._described["placed"]
         ]
-        for linear, one in zip(linears, placed, strict=True):
-            units = (linear.firsts, linear.gates)
-            for firsts, runs in zip(units, (one.data, one.gates), strict=True):
-                if sum(run.count for run in runs) != len(firsts) * max(1, len(linear.matrices)):
-                    raise CheckpointError("the image's matrices are not those of its config: make it again")
+        if len(placed) != len(linears) or not all(map(self._fits, linears, placed)):
+            raise CheckpointError("the image's matrices are not those of its config: make it again")
         return placed
+
+    def _fits(self, linear: Linear, placed: Placed) -> bool:
+        """As many units as the model has, each within the payload and of its scheme's size."""
+        end = self._payload.data_ptr() + self._payload.nbytes
+        for firsts, runs in ((linear.firsts, placed.data), (linear.gates, placed.gates)):
+            if sum(run.count for run in runs) != len(firsts) * max(1, len(linear.matrices)):
+                return False
+            for run in runs:
+                if run.scheme not in SCHEMES.values():
+                    return False
+                size = int(library().tm_tile_bytes(run.scheme, linear.op.inputs)) * linear.tiles
+                if run.size != size or not end - self._payload.nbytes <= run.address <= end - run.count * size:
+                    return False
+        return True
 
 
 def _padded(size: int) -> int:

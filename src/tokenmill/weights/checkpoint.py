@@ -21,6 +21,7 @@ from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.weights.image import ImageCheckpoint
 from tokenmill.weights.image_header import is_image
+from tokenmill.weights.image_reader import ImageReader
 from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
@@ -46,10 +47,13 @@ class Checkpoint(Protocol):
         """The tokenizer that travels with the model, if one does."""
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a `.gguf` file, an image, or a directory in Hugging Face layout; safetensors are preferred over `.bin`."""
+def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint:
+    """Open a `.gguf` file, an image, or a directory in Hugging Face layout; safetensors are preferred over `.bin`.
+
+    `reader` may have begun to read an image already.
+    """
     if path.is_file() and is_image(path):
-        return ImageCheckpoint(path)
+        return ImageCheckpoint(path, reader)
     if path.is_file() and path.suffix == ".gguf":
         opened: Checkpoint = resolve("tokenmill.weights.gguf:GGUFCheckpoint")(path)  # its library is slow to import
         return opened

@@ -9,7 +9,6 @@ import os
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,17 @@ import tokenizers
 import torch
 from torch import Tensor
 
+from tokenmill.arena import ALIGNMENT
 from tokenmill.errors import CheckpointError
-from tokenmill.pages import ALIGNMENT, Pages
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.image_header import FORMAT, MAGIC, REMEDY, checksum_of, read_header
+from tokenmill.weights.image_reader import PAGE, ImageReader, payload_begin
 
 __all__ = ["ImageCheckpoint", "write_image"]
 
-PAGE = 4096
-PART, READERS = 8 << 20, 4
+PART = 8 << 20
 """Bytes that share a checksum."""
 
 Progress = Callable[[int, int], None]
@@ -39,16 +38,15 @@ class ImageCheckpoint:
     facts: the header. program, dtype, scheme: what the weights are packed for; no other can use them.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, reader: ImageReader | None = None) -> None:
+        self.path, self.reader = path, reader
         self.facts, begin = read_header(path)
         self.config: dict[str, Any] = self.facts["config"]
         self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))
         self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
         self.num_bytes = int(self.facts["payload_bytes"])
-        self._reading: tuple[Tensor, list[Future[None]]] | None = None
         self._tokenizer_at = begin
-        self._payload_at = -(-(begin + self.facts["tokenizer_bytes"]) // PAGE) * PAGE
+        self._payload_at = payload_begin(self.facts, begin)
         size, wanted = path.stat().st_size, self._payload_at + self.num_bytes
         if size != wanted:
             raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
@@ -86,31 +84,15 @@ class ImageCheckpoint:
         return Tokenizer(tokenizers.Tokenizer.from_str(text.decode()), **self.facts["tokenizer"])
 
     def start_reading(self) -> None:
-        """Read all weights in the background."""
-        payload = Pages(self.num_bytes).zeros((self.num_bytes,), torch.uint8)
-        readers = ThreadPoolExecutor(READERS)
-        parts = [readers.submit(self._read_part, payload, part) for part in range(len(self.facts["checksums"]))]
-        readers.shutdown(wait=False)
-        self._reading = payload, parts
+        """Read all weights in the background, unless that is going on already."""
+        self.reader = self.reader or ImageReader(self.path)
 
     def payload(self) -> Tensor:
-        """All weights as bytes [N], in huge pages, each part checked; handed out once."""
-        if self._reading is None:
-            self.start_reading()
-        assert self._reading is not None, "started above"
-        (payload, parts), self._reading = self._reading, None
-        for part in parts:
-            part.result()
-        return payload
-
-    def _read_part(self, payload: Tensor, part: int) -> None:
-        piece = memoryview(payload.numpy().data)[part * PART : (part + 1) * PART]
-        with self.path.open("rb", buffering=0) as opened:
-            opened.seek(self._payload_at + part * PART)
-            whole = opened.readinto(piece) == len(piece)
-        if not whole or zlib.crc32(piece) != self.facts["checksums"][part]:
-            at = f"bytes {part * PART} to {part * PART + len(piece)} of its weights"
-            raise CheckpointError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
+        """All weights as bytes [N], in huge pages, every part checked; handed out once."""
+        self.start_reading()
+        assert self.reader is not None, "started above"
+        memory, self.reader = self.reader.wait(), None
+        return torch.frombuffer(memory, dtype=torch.uint8)[: self.num_bytes]
 
 
 def write_image(
@@ -132,6 +114,7 @@ def write_image(
         "tokenizer_bytes": len(text),
         "tokenizer_checksum": zlib.crc32(text),
         "payload_bytes": total,
+        "part_bytes": PART,
         "checksums": _checksums(parts),
     }
     facts = json.loads(json.dumps(facts))  # as it will be read
