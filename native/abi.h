@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-enum { TM_ABI = 2 };
+enum { TM_ABI = 3 };
 
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_PART = 6 };
@@ -53,7 +53,7 @@ typedef struct {
   const float* cosines;  // [positions, rotary / 2]
   const float* sines;
   const TmOp* ops;
-  int32_t num_ops, num_threads, pin;
+  int32_t num_ops, num_threads;
   const char* build;     // "avx512", "avx2", "portable", or "" for the best there is
 } TmModel;
 

@@ -119,7 +119,7 @@ struct Span : TmSpan {
 class Model {
  public:
   explicit Model(const TmModel& m) : m_(m), ops_(m.ops, m.ops + m.num_ops), kernels_(find_build(m.build)) {
-    threads_ = std::make_unique<Threads>(m.num_threads, m.pin != 0);
+    threads_ = std::make_unique<Threads>(m.num_threads);
     desks_ = std::vector<Desk>((size_t)m.num_threads);
     width_ = (int)rounded(m.head_dim, TILE);
     // Buffers hold what the linears that read them want. What is gathered comes from what the MLP reads.

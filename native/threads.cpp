@@ -6,7 +6,6 @@
 #include <climits>
 #if defined(__linux__)
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -43,31 +42,12 @@ void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
-void pin_to(int number) {
-#if defined(__linux__)
-  cpu_set_t allowed, one;
-  if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
-  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-    if (CPU_ISSET(cpu, &allowed) && number-- == 0) {
-      CPU_ZERO(&one);
-      CPU_SET(cpu, &one);
-      sched_setaffinity(0, sizeof one, &one);
-      return;
-    }
-#else
-  (void)number;
-#endif
-}
-
 }  // namespace
 
-Threads::Threads(int count, bool pin) : count_(count) {
+Threads::Threads(int count) : count_(count) {
   try {
     for (int number = 1; number < count; number++)
-      threads_.emplace_back([this, number, pin] {
-        if (pin) pin_to(number);
-        serve(number);
-      });
+      threads_.emplace_back([this, number] { serve(number); });
   } catch (...) {
     leaving_ = true;
     round_++;

@@ -7,8 +7,8 @@
 
 class Threads {
  public:
-  // Throws std::system_error where the system gives no thread. `pin`: one processor each, of those that we may use.
-  Threads(int count, bool pin);
+  // Throws std::system_error where the system gives no thread.
+  explicit Threads(int count);
   ~Threads();
   Threads(const Threads&) = delete;
 

@@ -89,7 +89,6 @@ class Native:
             ops=array,
             num_ops=len(array),
             num_threads=torch.get_num_threads(),
-            pin=0,
             build=self.build.encode(),
         )
         self._make()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["BUILDS", "Model", "Op", "Span", "Step", "Unit", "best_build", "library", "why_not"]
 
-ABI = 2
+ABI = 3
 BUILDS = ("avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 
@@ -57,7 +57,6 @@ class Model(Structure):
         ("ops", POINTER(Op)),
         ("num_ops", c_int32),
         ("num_threads", c_int32),
-        ("pin", c_int32),
         ("build", c_char_p),
     ]
 
