@@ -155,7 +155,13 @@ TM F add(F a, F b) { TM_EACH a.v[i] += b.v[i]; return a; }
 TM F sub(F a, F b) { TM_EACH a.v[i] -= b.v[i]; return a; }
 TM F mul(F a, F b) { TM_EACH a.v[i] *= b.v[i]; return a; }
 TM F div(F a, F b) { TM_EACH a.v[i] /= b.v[i]; return a; }
-TM F fma(F a, F b, F c) { TM_EACH c.v[i] += a.v[i] * b.v[i]; return c; }
+// One rounding where the processor does that, as the other builds do; then all give the same bits.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+TM float fma1(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+TM float fma1(float a, float b, float c) { return a * b + c; }
+#endif
+TM F fma(F a, F b, F c) { TM_EACH c.v[i] = fma1(a.v[i], b.v[i], c.v[i]); return c; }
 TM F max(F a, F b) { TM_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 TM F min(F a, F b) { TM_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 TM F abs(F a) { TM_EACH a.v[i] = std::fabs(a.v[i]); return a; }
@@ -190,8 +196,8 @@ TM I dot4(I sums, Line w, const int8_t* x) {
 }
 TM I dot4_byte(I sums, Line w, const int8_t* x) { return dot4(sums, w, x); }
 TM F dot2(F sums, const uint16_t* w, const uint16_t* x) {
-  TM_EACH sums.v[i] += bfloat1(w[2 * i + 1]) * bfloat1(x[1]);
-  TM_EACH sums.v[i] += bfloat1(w[2 * i]) * bfloat1(x[0]);
+  TM_EACH sums.v[i] = fma1(bfloat1(w[2 * i + 1]), bfloat1(x[1]), sums.v[i]);
+  TM_EACH sums.v[i] = fma1(bfloat1(w[2 * i]), bfloat1(x[0]), sums.v[i]);
   return sums;
 }
 #endif

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.gguf_files import write
 from tests.tiny_models import prompt, save
 from tokenmill.assemble import load
+from tokenmill.cli.main import main
 from tokenmill.program import native_abi as abi
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.gguf_codes import KINDS, decode
@@ -114,6 +116,38 @@ def test_eager_multiplies_codes_too(models):
     full = load(path, program="eager", dtype="float32").logits(LONG)
     q8 = load(path, program="eager", scheme="q8", dtype="float32").logits(LONG)
     assert 0 < (q8 - full).pow(2).mean().sqrt() < 0.04 * full.pow(2).mean().sqrt()
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0])
+def test_codes_of_a_file_are_kept_whichever_way_round_it_names_them(name, kind, tmp_path):
+    """GPT-2's matrices are [in, out] in Hugging Face's words and [out, in] in a GGUF: the codes go in as they lie."""
+    path = write(tmp_path / "x.gguf", name, kind)
+    ours = load(path, threads=1)
+    dense = load(path, program="native", dtype="float32", threads=1)
+    assert (ours.config.scheme, dense.config.scheme) == ("file", "dense")
+    assert ours.memory["matrix_bytes"] < 0.4 * dense.memory["matrix_bytes"]
+    wanted = load(path, program="eager", dtype="float32", scheme="dense").logits(LONG)
+    assert (ours.logits(LONG) - wanted).pow(2).mean().sqrt() < 0.05 * wanted.pow(2).mean().sqrt()
+
+
+@needs_library
+def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_path, capsys):
+    path = write(tmp_path / "x.gguf", "llama", gguf.GGMLQuantizationType.Q5_1)
+    ours = load(path, threads=1)
+    assert ours.config.scheme == "file"
+    dense = load(path, program="native", dtype="float32", threads=1)
+    assert ours.memory["matrix_bytes"] < 0.3 * dense.memory["matrix_bytes"]
+    wanted = dense.logits(LONG)
+    assert (ours.logits(LONG) - wanted).pow(2).mean().sqrt() < 0.05 * wanted.pow(2).mean().sqrt()
+    arguments = ["generate", str(path), "--tokens", "1,2", "-n", "2"]
+    assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert "rounded to 8 bits: " in said
+    assert "Q5_1; --dtype bfloat16 reads the file's values instead" in said
+    assert main([*arguments, "--dtype", "bfloat16"]) == 0
+    assert "rounded" not in capsys.readouterr().err
 
 
 @pytest.mark.model

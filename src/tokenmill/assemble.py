@@ -127,6 +127,7 @@ def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progres
         "fingerprint": fingerprint(checkpoint.path),
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
+        "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
         "weights": weights,
         "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": torch.__version__},
     }

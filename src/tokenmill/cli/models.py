@@ -4,9 +4,10 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.cli.display import remark
 from tokenmill.config import EngineConfig
 from tokenmill.registry import resolve
-from tokenmill.weights.fetch import Progress
+from tokenmill.weights.fetch import Progress, Silent
 from tokenmill.weights.hub import locate
 from tokenmill.weights.image_header import is_image
 from tokenmill.weights.image_reader import ImageReader
@@ -44,5 +45,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
     checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
     engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
+    if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
+        remark(checkpoint.rounded)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine

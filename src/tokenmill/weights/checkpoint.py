@@ -36,12 +36,17 @@ class Checkpoint(Protocol):
     """Every tensor's name (Hugging Face's) and shape."""
     num_bytes: int
     """Size of the tensors on disk."""
+    rounded: str
+    """What `read_codes` rounds again, in a sentence; empty where it gives everything as it is stored."""
 
     def read(self, name: str) -> Tensor:
         """One tensor, in the file's own floating type (quantised ones dequantised to float32)."""
 
     def read_codes(self, name: str) -> Stored | None:
-        """One matrix as the file's own codes; None where it is stored as numbers, or in a way that is not kept."""
+        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round.
+
+        None where it is stored as numbers, or in a way that is not kept.
+        """
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that travels with the model, if one does."""
@@ -83,6 +88,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
 class SafetensorsCheckpoint:
     """One or more `.safetensors` files. Each read maps the file and lets go of it again."""
 
+    rounded = ""
     SINGLE, INDEX, PATTERN = "model.safetensors", "model.safetensors.index.json", "*.safetensors"
 
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:
@@ -119,6 +125,7 @@ class SafetensorsCheckpoint:
 class BinCheckpoint:
     """One or more `pytorch_model*.bin` files, mapped; only tensors are unpickled, never code."""
 
+    rounded = ""
     SINGLE, INDEX, PATTERN = "pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model*.bin"
 
     def __init__(self, path: Path, config: dict[str, Any], files: list[Path]) -> None:

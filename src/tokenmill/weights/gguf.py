@@ -7,7 +7,8 @@ asked for, dequantised, and not kept.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import find_family
+from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
@@ -62,7 +64,8 @@ class GGUFCheckpoint:
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         factors = header.tensors.get(_ROPE_FREQS)
         self.config = read_gguf_config(path, header, None if factors is None else self._rope_factors(factors))
-        if any(info.type in KINDS for info in header.tensors.values()):
+        self.rounded = _say_rounded(header.tensors.values())
+        if any(info.type not in _FLOATS for info in header.tensors.values()):
             self.config["stored_as_codes"] = True
         self._sources = self._find_sources(header.tensors)
         self.shapes: Mapping[str, tuple[int, ...]] = {
@@ -79,12 +82,15 @@ class GGUFCheckpoint:
     def read_codes(self, name: str) -> Stored | None:
         """See Checkpoint."""
         source = self._sources[name]
-        if source.info.type not in KINDS or source.turn is _transpose or len(source.stored_shape) != 2:
+        if source.info.type in _FLOATS or len(source.stored_shape) != 2:
             return None
-        raw = self._raw(source.info, source.stored_shape, source.expert or 0)
-        stored = decode(raw.reshape(source.stored_shape[0], -1), source.info.type)
+        if source.info.type in KINDS:
+            raw = self._raw(source.info, source.stored_shape, source.expert or 0)
+            stored = decode(raw.reshape(source.stored_shape[0], -1), source.info.type)
+        else:
+            stored = round_to_nearest(self._load(source.info, source.stored_shape, source.expert or 0), 8)
         turn = source.turn
-        return stored if turn is None else stored.map(lambda part: turn(part, self.config))
+        return stored if turn is None or turn is _transpose else stored.map(lambda part: turn(part, self.config))
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
@@ -151,6 +157,14 @@ class GGUFCheckpoint:
             raise CheckpointError(
                 f"{self.path}: tensor {info.name!r} is of type {info.type.name}, which cannot be dequantised"
             ) from None
+
+
+def _say_rounded(tensors: Iterable[TensorInfo]) -> str:
+    counts = Counter(info.type.name for info in tensors if info.type not in _FLOATS and info.type not in KINDS)
+    if not counts:
+        return ""
+    found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    return f"codes of other kinds are rounded to 8 bits: {found}; --dtype bfloat16 reads the file's values instead"
 
 
 def _dequantize(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> Tensor:

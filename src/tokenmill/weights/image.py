@@ -42,6 +42,7 @@ class ImageCheckpoint:
         self.path, self.reader = path, reader
         self.facts, begin = read_header(path)
         self.config: dict[str, Any] = self.facts["config"]
+        self.rounded = str(self.facts["rounded"])
         self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))
         self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
         self.num_bytes = int(self.facts["payload_bytes"])

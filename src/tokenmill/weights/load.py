@@ -144,13 +144,16 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
 
 def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
     """Hand over the file's own codes, if it has any for this tensor and they go where the tensor would."""
-    if not target.parameter.endswith(".weight") or target.transform == "transpose":
+    if not target.parameter.endswith(".weight"):
         return False
     stored = checkpoint.read_codes(name)
     assert module.weight is not None
     place = part_of(module.weight, target.part, config)
-    if stored is None or not module.takes(stored) or checkpoint.shapes[name] != tuple(place.shape):
+    turned = target.transform == "transpose"  # which codes are not
+    shape = checkpoint.shapes[name][::-1] if turned else checkpoint.shapes[name]
+    if stored is None or not module.takes(stored) or shape != tuple(place.shape):
         return False
     first = place.storage_offset() // module.weight.shape[1]
-    module.keep(first, stored.map(lambda part: TRANSFORMS[target.transform](part, config)))
+    transform = TRANSFORMS["" if turned else target.transform]
+    module.keep(first, stored.map(lambda part: transform(part, config)))
     return True

@@ -42,6 +42,7 @@ class QuantizedCheckpoint:
     def __init__(self, plain: "Checkpoint") -> None:
         self._plain, self._layout = plain, read_layout(plain.config)
         self.path: Path = plain.path
+        self.rounded = ""
         self.num_bytes = plain.num_bytes
         self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
         self._parts = _find_parts(self._layout, plain)
