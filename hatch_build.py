@@ -24,7 +24,7 @@ LIBRARY = ROOT / "src" / "tokenmill" / "program" / "libtokenmill.so"
 
 # No contraction: a product and a sum become one operation where the source says so and nowhere else. No aliasing rules:
 # rows of the cache are turned as words of 32 bits, whatever numbers they hold.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra"]
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing"]
 X86 = {
     "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split(),
@@ -32,6 +32,7 @@ X86 = {
 }
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).
 PORTABLE = ["-O2", "-ftree-vectorize"]
+COMMON = ("api", "plan", "step", "attention", "experts", "threads")  # compiled once; kernels.cpp for each build
 
 
 def builds() -> dict[str, list[str]]:
@@ -51,9 +52,7 @@ def build(library: Path = LIBRARY, extra: tuple[str, ...] = ()) -> None:
         raise FileNotFoundError("no C++ compiler: neither CXX nor c++, g++ or clang++")
     with tempfile.TemporaryDirectory() as folder:
         jobs = [(f"kernels_{name}", "kernels.cpp", [f"-DTM_BUILD={name}", *flags]) for name, flags in builds().items()]
-        jobs += [
-            (name, f"{name}.cpp", [f"-DTM_WITH_{build.upper()}" for build in builds()]) for name in ("step", "threads")
-        ]
+        jobs += [(name, f"{name}.cpp", [f"-DTM_WITH_{build.upper()}" for build in builds()]) for name in COMMON]
 
         def compile_one(job: tuple[str, str, list[str]]) -> str:
             name, source, flags = job

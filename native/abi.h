@@ -8,6 +8,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)  // of the functions; everything else stays inside
+#endif
 
 enum { TM_ABI = 3 };
 
@@ -83,6 +86,9 @@ void tm_free(void* model);
 // Bytes of one tile of 16 rows and `inputs` columns.
 int64_t tm_tile_bytes(int scheme, int inputs);
 
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

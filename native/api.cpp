@@ -1,0 +1,70 @@
+// The functions of abi.h.
+#include "abi.h"
+
+#include <cstdio>
+#include <exception>
+
+#include "model.h"
+
+namespace {
+
+void explain(char* why, int bytes, const char* reason) {
+  if (why && bytes > 0) std::snprintf(why, (size_t)bytes, "%s", reason);
+}
+
+}  // namespace
+
+int64_t tile_bytes(int scheme, int k) {
+  const int64_t padded = rounded(k, PAD);
+  switch (scheme) {
+    case FLOAT32: return padded * TILE * 4;
+    case BFLOAT16: return padded * TILE * 2;
+    case Q8: return padded / PAD * (64 + 1024);
+    case Q4: return padded / PAD * (64 + 512);
+    case Q4_MIN: return padded / PAD * (128 + 512);
+    default: return padded / PAD * (256 + 512);
+  }
+}
+
+int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
+  return rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + rounded(16 * 4 * (head_dim + 1), 64) + 16 * 4 * (head_dim + 16);
+}
+
+extern "C" {
+
+int tm_abi(void) { return TM_ABI; }
+
+const char* tm_best_build(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
+    return "avx512";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
+#endif
+  return "portable";
+}
+
+void* tm_make(const TmModel* model, char* why, int why_bytes) {
+  try {
+    return new Model(*model);
+  } catch (const std::exception& error) {
+    explain(why, why_bytes, error.what());
+    return nullptr;
+  }
+}
+
+int tm_run(void* model, const TmStep* step, char* why, int why_bytes) {
+  try {
+    ((Model*)model)->run(*step);
+    return 0;
+  } catch (const std::exception& error) {
+    explain(why, why_bytes, error.what());
+    return 1;
+  }
+}
+
+void tm_free(void* model) { delete (Model*)model; }
+
+int64_t tm_tile_bytes(int scheme, int inputs) { return tile_bytes(scheme, inputs); }
+}

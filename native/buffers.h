@@ -1,0 +1,88 @@
+// Memory that a step works in, and activations in every form that the products read.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#include "kernels.h"
+
+constexpr int NUM_BUFFERS = 5;
+
+inline int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// Memory that starts on a cache line and is zero; grows, never shrinks.
+template <typename T>
+class Room {
+ public:
+  T* at_least(int64_t count) {
+    if (count > count_) {
+      T* fresh = (T*)std::aligned_alloc(64, (size_t)rounded(count * (int64_t)sizeof(T), 64));
+      if (!fresh) throw std::bad_alloc();
+      memset((void*)fresh, 0, (size_t)rounded(count * (int64_t)sizeof(T), 64));
+      std::free(held_), held_ = fresh, count_ = count;
+    }
+    return held_;
+  }
+  T* get() const { return held_; }
+  Room() = default;
+  Room(const Room&) = delete;
+  ~Room() { std::free(held_); }
+
+ private:
+  T* held_ = nullptr;
+  int64_t count_ = 0;
+};
+
+// Activations of one buffer, in every form that some linear reads.
+struct Buffer {
+  int k = 0, forms = 0;
+  Room<float> floats, scales, moments;
+  Room<uint16_t> bfloats;
+  Room<int8_t> bytes;
+  Room<int32_t> sums;
+
+  void make(int64_t tokens) {
+    const int64_t padded = rounded(k, PAD), groups = padded / GROUP;
+    if (forms & 1 << AS_FLOAT32) floats.at_least(tokens * padded);
+    if (forms & 1 << AS_BFLOAT16) bfloats.at_least(tokens * padded);
+    if (forms & 1 << AS_INT8) {
+      bytes.at_least(tokens * padded), scales.at_least(tokens * groups);
+      moments.at_least(tokens * groups), sums.at_least(tokens * groups);
+    }
+  }
+  template <typename T>
+  static void copy_row(Room<T>& to, int64_t to_row, const Room<T>& from, int64_t from_row, int64_t width) {
+    memcpy(to.get() + to_row * width, from.get() + from_row * width, sizeof(T) * (size_t)width);
+  }
+  // The same row in every form.
+  void take(int64_t row, const Buffer& other, int64_t other_row) {
+    const int64_t padded = rounded(k, PAD), groups = padded / GROUP;
+    if (forms & 1 << AS_FLOAT32) copy_row(floats, row, other.floats, other_row, padded);
+    if (forms & 1 << AS_BFLOAT16) copy_row(bfloats, row, other.bfloats, other_row, padded);
+    if (forms & 1 << AS_INT8) {
+      copy_row(bytes, row, other.bytes, other_row, padded), copy_row(scales, row, other.scales, other_row, groups);
+      copy_row(moments, row, other.moments, other_row, groups), copy_row(sums, row, other.sums, other_row, groups);
+    }
+  }
+  Act as(int form) const {
+    return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), sums.get()};
+  }
+  // One whole row; x has zeros up to the padded width.
+  void put(const Kernels& kernels, const float* x, int token, int from, int to) const {
+    for (int form = 0; form < 3; form++)
+      if (forms & 1 << form) kernels.put(x, as(form), token, from, to);
+  }
+};
+
+inline int form_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8; }
+
+// What one thread has for itself.
+struct Desk {
+  Buffer buffers[NUM_BUFFERS];
+  Room<float> row, tile, gate, values, best, total;
+  Room<uint8_t> attend;
+  std::vector<const float*> q;
+  std::vector<int64_t> first, last;
+};

@@ -1,0 +1,107 @@
+// A model that runs steps: the operations in order, each divided among the threads, a barrier where the next needs all of it.
+//
+// Rows and units are divided, sums are not. Whatever a row needs is computed in the same order for every number of threads,
+// tokens beside it and pieces that its prompt came in.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "abi.h"
+#include "buffers.h"
+#include "kernels.h"
+#include "threads.h"
+
+constexpr int FEW = 16;            // rows up to which every thread norms and folds all of them by itself: no barrier
+constexpr int TOKEN_BLOCK = 64;    // of a unit's outputs at a time
+constexpr int QUERY_TILE = 16;     // positions whose queries attend together in a long chunk
+constexpr int FEW_QUERIES = 4;     // positions up to which all heads attend together
+
+struct Span : TmSpan {
+  int64_t partials;    // where its splits' figures lie, or -1: folded at once
+  int64_t num_splits;  // of its last position
+};
+
+class Model {
+ public:
+  explicit Model(const TmModel& m);
+  void run(const TmStep& step);
+
+ private:
+  // plan.cpp: before the threads start
+  static const Kernels& find_build(const char* wanted);
+  void prepare(const TmStep& step);
+  void make(Buffer& buffer, int number, int64_t tokens);
+  void place_spans(const TmStep& step);
+  std::vector<std::vector<int>> divide(const TmOp& op) const;
+
+  // On every thread; nothing here allocates, since an exception on one thread would leave the others waiting.
+  // step.cpp
+  void perform(size_t number, int me);
+  static float number(const void* table, int scheme, int64_t at);
+  void embed(const TmOp& op, int me);
+  void norm(const TmOp& op, int me);
+  void linear(const TmOp& op, const std::vector<int>& units, int me);
+  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride);
+  void finish(const TmOp& op, const TmUnit& unit, int token, float* out, float* gate);
+  void put_columns(const TmOp& op, const TmUnit& unit, int token, float* values);
+  void finish_head(const TmOp& op, const TmUnit& unit, int token, float* out);
+  static void add_bias(const TmOp& op, const TmUnit& unit, float* out, int offset);
+  // experts.cpp
+  void choose(const TmOp& op, int me);
+  void route(const TmOp& op);
+  void combine(const TmOp& op, int me);
+  // attention.cpp
+  void attend(const TmOp& op, size_t number, int me);
+  Attend job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end, Desk& desk) const;
+  void attend_split(const TmOp& op, const Span& span, int64_t split, int head, int num_heads, int me);
+  void attend_rows(const TmOp& op, const Span& span, int64_t from, int64_t count, Attend& job, int me);
+  void attend_queries(const TmOp& op, const Span& span, int64_t from, int head, int me);
+  void write_head(int head, const float* values, float total, float* row) const;
+  void hand_over(const TmOp& op, int token, int me);
+
+  std::pair<int, int> share(int count, int me) const {
+    const int64_t n = m_.num_threads;
+    return {(int)(count * (int64_t)me / n), (int)(count * (int64_t)(me + 1) / n)};
+  }
+
+  float* x(int64_t token) { return x_.get() + token * rounded(m_.hidden, PAD); }
+
+  // Buffers are every thread's own while there are few rows, and all threads' together otherwise.
+  Buffer& buffer(int number, int me, bool own) { return own ? desks_[(size_t)me].buffers[number] : shared_[number]; }
+
+  static int64_t first_seen(const TmOp& op, int64_t position) {
+    return op.window ? std::max<int64_t>(0, position - op.window + 1) : 0;
+  }
+
+  // Figures of one split and one kv head lie together: positions, then heads of the group.
+  int64_t place(const Span& span, int64_t split, int head) const {
+    return span.partials + (split * m_.num_kv_heads + head) * span.count * (m_.num_heads / m_.num_kv_heads);
+  }
+
+  float* attended(int64_t token) { return attended_.get() + token * rounded((int64_t)m_.num_heads * m_.head_dim, PAD); }
+
+  TmModel m_;
+  std::vector<TmOp> ops_;
+  const Kernels& kernels_;
+  std::unique_ptr<Threads> threads_;
+  std::vector<std::vector<std::vector<int>>> shares_;  // op, thread → units
+  int forms_[NUM_BUFFERS] = {}, widths_[NUM_BUFFERS] = {};
+  int width_ = 0;
+  const TmStep* step_ = nullptr;
+  bool few_ = true, enough_ = false;  // rows few enough; splits enough
+  int chosen_ = 0, num_experts_ = 0;
+  Room<float> router_, parts_;                        // logits of the router; each pair's result
+  std::vector<int> expert_first_, next_pair_;  // pairs [first, next) of an expert
+  std::vector<int> picks_, pair_of_;           // experts and pairs by token and choice
+  std::vector<int> pair_token_;
+  std::vector<float> weight_of_, chances_;     // of token and choice; of one token's experts
+  Room<float> x_, q_, attended_, part_best_, part_total_, part_values_;
+  Buffer shared_[NUM_BUFFERS];
+  std::vector<Desk> desks_;
+  std::vector<Span> spans_;
+  std::vector<int> owner_;
+  std::vector<std::atomic<int>> next_;
+};
