@@ -29,7 +29,7 @@ def rows_of(name: str) -> list[Row]:
     for row in read_rows([RESULTS / f"{name}.jsonl"]):
         key = tuple(
             row.get(part)
-            for part in ("label", "cache", "dtype", "batch", "prompt", "new", "depth", "program", "scheme")
+            for part in ("label", "model", "cache", "dtype", "batch", "prompt", "new", "depth", "program", "scheme")
         )
         latest[key] = row
     return list(latest.values())
@@ -176,6 +176,28 @@ def peers() -> str:
     return markdown(header, _peer_lines(rows)) + "\n\n*" + ". ".join(said) + ".*" + origin(rows, "in turn")
 
 
+def files() -> str:
+    """Ours and llama.cpp's, on files of several kinds."""
+    rows = sorted(rows_of("files"), key=lambda row: (row["model"], row["prompt"], row["batch"]))
+    by = {(row["label"], row["model"], row["test"]): row for row in rows if row["status"] == "ok"}
+    lines = []
+    for (label, model, test), theirs in by.items():
+        if label != "tokenmill":
+            ours = by["tokenmill", model, test]
+            lines.append(
+                [
+                    f"`{model}`, {test}",
+                    *(f"{row['decode_tok_s']:,.0f}" for row in (ours, theirs)),
+                    _ratio(theirs, "decode"),
+                    *(f"{row['prefill_tok_s']:,.0f}" for row in (ours, theirs)),
+                    _ratio(theirs, "prefill"),
+                    f"{ours['probe_gb_s']:.0f}",
+                ]
+            )
+    header = ["file, test", "decode", "llama.cpp", "ratio", "prefill", "llama.cpp", "ratio", "probe GB/s"]
+    return markdown(header, lines) + origin(rows, "in turn")
+
+
 def overview() -> str:
     """One line per engine: decode alone and with 16 sequences, prefill."""
     rows = [row for row in rows_of("peers") if row["prompt"] < 1000]
@@ -236,6 +258,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ladder": ladder,
     "overview": overview,
     "peers": peers,
+    "files": files,
     "transformers": transformers,
 }
 

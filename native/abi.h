@@ -12,7 +12,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // of the functions; everything else stays inside
 #endif
 
-enum { TM_ABI = 3 };
+enum { TM_ABI = 4 };
 
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_PART = 6 };

@@ -20,7 +20,8 @@ int64_t tile_bytes(int scheme, int k) {
     case FLOAT32: return padded * TILE * 4;
     case BFLOAT16: return padded * TILE * 2;
     case Q8: return padded / PAD * (64 + 1024);
-    case Q4: return padded / PAD * (64 + 512);
+    case Q4:
+    case Q4_PAIR: return padded / PAD * (64 + 512);
     case Q4_MIN: return padded / PAD * (128 + 512);
     default: return padded / PAD * (256 + 512);
   }

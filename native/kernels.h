@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, NUM_SCHEMES = 6 };
+enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, NUM_SCHEMES = 7 };
 enum Form { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128 };

@@ -74,8 +74,9 @@ void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) 
   for (int t = 0; t < N; t++) store(out + t * stride, sums[t]);
 }
 
-// HEADER: bytes before the nibbles of two groups. Scales are half floats, or floats where wide; so are minimums.
-template <int N, int HEADER, bool MINIMUM, bool WIDE>
+// HEADER: bytes before the nibbles of two groups. Scales are half floats, or floats where wide; so are minimums. In a PAIR both
+// groups have the same.
+template <int N, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
 void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) {
   const int groups = x.k / GROUP;
   F sums[N];
@@ -94,11 +95,11 @@ void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) 
         for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], low, bytes + (int64_t)t * x.k + 4 * i);
         for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], high, bytes + (int64_t)t * x.k + 16 + 4 * i);
       }
-      const F scale = WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + 32 * g));
+      const F scale = WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 0 : 32 * g)));
       for (int t = 0; t < N; t++)
         sums[t] = fma(from_int(dots[t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[t]);
       if (MINIMUM) {
-        const F minimum = WIDE ? load((const float*)(w + 128 + 64 * g)) : half((const uint16_t*)(w + 64 + 32 * g));
+        const F minimum = WIDE ? load((const float*)(w + 128 + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 32 : 64 + 32 * g)));
         for (int t = 0; t < N; t++) sums[t] = fma(minimum, set1(x.moments[at + (int64_t)t * groups]), sums[t]);
       }
     }
@@ -110,6 +111,9 @@ template <int N> void tile_q4_plain(const uint8_t* w, const Act& x, int first, f
 }
 template <int N> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
   tile_q4<N, 128, true, false>(w, x, first, out, stride);
+}
+template <int N> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, 64, true, false, true>(w, x, first, out, stride);
 }
 template <int N> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
   tile_q4<N, 256, true, true>(w, x, first, out, stride);
@@ -130,5 +134,6 @@ TM_ANY(any_q8, tile_q8)
 TM_ANY(any_q4, tile_q4_plain)
 TM_ANY(any_q4_min, tile_q4_min)
 TM_ANY(any_q4_wide, tile_q4_wide)
+TM_ANY(any_q4_pair, tile_q4_pair)
 
 }  // namespace

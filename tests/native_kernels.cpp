@@ -44,7 +44,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
     for (int i = 0; i < k * 16; i++) ((float*)tile.data())[i] = normal();
   if (scheme == BFLOAT16)
     for (int i = 0; i < k * 16; i++) ((uint16_t*)tile.data())[i] = (uint16_t)(0x3f00 + (generator() & 0x80ff));
-  const int headers[] = {0, 0, 64, 64, 128, 256}, bodies[] = {0, 0, 1024, 512, 512, 512};
+  const int headers[] = {0, 0, 64, 64, 128, 256, 64}, bodies[] = {0, 0, 1024, 512, 512, 512, 512};
   for (int pair = 0; scheme >= Q8 && pair < k / PAD; pair++) {
     uint8_t* header = tile.data() + pair * (headers[scheme] + bodies[scheme]);
     for (int i = 0; i < headers[scheme] / 4; i++) {

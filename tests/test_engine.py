@@ -58,7 +58,7 @@ def test_stop_ids_end_the_output_and_are_its_last_token(engine):
 def test_the_models_own_end_and_ignore_eos(path, tmp_path):
     engine = tokenmill.load(path)
     free = engine.generate(prompt(5), max_new_tokens=20).tokens
-    engine._intake._eos = {free[4]: "eos"}
+    engine.intake._eos = {free[4]: "eos"}
     done = engine.generate(prompt(5), max_new_tokens=20)
     assert done.finish_reason == "eos"
     assert done.tokens == free[: free.index(free[4]) + 1]
@@ -145,7 +145,7 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):
 
 def test_the_cache_is_allocated_once_and_as_predicted(path):
     engine = tokenmill.load(path, block_size=16, max_sequences=2)
-    pool = engine.runner._pool
+    pool = engine.runner.pool
     places = [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors]
     engine.generate([prompt(30), prompt(3)], max_new_tokens=30)
     assert [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors] == places

@@ -25,7 +25,7 @@ def path(tmp_path_factory):
 def intact(engine) -> bool:
     engine.scheduler.check_integrity()
     free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
-    return free and engine.scheduler.idle and not engine._trackers and not engine._collectors
+    return free and engine.scheduler.idle and not engine._trackers and not engine.collectors
 
 
 def test_scored_sequences_get_no_drafts(path):

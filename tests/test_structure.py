@@ -25,6 +25,7 @@ RANKS = [
     {"runner", "sample"},
     {"speculate"},
     {"outputs", "intake"},
+    {"scoring"},
     {"engine"},
     {"assemble", "session"},
     {"measure"},
@@ -155,6 +156,8 @@ def test_public_names():
         "Piece",
         "RequestError",
         "SamplingParams",
+        "Session",
+        "SnapshotError",
         "TokenmillError",
         "load",
     ]

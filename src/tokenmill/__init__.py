@@ -17,6 +17,7 @@ from tokenmill.errors import (
     ConfigError,
     NoKernel,
     RequestError,
+    SnapshotError,
     TokenmillError,
 )
 from tokenmill.registry import resolve
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tokenmill.assemble import load
     from tokenmill.engine import Engine
     from tokenmill.outputs import Completion, Piece
+    from tokenmill.session import Session
 
 __version__ = "0.1.0.dev0"
 
@@ -39,6 +41,8 @@ __all__ = [
     "Piece",
     "RequestError",
     "SamplingParams",
+    "Session",
+    "SnapshotError",
     "TokenmillError",
     "load",
 ]
@@ -47,6 +51,7 @@ _LAZY = {
     "Completion": "tokenmill.outputs:Completion",
     "Engine": "tokenmill.engine:Engine",
     "Piece": "tokenmill.outputs:Piece",
+    "Session": "tokenmill.session:Session",
     "load": "tokenmill.assemble:load",
 }
 

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def build(
             "matrix_bytes": program.num_matrix_bytes,
             "cache_bytes": pool.num_bytes,
         },
+        identify=partial(_identify, checkpoint),
     )
 
 
@@ -153,6 +155,13 @@ def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device)
     scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
     num_bytes = program.weight_bytes(model, dtype, scheme_name)
     return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
+
+
+def _identify(checkpoint: Checkpoint) -> dict[str, str]:
+    """Of an image, its model's."""
+    if isinstance(checkpoint, ImageCheckpoint):
+        return dict(checkpoint.facts["fingerprint"])
+    return fingerprint(checkpoint.path)
 
 
 def _as_imaged(config: EngineConfig, image: ImageCheckpoint) -> EngineConfig:

@@ -11,23 +11,29 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import contextmanager
-from typing import Any, overload
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
-import torch
 from torch import Tensor
 
 from tokenmill.config import EngineConfig, SamplingParams, from_keywords
 from tokenmill.errors import RequestError
 from tokenmill.intake import Intake, Prompt, is_batch
 from tokenmill.model.config import ModelConfig
-from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer, sum_logprobs
+from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer
+from tokenmill.registry import resolve
 from tokenmill.runner import Runner
 from tokenmill.sample.sampler import Row, Sampled, sample, sample_singly
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.scoring import logits as compute_logits
+from tokenmill.scoring import score as compute_score
 from tokenmill.speculate.proposer import Proposer
 from tokenmill.speculate.verify import verify
 from tokenmill.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tokenmill.session import Session
 
 __all__ = ["Engine", "Prompt"]
 
@@ -52,16 +58,19 @@ class Engine:
         program_reason: str = "",
         kernel: str = "",
         memory: Mapping[str, int] | None = None,
+        identify: Callable[[], Mapping[str, str]] = dict,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.program_name, self.program_reason, self.kernel_name = program, program_reason, kernel
         self.memory = dict(memory or {})
+        self.identify = identify
+        """Digests of the files that the model came from; see weights/fingerprint.py."""
         self.scheduler = scheduler
         self.runner, self._proposer, self._clock = runner, proposer, clock
-        self._intake = Intake(config, model_config, tokenizer)
+        self.intake = Intake(config, model_config, tokenizer)
         self._trackers: dict[int, Tracker] = {}
-        self._collectors: dict[int, Callable[[Work, Tensor], None]] = {}
+        self.collectors: dict[int, Callable[[Work, Tensor], None]] = {}
         self._abandoned: deque[Sequence] = deque()
         self.mark: Callable[[str, Plan | None], None] = _nobody_measures
         self._lock = threading.RLock()
@@ -71,7 +80,7 @@ class Engine:
 
     def step(self) -> None:
         """Move every running sequence by one step."""
-        with self._alone():
+        with self.alone():
             try:
                 if self._unsettled:
                     self._deliver(list(self._trackers.values()))
@@ -128,8 +137,8 @@ class Engine:
         """Hand the rows of sequences that are scored to whoever asked for them."""
         first = 0
         for work in plan.work:
-            if work.sequence.id in self._collectors and work.num_logits:
-                self._collectors[work.sequence.id](work, logits_RV[first : first + work.num_logits])
+            if work.sequence.id in self.collectors and work.num_logits:
+                self.collectors[work.sequence.id](work, logits_RV[first : first + work.num_logits])
                 work.sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
             first += work.num_logits
 
@@ -174,7 +183,7 @@ class Engine:
                 self._fail(sequence, error)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """Nobody else touches the scheduler inside; what was abandoned since is let go first."""
         with self._lock:
             self._busy = True
@@ -211,9 +220,10 @@ class Engine:
         params = from_keywords(SamplingParams, settings)
         if params.n != 1:
             raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
-        return self._stream(self._check([prompt], params))
+        return self.follow(self._check([prompt], params))
 
-    def _stream(self, sequences: List[Sequence]) -> Iterator[Piece]:
+    def follow(self, sequences: List[Sequence]) -> Iterator[Piece]:
+        """The text of one checked sequence as it grows; it is let go of, or parked, in the end."""
         sent, done = 0, None
         try:
             (tracker,) = self._submit(sequences)
@@ -228,53 +238,39 @@ class Engine:
                 if text or tokens or done:
                     yield Piece(text, tokens, done)
         finally:
-            self._abandon(sequences)
+            self.abandon(sequences)
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits after every token of the prompt, [T, V] float32 on the CPU."""
-        rows: list[Tensor] = []
-        sequence = self._intake.scored(self.encode(prompt), 0)
-        try:
-            with self._alone():
-                self._collectors[sequence.id] = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
-                self.scheduler.add(sequence)
-            self._until_scored(sequence)
-        finally:
-            self._abandon([sequence])
-        return torch.cat(rows)
+        return compute_logits(self, prompt)
 
     def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
         """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
-        start = self.encode(prompt)
-        tails = [self.encode(choice, add_special_tokens=False) for choice in choices]
-        if not tails:
-            return []
-        sequence = self._intake.scored(start + max(tails, key=len), len(start) - 1)
-        totals = [torch.zeros((), dtype=torch.float64) for _ in tails]
-        try:
-            for number, tail in enumerate(tails):
-                with self._alone():
-                    if number:
-                        self.scheduler.rewind(sequence, len(start))
-                    sequence.tokens, sequence.score_from = start + tail, len(start) - 1
-                    self._collectors[sequence.id] = sum_logprobs(sequence, totals[number])
-                    (self.scheduler.resume if number else self.scheduler.add)(sequence)
-                self._until_scored(sequence)
-        finally:
-            self._abandon([sequence])
-        return [float(total) for total in totals]
+        return compute_score(self, prompt, choices)
 
-    def _until_scored(self, sequence: Sequence) -> None:
-        while sequence.finish_reason is None:
-            self.step()
+    def session(self, prompt: Prompt | None = None) -> "Session":
+        """A text that grows from call to call, its rows kept. See Session."""
+        session: Session = resolve("tokenmill.session:Session")(self)
+        if prompt is not None:
+            session.append(prompt)
+        return session
+
+    def open(self, path: str | Path, convert: bool = False) -> "Session":
+        """A session from a file that Session.save wrote, here or elsewhere: the same text as if it had never stopped.
+
+        `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
+        for a file that is damaged or of another model.
+        """
+        session: Session = resolve("tokenmill.session:open_session")(self, Path(path), convert)
+        return session
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked, text needs a tokenizer."""
-        return self._intake.encode(prompt, add_special_tokens)
+        return self.intake.encode(prompt, add_special_tokens)
 
     def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        return self._intake.chat_prompt(messages)
+        return self.intake.chat_prompt(messages)
 
     # ---- in and out
 
@@ -284,7 +280,7 @@ class Engine:
         for number, prompt in enumerate(prompts, start=1):
             try:
                 with self._lock:
-                    sequences += self._intake.sequences(self.encode(prompt), params)
+                    sequences += self.intake.sequences(self.encode(prompt), params)
             except RequestError as error:
                 which = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
                 raise RequestError(f"{which}{error}") from None
@@ -293,14 +289,14 @@ class Engine:
         return sequences
 
     def _submit(self, sequences: List[Sequence]) -> list[Tracker]:
-        with self._alone():
+        with self.alone():
             trackers = []
             for sequence in sequences:
                 params = sequence.params
                 detokenizer = make_detokenizer(self.tokenizer, params.stop, params.include_stop)
                 tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self._clock())
                 trackers.append(tracker)
-                self.scheduler.add(sequence)
+                (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
             return trackers
 
     def _finish_all(self, sequences: List[Sequence]) -> list[Completion]:
@@ -312,10 +308,12 @@ class Engine:
                     _raise_error(tracker)
             return [tracker.completion for tracker in trackers if tracker.completion is not None]
         finally:
-            self._abandon(sequences)
+            self.abandon(sequences)
 
-    def _abandon(self, sequences: List[Sequence]) -> None:
-        """Nobody waits for these any more. May come from the garbage collector, in the middle of a step."""
+    def abandon(self, sequences: List[Sequence]) -> None:
+        """Nobody waits for these any more: they are dropped, or parked if they are to be kept.
+
+        May come from the garbage collector, in the middle of a step."""
         self._abandoned.extend(sequences)
         with self._lock:
             if not self._busy:
@@ -324,9 +322,9 @@ class Engine:
     def _let_go(self) -> None:
         while self._abandoned:
             sequence = self._abandoned.popleft()
-            self.scheduler.drop(sequence)
+            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
             self._trackers.pop(sequence.id, None)
-            self._collectors.pop(sequence.id, None)
+            self.collectors.pop(sequence.id, None)
 
 
 def _raise_error(tracker: Tracker) -> None:

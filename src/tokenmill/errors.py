@@ -4,6 +4,7 @@
     ├── ConfigError      a setting is wrong: its name, its value, what is allowed, where it was set
     ├── CheckpointError  a model file is missing, damaged, or does not fit its config
     ├── CapacityError    something does not fit: needed, available, and the setting that moves the limit
+    ├── SnapshotError    a saved session is damaged, or of another model
     ├── NoKernel         no attention kernel serves this cache: every candidate with its reason
     └── RequestError     one sequence cannot be served; the others go on
 
@@ -15,7 +16,16 @@ that is not in this tree is a bug of ours.
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["CapacityError", "CheckpointError", "ConfigError", "NoKernel", "RequestError", "TokenmillError", "WrongText"]
+__all__ = [
+    "CapacityError",
+    "CheckpointError",
+    "ConfigError",
+    "NoKernel",
+    "RequestError",
+    "SnapshotError",
+    "TokenmillError",
+    "WrongText",
+]
 
 
 class TokenmillError(Exception):
@@ -67,6 +77,10 @@ class NoKernel(TokenmillError):
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
         super().__init__("no attention kernel fits: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+
+
+class SnapshotError(TokenmillError):
+    """A saved session cannot be read, or does not belong to this engine; the message names the field."""
 
 
 class RequestError(TokenmillError):

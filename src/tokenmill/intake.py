@@ -60,15 +60,23 @@ class Intake:
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         for number in range(params.n):
-            yield Sequence(self._new_id(), list(tokens), len(tokens), most, params, seed + number, stops)
+            yield Sequence(self.new_id(), list(tokens), len(tokens), most, params, seed + number, stops)
 
     def scored(self, tokens: list[int], score_from: int) -> Sequence:
         """A sequence that is only read, and kept so that it can be rewound and read on another way."""
-        if len(tokens) > self._max_length:
+        self.check_length(len(tokens))
+        return Sequence(self.new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+
+    def kept(self, tokens: list[int]) -> Sequence:
+        """A sequence that is kept from call to call, and does nothing until it is asked to."""
+        return Sequence(self.new_id(), tokens, len(tokens), self._max_length, keep=True)
+
+    def check_length(self, num_tokens: int) -> None:
+        """RequestError for what is longer than any sequence may be."""
+        if num_tokens > self._max_length:
             raise RequestError(
-                f"{len(tokens)} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
+                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
             )
-        return Sequence(self._new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: what was asked for or, by default, what fits."""
@@ -93,7 +101,8 @@ class Intake:
             raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
         return self._tokenizer
 
-    def _new_id(self) -> int:
+    def new_id(self) -> int:
+        """The next number."""
         self._next_id += 1
         return self._next_id
 

@@ -4,20 +4,16 @@ A Tracker follows one sequence from submission to its end: it turns accepted tok
 notices stop strings, and keeps the clock readings from which every figure is derived.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-import torch
-from torch import Tensor
-
 from tokenmill.sample.sampler import TokenLogprobs
-from tokenmill.schedule.sequence import Sequence, Work
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens", "make_detokenizer", "sum_logprobs"]
+__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens", "make_detokenizer"]
 
 
 def hash_tokens(tokens: List[int]) -> str:
@@ -130,16 +126,3 @@ class Tracker:
 def make_detokenizer(tokenizer: Tokenizer | None, stop: tuple[str, ...], include_stop: bool) -> Detokenizer | None:
     """A detokenizer, where there is a tokenizer."""
     return None if tokenizer is None else Detokenizer(tokenizer, stop=stop, include_stop=include_stop)
-
-
-def sum_logprobs(sequence: Sequence, total: Tensor) -> Callable[[Work, Tensor], None]:
-    """Adds, row by row, the log-probability of the token that really follows."""
-
-    def collect(work: Work, logits_RV: Tensor) -> None:
-        first = work.start + work.count - work.num_logits
-        following = sequence.tokens[first + 1 : first + 1 + work.num_logits]
-        logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
-        ids_R1 = torch.tensor(following, dtype=torch.int64, device=logits_RV.device)[:, None]
-        total.add_(logprobs_RV.gather(1, ids_R1).double().sum().cpu())
-
-    return collect

@@ -18,7 +18,7 @@ class Runner:
     """Runs plans on one program and one pool."""
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
-        self.program, self._pool, self._device = program, pool, device
+        self.program, self.pool, self._device = program, pool, device
         self._block_size = pool.spec.block_size
         self._offsets = torch.arange(self._block_size, device=device)
 
@@ -26,7 +26,7 @@ class Runner:
     def run(self, plan: Plan) -> Tensor:
         """Logits of every wanted row, [R, V], in the order of the plan's work."""
         if plan.copies:
-            self._pool.copy_blocks(plan.copies)
+            self.pool.copy_blocks(plan.copies)
         return self.program.run(self.stage(plan))
 
     def stage(self, plan: Plan) -> Step:

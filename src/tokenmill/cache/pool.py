@@ -3,7 +3,7 @@
 On a CPU all lie in one stretch of huge pages, which takes memory only as rows are first written.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -17,8 +17,8 @@ from tokenmill.registry import lookup
 __all__ = ["Pool"]
 
 
-PIECES = 4
-"""Tensors of one layer, at most."""
+KINDS = ("k", "v", "k_scales", "v_scales")
+"""What a layer's tensors hold, in the order of LayerKV.tensors; a format may have fewer."""
 
 
 def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -31,7 +31,7 @@ class Pool:
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
         on_cpu = device.type == "cpu"
-        zeros = Arena(spec.num_bytes, PIECES * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
+        zeros = Arena(spec.num_bytes, len(KINDS) * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
         make = lookup(FORMATS, spec.format, "cache_format")
         self.layers: list[LayerKV] = [
             make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)
@@ -41,6 +41,22 @@ class Pool:
     def num_bytes(self) -> int:
         """What was really allocated; equals the spec's prediction."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors)
+
+    def read(self, slots: Tensor) -> dict[str, Tensor]:
+        """The rows of these slots, copied: "layer.kind" → [S, …] on the CPU."""
+        return {name: tensor[slots].cpu() for name, tensor in self._named().items()}
+
+    def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
+        """Put rows as `read` gave them into these slots, in the pool's dtype. KeyError for one that lacks."""
+        for name, tensor in self._named().items():
+            tensor[slots] = rows[name].to(tensor.device, tensor.dtype)
+
+    def _named(self) -> dict[str, Tensor]:
+        return {
+            f"{number}.{kind}": tensor
+            for number, layer in enumerate(self.layers)
+            for kind, tensor in zip(KINDS, layer.tensors, strict=False)
+        }
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (from, to), in order: the write half of copy-on-write."""

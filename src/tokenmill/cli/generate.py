@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -19,9 +19,9 @@ from tokenmill.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from tokenmill.engine import Engine
-    from tokenmill.outputs import Completion
+    from tokenmill.outputs import Completion, Piece
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "Chat", "Files", "Ids", "Stream", "System", "Texts", "command", "gather", "show"]
 
 EXAMPLES = examples(
     'tokenmill generate --chat -p "Why is the sky blue?"',
@@ -75,20 +75,16 @@ def command(
     Text goes to stdout token by token, and one line of figures to stderr. At temperature 0, the default, the same
     prompt gives the same text on every run, alone or in a batch.
     """
-    prompts = _gather(prompt or [], prompt_file or [], tokens or [])
-    if system is not None and not chat:
-        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
-    if chat and tokens:
-        raise ConfigError("--tokens", ",".join(tokens), "only without --chat, which renders text")
+    prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
     if chat:
-        prompts = [loaded.chat_prompt(_conversation(str(text), system)) for text in prompts]
+        prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
     if verbose and not quiet:
         remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
     started_s = time.perf_counter()
     if len(prompts) == sampling.n == 1 and stream and not json:
-        completions = [_stream(loaded, prompts[0], sampling)]
+        completions = [show(loaded, loaded.stream(prompts[0], **_keywords(sampling)))]
     else:
         # One list may hold texts and ids, which the overloads do not say.
         completions = loaded.generate(cast("list[str]", prompts), **_keywords(sampling))
@@ -102,8 +98,14 @@ def command(
         remark(summary(loaded, completions, elapsed_s))
 
 
-def _gather(texts: Sequence[str], files: Sequence[Path], ids: Sequence[str]) -> list[Prompt]:
-    """Every prompt that was given, in the order text, files, ids."""
+def gather(
+    texts: Sequence[str], files: Sequence[Path], ids: Sequence[str], chat: bool = False, system: str | None = None
+) -> list[Any]:
+    """Every prompt that was given, in the order text, files, ids; with chat, each as a conversation."""
+    if system is not None and not chat:
+        raise ConfigError("--system", system, "only together with --chat, since it is part of a conversation")
+    if chat and ids:
+        raise ConfigError("--tokens", ",".join(ids), "only without --chat, which renders text")
     prompts: list[Prompt] = [
         _text(sys.stdin.buffer.read() if text == "-" else os.fsencode(text), "--prompt") for text in texts
     ]
@@ -115,7 +117,7 @@ def _gather(texts: Sequence[str], files: Sequence[Path], ids: Sequence[str]) -> 
     prompts += [parse_ids([text], "--tokens") for text in ids]
     if not prompts:
         raise RequestError("no prompt: give one with -p TEXT, with --prompt-file FILE, or on stdin with -p -")
-    return prompts
+    return [_conversation(str(text), system) for text in prompts] if chat else prompts
 
 
 def _text(data: bytes, option: str) -> str:
@@ -138,15 +140,17 @@ def _keywords(sampling: SamplingParams) -> dict[str, Any]:
     return {field.name: getattr(sampling, field.name) for field in fields(sampling)}
 
 
-def _stream(engine: "Engine", prompt: Prompt, sampling: SamplingParams) -> "Completion":
+def show(engine: "Engine", pieces: Iterator["Piece"], aloud: bool = True) -> "Completion":
     """Print pieces as they come; the text so far ends with a line break also when it is interrupted."""
-    done, pieces = None, engine.stream(prompt, **_keywords(sampling))
+    done = None
     try:
         for piece in pieces:
-            typer.echo(piece.text if engine.tokenizer else _ids(piece.tokens), nl=False)
+            if aloud:
+                typer.echo(piece.text if engine.tokenizer else _ids(piece.tokens), nl=False)
             done = piece.done
     finally:
-        typer.echo()
+        if aloud:
+            typer.echo()
     assert done is not None, "the last piece carries the completion"
     return done
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES", "command"]
 
-EXAMPLES = examples("tokenmill info", "tokenmill info model.gguf --tensors", "tokenmill info owner/name --json")
+EXAMPLES = examples(
+    "tokenmill info",
+    "tokenmill info model.gguf --tensors",
+    "tokenmill info owner/name --json",
+    "tokenmill info tale.kv",
+)
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,13 @@ def command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in a model: its shape, its parameters by part, its tokenizer, its tensors by type.
+    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type; or in a saved session.
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
+    if looks_saved(Path(model)):
+        _show_snapshot(Path(model), json)
+        return
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
     tokenizer = checkpoint.tokenizer()
@@ -68,6 +77,36 @@ def command(
     if tensors:
         rows = ((t.name, " x ".join(map(str, t.shape)), t.type, size(t.num_bytes)) for t in stored)
         print_table("", rows, ("tensor", "shape", "type", "size"))
+
+
+def looks_saved(path: Path) -> bool:
+    """Whether it is a safetensors file with the header of a snapshot; `tokenmill decode` says what is wrong with it."""
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(200)
+    except OSError:
+        return False
+    return start[8:9] == b"{" and b'"tokenmill"' in start
+
+
+def _show_snapshot(path: Path, json: bool) -> None:
+    facts: dict[str, Any] = resolve("tokenmill.cache.snapshot:read_facts")(path)
+    facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
+    if json:
+        print_json(facts)
+        return
+    settings = {name: value for name, value in facts["sampling"].items() if value}
+    lines = (
+        ("tokens", f"{facts['num_tokens']}, rows of {facts['num_rows']}"),
+        ("model", facts["model"]),
+        ("fingerprint", ", ".join(f"{part} {digest}" for part, digest in facts["fingerprint"].items())),
+        ("rows", f"{facts['cache_format']} {facts['dtype']}, of weights in {facts['scheme']}, by {facts['program']}"),
+        ("rope", facts["rope"]),
+        ("sampling", ", ".join(f"{name} {value}" for name, value in settings.items()) or "greedy"),
+        ("written by", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
+        ("on disk", size(facts["num_bytes"])),
+    )
+    print_table(str(path), lines)
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:

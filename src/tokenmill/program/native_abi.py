@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["BUILDS", "Model", "Op", "Span", "Step", "Unit", "best_build", "library", "why_not"]
 
-ABI = 3
+ABI = 4
 BUILDS = ("avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 

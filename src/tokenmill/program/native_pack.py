@@ -15,7 +15,15 @@ from tokenmill.quant.stored import GROUP, Stored
 __all__ = ["PAD", "SCHEMES", "TILE", "pack", "scheme_of"]
 
 TILE, PAD = 16, 64
-SCHEMES = {"float32": 0, "bfloat16": 1, "q8": 2, "q4": 3, "q4 with minimums": 4, "q4 with wide scales": 5}
+SCHEMES = {
+    "float32": 0,
+    "bfloat16": 1,
+    "q8": 2,
+    "q4": 3,
+    "q4 with minimums": 4,
+    "q4 with wide scales": 5,
+    "q4 in pairs": 6,  # of groups that share scale and minimum: groups of 64 and more
+}
 
 
 def scheme_of(stored: Stored) -> int:
@@ -27,7 +35,9 @@ def scheme_of(stored: Stored) -> int:
         return SCHEMES["q8"]
     parts = (stored.scales,) if stored.minimums is None else (stored.scales, stored.minimums)
     if all(torch.equal(part.half().float(), part) for part in parts):
-        return SCHEMES["q4"] if stored.minimums is None else SCHEMES["q4 with minimums"]
+        if stored.minimums is None:
+            return SCHEMES["q4"]
+        return SCHEMES["q4 in pairs" if all(map(_in_pairs, parts)) else "q4 with minimums"]
     return SCHEMES["q4 with wide scales"]
 
 
@@ -45,10 +55,11 @@ def pack(stored: Stored, rows: Tensor, scheme: int, num_inputs: int) -> Tensor:
         return packed.contiguous().flatten(1).view(torch.uint8)
     assert stored.codes is not None and stored.scales is not None
     wide = scheme == SCHEMES["q4 with wide scales"]
-    header = [_header(stored.scales, rows, width, wide)]
+    pairs = scheme == SCHEMES["q4 in pairs"]
+    header = [_header(stored.scales, rows, width, wide, pairs)]
     if stored.minimums is not None or wide:
         minimums = stored.minimums if stored.minimums is not None else -8 * stored.scales
-        header.append(_header(minimums, rows, width, wide))
+        header.append(_header(minimums, rows, width, wide, pairs))
     codes = _take(stored.codes, rows, width).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4, 4)
     # tile, row, pair, group, quad, 4 → tile, pair, group, quad, row, 4
     quads = codes.permute(0, 2, 3, 4, 1, 5)
@@ -59,10 +70,16 @@ def pack(stored: Stored, rows: Tensor, scheme: int, num_inputs: int) -> Tensor:
     return packed
 
 
-def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool) -> Tensor:
-    """[tiles, pairs, bytes]: of each pair of groups, 16 numbers and 16 numbers."""
+def _in_pairs(numbers: Tensor) -> bool:
+    """[R, groups]: whether each even group has what the next one has; a last one alone has nobody to differ from."""
+    even = numbers.shape[1] // 2 * 2
+    return bool(torch.equal(numbers[:, 0:even:2], numbers[:, 1:even:2]))
+
+
+def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
+    """[tiles, pairs, bytes]: of each pair of groups, 16 numbers and 16 numbers; 16 for both where they share them."""
     taken = _take(numbers, rows, width // GROUP).view(-1, TILE, width // PAD, PAD // GROUP)
-    numbers = taken.permute(0, 2, 3, 1).contiguous()
+    numbers = taken[..., : 1 if pairs else 2].permute(0, 2, 3, 1).contiguous()
     return (numbers if wide else numbers.half()).flatten(2).view(torch.uint8)
 
 

@@ -68,6 +68,25 @@ class Scheduler:
         else:
             self._release(sequence, 0)
 
+    def park(self, sequence: Sequence) -> None:
+        """Keep a sequence wherever it is, new ones too; it does not run until it is resumed."""
+        if sequence not in self.parked:
+            self.finish(sequence, sequence.finish_reason or "abort")
+
+    def adopt(self, sequence: Sequence, num_rows: int) -> bool:
+        """Give a parked sequence blocks for rows that come from elsewhere; False where there is no room."""
+        self._reset(sequence)
+        while len(sequence.blocks) < self._num_blocks(num_rows):
+            block = self.allocator.allocate()
+            if block is not None:
+                sequence.blocks.append(block)
+            elif not self._reclaim_but(sequence):
+                self._reset(sequence)
+                return False
+        sequence.num_computed_tokens = num_rows
+        self._publish(sequence)
+        return True
+
     def resume(self, sequence: Sequence) -> None:
         """Queue a kept sequence again, with whatever tokens it has by now."""
         self.parked.remove(sequence)
@@ -81,8 +100,8 @@ class Scheduler:
             self.parked.remove(sequence)
         self.finish(sequence, sequence.finish_reason or "abort")
 
-    def fork(self, sequence: Sequence, new_id: int) -> Sequence:
-        """A second sequence with the same past; blocks are shared until one of the two writes."""
+    def fork(self, sequence: Sequence, new_id: int, keep: bool = False) -> Sequence:
+        """A second sequence with the same past; blocks are shared until one of the two writes. With `keep`, parked."""
         assert sequence.score_from is None, "a scored sequence has nothing to go on with"
         child = Sequence(
             new_id,
@@ -95,18 +114,19 @@ class Scheduler:
             num_computed_tokens=sequence.num_computed_tokens,
             blocks=list(sequence.blocks),
             digests=list(sequence.digests),
+            keep=keep,
         )
         for block in child.blocks:
             self.allocator.share(block)
-        self.waiting.append(child)
+        (self.parked if keep else self.waiting).append(child)
         return child
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
-        """Forget all tokens from `num_tokens` on; one is always left to be fed again."""
-        assert 1 <= num_tokens <= len(sequence.tokens)
+        """Forget all tokens from `num_tokens` on; the last that is left will be fed again."""
+        assert 0 <= num_tokens <= len(sequence.tokens)
         del sequence.tokens[num_tokens:]
         sequence.drafts = []
-        sequence.num_computed_tokens = min(sequence.num_computed_tokens, num_tokens - 1)
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, max(num_tokens - 1, 0))
         del sequence.digests[sequence.num_computed_tokens // self.allocator.block_size :]
         self._release(sequence, self._num_blocks(sequence.num_computed_tokens))
 
@@ -174,7 +194,8 @@ class Scheduler:
         everyone = [*self.running, *self.waiting, *self.parked]
         self.allocator.check_integrity(sequence.blocks for sequence in everyone)
         for sequence in everyone:
-            assert 0 <= sequence.num_computed_tokens < len(sequence.tokens) or sequence.score_from is not None
+            empty = not sequence.tokens and not sequence.num_computed_tokens
+            assert 0 <= sequence.num_computed_tokens < len(sequence.tokens) or sequence.score_from is not None or empty
             assert len(sequence.blocks) >= self._num_blocks(sequence.num_computed_tokens)
 
     # ---- inside a step
@@ -206,7 +227,11 @@ class Scheduler:
 
     def _reclaim(self) -> bool:
         """Take the blocks of sequences that hold some without running; they are recomputed when their turn comes."""
-        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
+        return self._reclaim_but(None)
+
+    def _reclaim_but(self, spared: Sequence | None) -> bool:
+        idle = (*self.parked, *self.waiting)
+        holders = [sequence for sequence in idle if sequence.blocks and sequence is not spared]
         for sequence in holders:
             self._reset(sequence)
         return bool(holders)

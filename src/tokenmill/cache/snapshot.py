@@ -1,0 +1,109 @@
+"""Rows of the cache on disk, in token order: a safetensors file with a header that says whose they are.
+
+Nothing here knows blocks, engines or text. A file is written under a temporary name, synced and renamed, so that the
+old one is whole until the new one is. Reading maps the file; the data is checked against its checksum before any
+of it is used.
+"""
+
+import json
+import os
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor
+
+from tokenmill.errors import SnapshotError
+
+__all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
+
+FORMAT = 1
+KEY = "tokenmill"
+"""In the file's metadata: our header, in JSON."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a file holds.
+
+    facts: the header. rows: name → [T, …], one entry per layer and row kind, T positions each.
+    """
+
+    facts: dict[str, Any]
+    rows: Mapping[str, Tensor]
+
+
+def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tensor]) -> int:
+    """Write, sync, rename; the size in bytes. SnapshotError where the system refuses; what was there stays."""
+    tensors = {name: tensor.contiguous() for name, tensor in rows.items()}
+    whole = {**facts, "format": FORMAT, "byteorder": sys.byteorder, "data_checksum": _checksum(tensors)}
+    text = json.dumps({"facts": whole, "checksum": zlib.crc32(json.dumps(whole, sort_keys=True).encode())})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("xb") as out:
+            out.write(serialise(tensors, metadata={KEY: text}))
+            out.flush()
+            os.fsync(out.fileno())
+            size = out.tell()
+        temporary.replace(path)
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return size
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Open and check a file; its rows are views of the mapped file. SnapshotError, by field, for what is wrong."""
+    facts = read_facts(path)
+    try:
+        with safe_open(path, framework="pt") as opened:
+            rows = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise SnapshotError(f"{path} is damaged: {error}") from error
+    if _checksum(rows) != facts["data_checksum"]:
+        raise SnapshotError(f"{path} is damaged: its data does not match data_checksum")
+    return Snapshot(facts, rows)
+
+
+def read_facts(path: Path) -> dict[str, Any]:
+    """The header alone, checked."""
+    if path.is_dir():
+        raise SnapshotError(f"{path} is a directory, not a snapshot")
+    try:
+        with safe_open(path, framework="pt") as opened:
+            text = (opened.metadata() or {}).get(KEY)
+    except FileNotFoundError as error:
+        raise SnapshotError(f"{path} does not exist") from error
+    except (SafetensorError, OSError) as error:
+        raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
+    if text is None:
+        raise SnapshotError(f"{path} is a safetensors file, but no snapshot: it has no {KEY!r} header")
+    try:
+        document = json.loads(text)
+        facts: dict[str, Any] = document["facts"]
+        sound = zlib.crc32(json.dumps(facts, sort_keys=True).encode()) == document["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SnapshotError(f"{path} is damaged: its header cannot be read ({error})") from error
+    if not sound:
+        raise SnapshotError(f"{path} is damaged: its header does not match its checksum")
+    for name, wanted in (("format", FORMAT), ("byteorder", sys.byteorder)):
+        if facts.get(name) != wanted:
+            raise SnapshotError(f"{path} has {name} {facts.get(name)!r}, and this tokenmill reads {wanted!r}")
+    return facts
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    """Over names, types, shapes and bytes, in the order of the names."""
+    total = 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        total = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), total)
+        total = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, total)
+    return total

@@ -1,0 +1,290 @@
+"""A text that grows: its tokens, and their rows in the cache, kept from call to call.
+
+    session = engine.session("Once upon a time")
+    session.generate(max_new_tokens=20)
+    other = session.fork()
+    session.rewind(4)
+    session.save("tale.kv")
+
+Sessions of one engine share blocks until one of them writes. When room runs out, those of a session that waits are
+taken and computed again at its next turn: the same text, only later. Closing or losing a session frees its blocks.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
+from tokenmill.config import SamplingParams, from_keywords
+from tokenmill.engine import Engine
+from tokenmill.errors import CapacityError, RequestError, SnapshotError
+from tokenmill.intake import Prompt
+from tokenmill.outputs import Completion, Piece
+from tokenmill.registry import resolve
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.scoring import until_scored
+
+__all__ = ["Session", "open_session"]
+
+PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
+"""Settings that a call does not hand on to the next."""
+
+
+class Session:
+    """Made by Engine.session and Engine.open.
+
+    params: the sampling settings of the last call, which the next one starts from.
+    """
+
+    def __init__(self, engine: Engine, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
+        self.engine, self.params = engine, params or SamplingParams()
+        self._sequence = engine.intake.kept([]) if sequence is None else sequence
+        with engine.alone():
+            engine.scheduler.park(self._sequence)
+        self._finalizer = weakref.finalize(self, _let_go, engine, self._sequence)
+
+    # ---- what is there
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All tokens so far, prompts and answers."""
+        return tuple(self._sequence.tokens)
+
+    @property
+    def text(self) -> str:
+        """The same as text; special tokens are shown. RequestError without a tokenizer."""
+        if self.engine.tokenizer is None:
+            raise RequestError("this model has no tokenizer: read the tokens")
+        return self.engine.tokenizer.decode(self._sequence.tokens, skip_special=False)
+
+    @property
+    def num_cached(self) -> int:
+        """Tokens whose rows are in the cache."""
+        return self._sequence.num_computed_tokens
+
+    def __len__(self) -> int:
+        return len(self._sequence.tokens)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- growing
+
+    def append(self, prompt: Prompt) -> None:
+        """Add text or token ids. They are computed with the next call that needs them."""
+        sequence = self._open()
+        tokens = self.engine.encode(prompt, add_special_tokens=not sequence.tokens)
+        self.engine.intake.check_length(len(sequence.tokens) + len(tokens))
+        with self.engine.alone():
+            sequence.tokens.extend(tokens)
+
+    def generate(self, prompt: Prompt | None = None, **settings: Any) -> Completion:
+        """Go on, after `prompt` if there is one; what comes is part of the session.
+
+        `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in the last call, so
+        that a text is the same whether it came in one call or in several.
+        """
+        done = None
+        for piece in self.stream(prompt, **settings):
+            done = piece.done
+        assert done is not None, "a stream ends with its completion"
+        return done
+
+    def stream(self, prompt: Prompt | None = None, **settings: Any) -> Iterator[Piece]:
+        """As generate, piece by piece. Closed early, the session keeps the tokens that were shown."""
+        sequence, params = self._open(), self._next_params(settings)
+        tokens = list(sequence.tokens)
+        if prompt is not None:
+            tokens += self.engine.encode(prompt, add_special_tokens=not tokens)
+        if not tokens:
+            raise RequestError("the session is empty: give a prompt")
+        (asked,) = self.engine.intake.sequences(tokens, params)  # refused here, or not at all
+        self.engine.scheduler.check(asked)
+        self.params = replace(params, seed=asked.seed)
+        return self._follow(sequence, asked)
+
+    def _follow(self, sequence: Sequence, asked: Sequence) -> Iterator[Piece]:
+        before, shown = len(sequence.tokens), None
+        try:
+            with self.engine.alone():
+                for name in ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids"):
+                    setattr(sequence, name, getattr(asked, name))
+            for piece in self.engine.follow([sequence]):
+                shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
+                yield piece
+        finally:
+            # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
+            self._cut(sequence, before if shown is None else asked.num_prompt_tokens + shown)
+
+    def _cut(self, sequence: Sequence, num_tokens: int) -> None:
+        with self.engine.alone():
+            self.engine.scheduler.park(sequence)
+            self.engine.scheduler.rewind(sequence, min(num_tokens, len(sequence.tokens)))
+
+    def _next_params(self, settings: dict[str, Any]) -> SamplingParams:
+        kept = {f.name: getattr(self.params, f.name) for f in fields(SamplingParams) if f.name not in PER_CALL}
+        params: SamplingParams = from_keywords(SamplingParams, {**kept, **settings})
+        if params.n != 1:
+            raise RequestError(f"a session has one text: n = {params.n} needs Engine.generate, or forks")
+        return params
+
+    def prefill(self) -> None:
+        """Compute the rows of all tokens but the last, which is fed with the next call."""
+        sequence = self._open()
+        if sequence.num_computed_tokens >= len(sequence.tokens) - 1 or not self.engine.scheduler.cache:
+            return
+        last = sequence.tokens[-1]
+        try:
+            with self.engine.alone():
+                sequence.tokens.pop()
+                sequence.score_from = sequence.max_tokens = len(sequence.tokens)
+                self.engine.scheduler.resume(sequence)
+            until_scored(self.engine, sequence)
+        finally:
+            with self.engine.alone():
+                self.engine.scheduler.park(sequence)
+                sequence.score_from = None
+                sequence.tokens.append(last)
+
+    # ---- branching and going back
+
+    def fork(self) -> "Session":
+        """Another session with the same past. What they share is stored once."""
+        with self.engine.alone():
+            child = self.engine.scheduler.fork(self._open(), self.engine.intake.new_id(), keep=True)
+        return Session(self.engine, child, self.params)
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forget all but the first `num_tokens` tokens."""
+        sequence = self._open()
+        if not 0 <= num_tokens <= len(sequence.tokens):
+            raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
+        self._cut(sequence, num_tokens)
+
+    def edit(self, position: int, prompt: Prompt) -> None:
+        """Put `prompt` in the place of everything from `position` on."""
+        self.rewind(position)
+        self.append(prompt)
+
+    # ---- keeping
+
+    def save(self, path: str | Path) -> int:
+        """Write tokens, rows and sampling settings to a file; its size in bytes. What is missing is computed first."""
+        sequence = self._open()
+        if not sequence.tokens:
+            raise RequestError("the session is empty: there is nothing to save")
+        self.prefill()
+        facts = {
+            **_whose(self.engine),
+            "tokens": list(sequence.tokens),
+            "num_rows": sequence.num_computed_tokens,
+            "sampling": asdict(self.params),
+        }
+        with self.engine.alone():
+            rows = self.engine.runner.pool.read(_slots(self.engine, sequence))
+        return write_snapshot(Path(path), facts, rows)
+
+    def close(self) -> None:
+        """Give the blocks back; the session cannot be used any more."""
+        self._finalizer()
+
+    def _open(self) -> Sequence:
+        if not self._finalizer.alive:
+            raise RequestError("this session is closed")
+        return self._sequence
+
+
+def _let_go(engine: Engine, sequence: Sequence) -> None:
+    sequence.keep = False
+    engine.abandon([sequence])
+
+
+def _slots(engine: Engine, sequence: Sequence) -> Tensor:
+    """Where the rows of its computed tokens lie, [T]."""
+    size = engine.scheduler.allocator.block_size
+    starts = torch.tensor(sequence.blocks, dtype=torch.int64)[:, None] * size
+    slots: Tensor = (starts + torch.arange(size)).flatten()[: sequence.num_computed_tokens]
+    return slots
+
+
+def _whose(engine: Engine) -> dict[str, Any]:
+    """What must be alike for rows to mean the same."""
+    config = engine.config
+    return {
+        "model": str(Path(config.model).resolve()) if Path(config.model).exists() else config.model,
+        "fingerprint": dict(engine.identify()),
+        "shape": {name: getattr(engine.model_config, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
+        "rope": repr(engine.model_config.rope),
+        "cache_format": config.cache_format,
+        "dtype": config.dtype,
+        "scheme": config.scheme,
+        "program": engine.program_name,
+        "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": str(torch.__version__)},
+    }
+
+
+def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
+    """See Engine.open."""
+    snapshot = read_snapshot(path)
+    try:
+        return _open(engine, path, snapshot, convert)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SnapshotError(f"{path} is damaged: its header lacks or misstates {error}") from error
+
+
+def _open(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
+    facts, ours = snapshot.facts, _whose(engine)
+    for name in ("fingerprint", "shape", "rope", "cache_format"):
+        if facts[name] != ours[name]:
+            raise SnapshotError(f"{path} is of another model or setting: {_difference(name, facts[name], ours[name])}")
+    for name in ("dtype", "scheme"):
+        if facts[name] != ours[name] and not convert:
+            raise SnapshotError(
+                f"{path} has {name} {facts[name]!r} and this engine {ours[name]!r}: the text would not be the same; "
+                f"load the model with {name}={facts[name]!r}, or open it with convert"
+            )
+    session = Session(engine, None, _sampling(facts["sampling"]))
+    _fill(session, facts["tokens"], facts["num_rows"], snapshot.rows)
+    return session
+
+
+def _sampling(saved: Mapping[str, Any]) -> SamplingParams:
+    bias = {int(token): amount for token, amount in saved["logit_bias"].items()}  # JSON's keys are texts
+    return SamplingParams(**{**saved, "logit_bias": bias})
+
+
+def _fill(session: Session, tokens: list[int], num_rows: int, rows: Mapping[str, Tensor]) -> None:
+    """Tokens and rows of a file into a new session; at an error nothing is left of it."""
+    engine = session.engine
+    try:
+        session.append(tokens)
+        with engine.alone():
+            if engine.scheduler.cache:
+                sequence = session._open()
+                if not engine.scheduler.adopt(sequence, num_rows):
+                    allocator = engine.scheduler.allocator
+                    needed, free = -(-num_rows // allocator.block_size), allocator.num_free
+                    raise CapacityError(f"cache blocks of {allocator.block_size} tokens", needed, free, "cache_tokens")
+                engine.runner.pool.write(_slots(engine, sequence), rows)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _difference(name: str, theirs: object, ours: object) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            f"{key} {theirs.get(key)!r}, here {ours.get(key)!r}"
+            for key in {**theirs, **ours}
+            if theirs.get(key) != ours.get(key)
+        ]
+        return f"{name}: {'; '.join(parts)}"
+    return f"{name} is {theirs!r}, here {ours!r}"
