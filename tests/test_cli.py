@@ -106,6 +106,7 @@ OPTIONS = {
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",
+    "chat": f"--open --quiet -q --system {ENGINE} {SAMPLING}",
     "prefill": f"--chat --json --out -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"--convert --json --model --prompt -p --quiet -q --save --stream --tokens {ENGINE} {SAMPLING}",
     "quantize": "--group --head --json --out -o --quiet -q --scheme",

@@ -38,11 +38,13 @@ PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 class Session:
     """Made by Engine.session and Engine.open.
 
-    params: the sampling settings of the last call, which the next one starts from.
+    params: the sampling settings of the last call, which the next one starts from. notes: whatever JSON can hold, kept
+    with the session when it is saved.
     """
 
     def __init__(self, engine: Engine, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
         self.engine, self.params = engine, params or SamplingParams()
+        self.notes: dict[str, Any] = {}
         self._sequence = engine.intake.kept([]) if sequence is None else sequence
         with engine.alone():
             engine.scheduler.park(self._sequence)
@@ -174,6 +176,18 @@ class Session:
         self.rewind(position)
         self.append(prompt)
 
+    def revise(self, tokens: list[int]) -> None:
+        """Become exactly `tokens`; what they begin alike with what is there stays computed."""
+        alike = 0
+        for old, new in zip(self._open().tokens, tokens, strict=False):
+            if old != new:
+                break
+            alike += 1
+        self.engine.intake.check_length(len(tokens))
+        self.rewind(alike)
+        if tokens[alike:]:
+            self.append(tokens[alike:])
+
     # ---- keeping
 
     def save(self, path: str | Path) -> int:
@@ -187,6 +201,7 @@ class Session:
             "tokens": list(sequence.tokens),
             "num_rows": sequence.num_computed_tokens,
             "sampling": asdict(self.params),
+            "notes": self.notes,
         }
         with self.engine.alone():
             rows = self.engine.runner.pool.read(_slots(self.engine, sequence))
@@ -252,6 +267,7 @@ def _open(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Sess
                 f"load the model with {name}={facts[name]!r}, or open it with convert"
             )
     session = Session(engine, None, _sampling(facts["sampling"]))
+    session.notes = dict(facts["notes"])
     _fill(session, facts["tokens"], facts["num_rows"], snapshot.rows)
     return session
 

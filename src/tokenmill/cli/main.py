@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli import decode, generate, image, info, plan, prefill, profile, pull, quantize
+from tokenmill.cli import chat, decode, generate, image, info, plan, prefill, profile, pull, quantize
 from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, prefill, decode, pull, quantize, image, info, plan, profile):
+for verb in (generate, chat, prefill, decode, pull, quantize, image, info, plan, profile):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
