@@ -82,7 +82,8 @@ SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --log
 # Of a benchmark these follow from the point that is measured.
 FIXED = " ".join(sorted(set(ENGINE.split()) - {"--max-sequences", "--prefix-cache"}))
 OPTIONS = {
-    "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --verbose -v
+    "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
+        --verbose -v --verify
         {ENGINE} {SAMPLING}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -t
         {FIXED}""",

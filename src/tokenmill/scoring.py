@@ -13,13 +13,21 @@ from tokenmill.schedule.sequence import Sequence, Work
 if TYPE_CHECKING:
     from tokenmill.engine import Engine
 
-__all__ = ["logits", "score", "until_scored"]
+__all__ = ["last_logits", "logits", "score", "until_scored"]
 
 
 def logits(engine: "Engine", prompt: Prompt) -> Tensor:
     """See Engine.logits."""
+    return _read(engine, engine.intake.scored(engine.encode(prompt), 0))
+
+
+def last_logits(engine: "Engine", tokens: list[int], num_rows: int) -> Tensor:
+    """Logits after the last `num_rows` tokens, [R, V] float32; what the cache shares is not computed again."""
+    return _read(engine, engine.intake.scored(list(tokens), len(tokens) - num_rows))
+
+
+def _read(engine: "Engine", sequence: Sequence) -> Tensor:
     rows: list[Tensor] = []
-    sequence = engine.intake.scored(engine.encode(prompt), 0)
     try:
         with engine.alone():
             engine.collectors[sequence.id] = lambda _, logits_RV: rows.append(logits_RV.float().cpu())

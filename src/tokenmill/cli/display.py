@@ -11,7 +11,7 @@ import typer
 from tokenmill.registry import resolve
 from tokenmill.weights.fetch import Progress, Silent
 
-__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "size"]
+__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "size", "table_text"]
 
 
 def remark(text: str) -> None:
@@ -26,6 +26,11 @@ def print_json(document: Any) -> None:
 
 def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
     """Names to the left, everything else to the right of them; as wide as it needs where it is piped."""
+    typer.echo(table_text(title, rows, header), nl=False)
+
+
+def table_text(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> str:
+    """See print_table."""
     table = resolve("rich.table:Table")(title=title, title_justify="left", box=None, show_header=bool(header))
     width = 0
     for row in rows:
@@ -34,7 +39,11 @@ def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, 
             width += 1
         table.add_row(*row)
     width_of_pipe = None if sys.stdout.isatty() else 200
-    resolve("rich.console:Console")(markup=False, highlight=False, width=width_of_pipe).print(table)
+    console = resolve("rich.console:Console")(markup=False, highlight=False, width=width_of_pipe)
+    with console.capture() as capture:
+        console.print(table)
+    text: str = capture.get()
+    return text
 
 
 def size(num_bytes: float) -> str:

@@ -14,6 +14,7 @@ from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
 from tokenmill.cli.report import document, summary
+from tokenmill.cli.watch import load_reference, watched
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, RequestError
 
@@ -66,6 +67,18 @@ def command(
     chat: Chat = False,
     system: System = None,
     stream: Stream = True,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Show on stderr what each step fed, and would have without a cache.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Compute each step in float32 too; stop where the two part.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -78,10 +91,24 @@ def command(
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-    if chat:
-        prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
+        if chat:
+            prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
+        reference = load_reference(loaded, progress) if verify else None
     if verbose and not quiet:
         remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+    with watched(loaded, trace, reference, json):
+        completions, elapsed_s = _serve(loaded, prompts, sampling, stream, json)
+    if json:
+        documents = [document(loaded, completion, sampling) for completion in completions]
+        print_json(documents if len(documents) > 1 else documents[0])
+    if not quiet:
+        remark(summary(loaded, completions, elapsed_s))
+
+
+def _serve(
+    loaded: "Engine", prompts: list[Any], sampling: SamplingParams, stream: bool, json: bool
+) -> tuple[list["Completion"], float]:
+    """The completions, shown as they come, and the seconds that they took."""
     started_s = time.perf_counter()
     if len(prompts) == sampling.n == 1 and stream and not json:
         completions = [show(loaded, loaded.stream(prompts[0], **_keywords(sampling)))]
@@ -90,12 +117,7 @@ def command(
         completions = loaded.generate(cast("list[str]", prompts), **_keywords(sampling))
         if not json:
             _print_all(completions, sampling.n)
-    elapsed_s = time.perf_counter() - started_s
-    if json:
-        documents = [document(loaded, completion, sampling) for completion in completions]
-        print_json(documents if len(documents) > 1 else documents[0])
-    if not quiet:
-        remark(summary(loaded, completions, elapsed_s))
+    return completions, time.perf_counter() - started_s
 
 
 def gather(

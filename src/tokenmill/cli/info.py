@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL
+from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
 from tokenmill.registry import resolve
 from tokenmill.weights.image_header import is_image, read_header
@@ -95,7 +96,8 @@ def _show_snapshot(path: Path, json: bool) -> None:
     if json:
         print_json(facts)
         return
-    settings = {name: value for name, value in facts["sampling"].items() if value}
+    usual = loads(dumps(asdict(SamplingParams())))
+    settings = {name: value for name, value in facts["sampling"].items() if value != usual.get(name)}
     lines = (
         ("tokens", f"{facts['num_tokens']}, rows of {facts['num_rows']}"),
         ("model", facts["model"]),

@@ -1,0 +1,81 @@
+"""What `--trace` and `--verify` show."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.cli.display import remark, table_text
+from tokenmill.cli.models import load_engine
+from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError
+from tokenmill.registry import resolve
+from tokenmill.weights.fetch import Progress
+from tokenmill.weights.image_header import is_image
+
+if TYPE_CHECKING:
+    from tokenmill.engine import Engine
+    from tokenmill.measure.stepwise import TraceRow
+
+__all__ = ["load_reference", "watched"]
+
+HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "ms")
+
+
+def load_reference(engine: "Engine", progress: Progress) -> "Engine":
+    """The same model as float32 modules as they stand; a cache in small blocks, so that little is computed twice."""
+    config = engine.config
+    if is_image(Path(config.model)):
+        raise ConfigError("--verify", config.model, "the model itself: an image cannot be read as float32")
+    plain = EngineConfig(
+        model=config.model,
+        program="eager",
+        dtype="float32",
+        scheme="dense",
+        device=config.device,
+        max_length=config.max_length,
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        block_size=min(16, config.max_length or 16),
+        threads=config.threads,
+    )
+    return load_engine(plain, progress)
+
+
+@contextmanager
+def watched(engine: "Engine", trace: bool, reference: "Engine | None", json: bool) -> Iterator[None]:
+    """Shows what was asked for when the steps inside are done."""
+    with ExitStack() as stack:
+        rows = stack.enter_context(resolve("tokenmill.measure.stepwise:traced")(engine)) if trace else []
+        distance = None
+        if reference is not None:
+            distance = stack.enter_context(resolve("tokenmill.measure.stepwise:verified")(engine, reference))
+        yield
+    if rows:
+        remark("\n".join(dumps(asdict(row)) for row in rows) if json else _table(engine, rows))
+    if distance is not None:
+        remark(f"verified {distance}")
+
+
+def _table(engine: "Engine", rows: list["TraceRow"]) -> str:
+    def text(tokens: tuple[int, ...]) -> str:
+        shown = engine.tokenizer.decode(tokens, skip_special=False) if engine.tokenizer else ""
+        return " ".join(map(str, tokens)) + (f" {shown!r}" if shown else "")
+
+    lines = [
+        (
+            str(r.step),
+            str(r.sequence),
+            str(r.position),
+            str(r.fed),
+            str(r.without_cache),
+            text(r.chosen),
+            f"{r.milliseconds:.1f}",
+        )
+        for r in rows
+    ]
+    fed, without = sum(row.fed for row in rows), sum(row.without_cache for row in rows)
+    lines.append(("", "", "", str(fed), str(without), f"{without / fed:.1f} times as many", ""))
+    return table_text("", lines, HEADER)
