@@ -124,6 +124,55 @@ def test_a_stream_closed_early_keeps_what_was_shown(llama):
     assert shown + session.generate(max_new_tokens=20 - len(shown)).tokens == wanted
 
 
+def test_one_answer_at_a_time(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=6, ignore_eos=True).tokens
+    session = engine.session(START)
+    first, second = (session.stream(max_new_tokens=6, ignore_eos=True) for _ in range(2))
+    got = next(first).tokens
+    for call in (session.fork, session.generate, session.prefill, lambda: session.rewind(2), lambda: next(second)):
+        with pytest.raises(RequestError, match="in the midst of an answer"):
+            call()
+    assert got + tuple(token for piece in first for token in piece.tokens) == wanted
+    assert session.tokens == tuple(START) + wanted
+    with pytest.raises(RequestError, match="has changed since"):
+        next(changed(session))
+
+
+def changed(session):
+    """A stream that was asked for before the session became another text."""
+    stream = session.stream(max_new_tokens=1)
+    session.rewind(2)
+    return stream
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=8, ignore_eos=True).tokens
+    session, streams = engine.session(START), []
+    streams.append(session.stream(max_new_tokens=8, ignore_eos=True))
+    shown = next(streams[0]).tokens
+    run = engine.runner.run
+    engine.runner.run = lambda plan: (streams.clear(), run(plan))[1]
+    assert engine.generate(START[:5], max_new_tokens=4, ignore_eos=True).tokens
+    del engine.runner.run
+    assert session.tokens == tuple(START) + shown
+    assert shown + session.generate(max_new_tokens=8 - len(shown)).tokens == wanted
+    session.close()
+    whole(engine)
+
+
+def test_without_a_cache_only_tokens_are_saved(llama, tmp_path):
+    engine = engine_for(llama, cache=False)
+    session = engine.session(START)
+    session.save(tmp_path / "x.kv")
+    wanted = session.generate(max_new_tokens=5, ignore_eos=True).tokens
+    for how in ({}, {"cache": False}):
+        opened = engine_for(llama, **how).open(tmp_path / "x.kv")
+        assert opened.num_cached == 0
+        assert opened.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+
+
 def test_what_is_refused_changes_nothing(llama):
     engine = engine_for(llama)
     session = engine.session(START)
@@ -307,11 +356,12 @@ OPERATIONS = st.lists(
         st.integers(0, 7),
         st.integers(1, 12),
     ),
-    max_size=40,
+    min_size=20,
+    max_size=60,
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, llama, tmp_path):
     """Whatever happened to a session, its next tokens are those of a fresh run over its tokens."""

@@ -45,6 +45,7 @@ class Session:
     def __init__(self, engine: Engine, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
         self.engine, self.params = engine, params or SamplingParams()
         self.notes: dict[str, Any] = {}
+        self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
         self._sequence = engine.intake.kept([]) if sequence is None else sequence
         with engine.alone():
             engine.scheduler.park(self._sequence)
@@ -55,22 +56,22 @@ class Session:
     @property
     def tokens(self) -> tuple[int, ...]:
         """All tokens so far, prompts and answers."""
-        return tuple(self._sequence.tokens)
+        return tuple(self._settled().tokens)
 
     @property
     def text(self) -> str:
         """The same as text; special tokens are shown. RequestError without a tokenizer."""
         if self.engine.tokenizer is None:
             raise RequestError("this model has no tokenizer: read the tokens")
-        return self.engine.tokenizer.decode(self._sequence.tokens, skip_special=False)
+        return self.engine.tokenizer.decode(self.tokens, skip_special=False)
 
     @property
     def num_cached(self) -> int:
         """Tokens whose rows are in the cache."""
-        return self._sequence.num_computed_tokens
+        return self._settled().num_computed_tokens
 
     def __len__(self) -> int:
-        return len(self._sequence.tokens)
+        return len(self._settled().tokens)
 
     def __enter__(self) -> "Session":
         return self
@@ -111,10 +112,12 @@ class Session:
         (asked,) = self.engine.intake.sequences(tokens, params)  # refused here, or not at all
         self.engine.scheduler.check(asked)
         self.params = replace(params, seed=asked.seed)
-        return self._follow(sequence, asked)
+        return self._follow(asked, len(sequence.tokens))
 
-    def _follow(self, sequence: Sequence, asked: Sequence) -> Iterator[Piece]:
-        before, shown = len(sequence.tokens), None
+    def _follow(self, asked: Sequence, before: int) -> Iterator[Piece]:
+        sequence, shown = self._open(), None
+        if sequence.tokens != asked.tokens[:before]:
+            raise RequestError("the session has changed since this stream was asked for: ask again")
         try:
             with self.engine.alone():
                 for name in ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids"):
@@ -124,12 +127,17 @@ class Session:
                 yield piece
         finally:
             # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
-            self._cut(sequence, before if shown is None else asked.num_prompt_tokens + shown)
+            # Only noted here: an iterator may be collected in the middle of a step.
+            self._end = before if shown is None else asked.num_prompt_tokens + shown
 
-    def _cut(self, sequence: Sequence, num_tokens: int) -> None:
-        with self.engine.alone():
-            self.engine.scheduler.park(sequence)
-            self.engine.scheduler.rewind(sequence, min(num_tokens, len(sequence.tokens)))
+    def _settled(self) -> Sequence:
+        """The sequence, cut off where the last answer ended."""
+        if self._end is not None:
+            end, self._end = self._end, None
+            with self.engine.alone():
+                self.engine.scheduler.park(self._sequence)
+                self.engine.scheduler.rewind(self._sequence, min(end, len(self._sequence.tokens)))
+        return self._sequence
 
     def _next_params(self, settings: dict[str, Any]) -> SamplingParams:
         kept = {f.name: getattr(self.params, f.name) for f in fields(SamplingParams) if f.name not in PER_CALL}
@@ -160,16 +168,20 @@ class Session:
 
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
+        sequence = self._open()
         with self.engine.alone():
-            child = self.engine.scheduler.fork(self._open(), self.engine.intake.new_id(), keep=True)
-        return Session(self.engine, child, self.params)
+            child = self.engine.scheduler.fork(sequence, self.engine.intake.new_id(), keep=True)
+        other = Session(self.engine, child, self.params)
+        other.notes = dict(self.notes)
+        return other
 
     def rewind(self, num_tokens: int) -> None:
         """Forget all but the first `num_tokens` tokens."""
         sequence = self._open()
         if not 0 <= num_tokens <= len(sequence.tokens):
             raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
-        self._cut(sequence, num_tokens)
+        with self.engine.alone():
+            self.engine.scheduler.rewind(sequence, num_tokens)
 
     def edit(self, position: int, prompt: Prompt) -> None:
         """Put `prompt` in the place of everything from `position` on."""
@@ -214,7 +226,10 @@ class Session:
     def _open(self) -> Sequence:
         if not self._finalizer.alive:
             raise RequestError("this session is closed")
-        return self._sequence
+        sequence = self._settled()
+        if sequence not in self.engine.scheduler.parked:
+            raise RequestError("this session is in the midst of an answer: read its stream to the end, or close it")
+        return sequence
 
 
 def _let_go(engine: Engine, sequence: Sequence) -> None:
@@ -250,12 +265,12 @@ def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
     """See Engine.open."""
     snapshot = read_snapshot(path)
     try:
-        return _open(engine, path, snapshot, convert)
+        return _checked(engine, path, snapshot, convert)
     except (KeyError, TypeError, AttributeError) as error:
         raise SnapshotError(f"{path} is damaged: its header lacks or misstates {error}") from error
 
 
-def _open(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
+def _checked(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
     facts, ours = snapshot.facts, _whose(engine)
     for name in ("fingerprint", "shape", "rope", "cache_format"):
         if facts[name] != ours[name]:
