@@ -25,7 +25,7 @@ RANKS = [
     {"runner", "sample"},
     {"speculate"},
     {"outputs", "intake"},
-    {"scoring"},
+    {"scoring", "identity"},
     {"engine"},
     {"assemble", "session"},
     {"measure"},

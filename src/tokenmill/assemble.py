@@ -15,10 +15,12 @@ import torch
 
 from tokenmill.cache.formats import FORMATS
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, from_keywords
 from tokenmill.engine import Engine
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.identity import whose
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
@@ -93,7 +95,7 @@ def build(
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
     program = forms.program(decoder, pool, image)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    return Engine(
+    engine = Engine(
         config,
         model_config,
         tokenizer,
@@ -110,6 +112,11 @@ def build(
         },
         identify=partial(_identify, checkpoint),
     )
+    if config.prefix_dir is not None:
+        alike = {name: value for name, value in whose(engine).items() if name not in ("model", "versions")}
+        limit = config.prefix_limit * 1_000_000
+        engine.scheduler.store = PrefixStore(Path(config.prefix_dir), pool, alike, limit)
+    return engine
 
 
 def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]) -> int:

@@ -41,6 +41,7 @@ class EngineConfig:
     cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
     max_step_tokens: token budget of one step; longer prompts are prefilled in chunks of at most this.
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
+    prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.
     cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
     kernel, cache_format, scheme, proposer: names in the registries of those rooms.
     num_drafts: most tokens a proposer may guess per step.
@@ -57,6 +58,8 @@ class EngineConfig:
     cache_tokens: int | None = None
     max_step_tokens: int = 512
     prefix_cache: bool = True
+    prefix_dir: str | None = None
+    prefix_limit: int = 4096
     cache: bool = True
     kernel: str = "auto"
     cache_format: str = "dense"
@@ -67,13 +70,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        for name in ("max_sequences", "max_step_tokens", "num_drafts"):
+        for name in ("max_sequences", "max_step_tokens", "num_drafts", "prefix_limit"):
             _whole(name, getattr(self, name), 1)
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         _flag("prefix_cache", self.prefix_cache)
         _flag("cache", self.cache)
+        if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
+            raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
         if not self.cache and self.proposer != "none":
             raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
         if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]

@@ -23,9 +23,9 @@ from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
 from tokenmill.config import SamplingParams, from_keywords
 from tokenmill.engine import Engine
 from tokenmill.errors import CapacityError, RequestError, SnapshotError
+from tokenmill.identity import whose
 from tokenmill.intake import Prompt
 from tokenmill.outputs import Completion, Piece
-from tokenmill.registry import resolve
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.scoring import until_scored
 
@@ -209,7 +209,7 @@ class Session:
             raise RequestError("the session is empty: there is nothing to save")
         self.prefill()
         facts = {
-            **_whose(self.engine),
+            **whose(self.engine),
             "tokens": list(sequence.tokens),
             "num_rows": sequence.num_computed_tokens,
             "sampling": asdict(self.params),
@@ -245,22 +245,6 @@ def _slots(engine: Engine, sequence: Sequence) -> Tensor:
     return slots
 
 
-def _whose(engine: Engine) -> dict[str, Any]:
-    """What must be alike for rows to mean the same."""
-    config = engine.config
-    return {
-        "model": str(Path(config.model).resolve()) if Path(config.model).exists() else config.model,
-        "fingerprint": dict(engine.identify()),
-        "shape": {name: getattr(engine.model_config, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
-        "rope": repr(engine.model_config.rope),
-        "cache_format": config.cache_format,
-        "dtype": config.dtype,
-        "scheme": config.scheme,
-        "program": engine.program_name,
-        "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": str(torch.__version__)},
-    }
-
-
 def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
     """See Engine.open."""
     snapshot = read_snapshot(path)
@@ -271,7 +255,7 @@ def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
 
 
 def _checked(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
-    facts, ours = snapshot.facts, _whose(engine)
+    facts, ours = snapshot.facts, whose(engine)
     for name in ("fingerprint", "shape", "rope", "cache_format"):
         if facts[name] != ours[name]:
             raise SnapshotError(f"{path} is of another model or setting: {_difference(name, facts[name], ours[name])}")

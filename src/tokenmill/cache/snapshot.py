@@ -7,6 +7,7 @@ of it is used.
 
 import json
 import os
+import secrets
 import sys
 import zlib
 from collections.abc import Mapping
@@ -39,17 +40,21 @@ class Snapshot:
     rows: Mapping[str, Tensor]
 
 
-def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tensor]) -> int:
-    """Write, sync, rename; the size in bytes. SnapshotError where the system refuses; what was there stays."""
+def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tensor], sync: bool = True) -> int:
+    """Write, sync, rename; the size in bytes. SnapshotError where the system refuses; what was there stays.
+
+    Without `sync` a power cut may leave a file that its checksum refuses.
+    """
     tensors = {name: tensor.contiguous() for name, tensor in rows.items()}
     whole = {**facts, "format": FORMAT, "byteorder": sys.byteorder, "data_checksum": _checksum(tensors)}
     text = json.dumps({"facts": whole, "checksum": zlib.crc32(json.dumps(whole, sort_keys=True).encode())})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb") as out:
             out.write(serialise(tensors, metadata={KEY: text}))
             out.flush()
-            os.fsync(out.fileno())
+            if sync:
+                os.fsync(out.fileno())
             size = out.tell()
         temporary.replace(path)
     except OSError as error:

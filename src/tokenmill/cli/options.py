@@ -54,6 +54,8 @@ HELP: dict[type, dict[str, str]] = {
         "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length.",
         "max_step_tokens": "Tokens per step; longer prompts are prefilled in chunks of this.",
         "prefix_cache": "Share the cache of equal beginnings (block-size under max-length).",
+        "prefix_dir": "Keep shared blocks in this directory too, to be found after a restart.",
+        "prefix_limit": "Most MB that they may take there; the longest unread go first.",
         "cache": "Keep K and V of past tokens; without, every step computes everything again: the slow baseline.",
         "kernel": "How attention reads the cache.",
         "cache_format": "How the cache stores a row.",

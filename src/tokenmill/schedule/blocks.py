@@ -8,13 +8,24 @@ found by a later sequence that begins with the same tokens. Nothing here knows t
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
-__all__ = ["BlockAllocator", "chain_digest"]
+__all__ = ["BlockAllocator", "BlockStore", "chain_digest"]
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block: a hash over its tokens and the name of the block before it (b"" for the first)."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockStore(Protocol):
+    """Blocks by name, somewhere else."""
+
+    def load(self, digest: bytes, block: int) -> bool:
+        """Fill a block of ours; False where there is none of that name."""
+
+    def save(self, digest: bytes, block: int) -> None:
+        """Keep a block of ours."""
 
 
 class BlockAllocator:

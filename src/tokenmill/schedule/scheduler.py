@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 
 from tokenmill.errors import CapacityError
-from tokenmill.schedule.blocks import BlockAllocator, chain_digest
+from tokenmill.schedule.blocks import BlockAllocator, BlockStore, chain_digest
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 __all__ = ["Scheduler"]
@@ -37,6 +37,8 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
         self.num_preemptions = 0
+        self.store: BlockStore | None = None
+        """Where published blocks are kept beyond this process, if anywhere."""
 
     # ---- coming and going
 
@@ -245,13 +247,24 @@ class Scheduler:
         for start in range(0, min(len(sequence.tokens) - 1, sequence.first_logits) - size + 1, size):
             digest = chain_digest(digest, sequence.tokens[start : start + size])
             block = self.allocator.find(digest)
-            if block is None:
+            if block is not None:
+                self.allocator.share(block)
+            elif (block := self._bring(digest)) is None:
                 break
-            self.allocator.share(block)
             sequence.blocks.append(block)
             sequence.digests.append(digest)
         sequence.num_computed_tokens = len(sequence.blocks) * size
         return bool(sequence.blocks)
+
+    def _bring(self, digest: bytes) -> int | None:
+        """A block filled from the store and published, ours; None where the store has none, or there is no room."""
+        if self.store is None or (block := self.allocator.allocate()) is None:
+            return None
+        if not self.store.load(digest, block):
+            self.allocator.release(block)
+            return None
+        self.allocator.publish(block, digest)
+        return block
 
     def _make_room(self, sequence: Sequence, count: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
@@ -315,6 +328,8 @@ class Scheduler:
             digest = chain_digest(parent, sequence.tokens[index * size : (index + 1) * size])
             sequence.digests.append(digest)
             self.allocator.publish(sequence.blocks[index], digest)
+            if self.store is not None:
+                self.store.save(digest, sequence.blocks[index])
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         # From the end, so that the head of a prefix stays findable longest.
