@@ -80,7 +80,7 @@ ENGINE = """--block-size --cache --cache-format --cache-tokens --device --dtype 
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
-FIXED = " ".join(sorted(set(ENGINE.split()) - {"--max-sequences", "--prefix-cache"}))
+FIXED = " ".join(sorted(set(ENGINE.split()) - {"--max-sequences", "--prefix-cache", "--prefix-dir", "--prefix-limit"}))
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
         --verbose -v --verify

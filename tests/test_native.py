@@ -235,7 +235,7 @@ def test_the_kernels_under_the_sanitizers(tmp_path):
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     base = [hatch_build.compiler(), *hatch_build.FLAGS, *sanitize, "-O1"]
     jobs = [(f"{n}.o", "kernels.cpp", [*hatch_build.builds()[n], f"-DTM_BUILD={n}", "-O1"]) for n in names]
-    jobs += [(f"{n}.o", f"{n}.cpp", [f"-DTM_WITH_{b.upper()}" for b in names]) for n in hatch_build.COMMON]
+    jobs += [(f"{n}.o", f"{n}.cpp", [*(f"-DTM_WITH_{b.upper()}" for b in names), "-O0"]) for n in hatch_build.COMMON]
     processes = [
         subprocess.Popen([*base, *flags, "-c", str(hatch_build.SOURCES / source), "-o", str(tmp_path / target)])
         for target, source, flags in jobs

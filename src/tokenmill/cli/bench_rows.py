@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MEASURED = "What is measured"
-OWN = ("max_sequences", "prefix_cache")  # these follow from the point
+OWN = ("max_sequences", "prefix_cache", "prefix_dir", "prefix_limit")  # these follow from the point
 
 ShapeName = Annotated[
     str | None,

@@ -32,7 +32,8 @@ EVALUATED = "What is evaluated"
 ROOM = "tokenmill.measure.perplexity"
 
 # These follow from the windows, or change nothing there.
-OWN = ("max_length", "max_sequences", "cache_tokens", "prefix_cache", "cache", "proposer", "num_drafts")
+PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
+OWN = ("max_length", "max_sequences", "cache_tokens", *PREFIX, "cache", "proposer", "num_drafts")
 
 Needed = Annotated[
     str,
