@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from tokenmill.weights.hub import locate
 
@@ -12,3 +13,11 @@ torch.set_num_threads(2)  # the machines that run these tests have two cores, an
 def real_model():
     """Path of SmolLM2-135M-Instruct; fetched on the first run, from the cache afterwards."""
     return locate("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def real_peer(real_model):
+    """The same model in transformers, float32. Loaded once: dequantising it takes ten seconds."""
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        real_model.parent, gguf_file=real_model.name, dtype=torch.float32
+    ).eval()

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import tokenizers
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -287,14 +286,11 @@ PROSE = (
 
 
 @pytest.mark.model
-def test_the_real_model_equals_transformers(real_model):
+def test_the_real_model_equals_transformers(real_model, real_peer):
     engine = tokenmill.load(real_model, dtype="float32", max_length=128)
     tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens
     assert len(tokens) == 300
     ours = perplexity(engine, tokens, 128, 64)
-    peer = transformers.AutoModelForCausalLM.from_pretrained(
-        real_model.parent, gguf_file=real_model.name, dtype=torch.float32
-    ).eval()
-    expected, count = recipe(peer, tokens, 128, 64)
+    expected, count = recipe(real_peer, tokens, 128, 64)
     assert ours.num_scored == count == 299
     assert ours.perplexity == pytest.approx(expected, rel=1e-5)

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import transformers
 
 import tokenmill
 
@@ -37,15 +36,12 @@ def batch(engine):
     return engine.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
 
 
-def test_greedy_tokens_equal_transformers(engine, batch, real_model):
+def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
     """Each of ours is transformers' likeliest, given all before it: what its greedy decoding would have said."""
-    peer = transformers.AutoModelForCausalLM.from_pretrained(
-        real_model.parent, gguf_file=real_model.name, dtype=torch.float32
-    ).eval()
     for prompt, done in zip(PROMPTS, batch, strict=True):
         tokens = engine.encode(prompt)
         with torch.no_grad():
-            logits = peer(torch.tensor([[*tokens, *done.tokens]])).logits[0]
+            logits = real_peer(torch.tensor([[*tokens, *done.tokens]])).logits[0]
         assert logits.argmax(-1)[len(tokens) - 1 : -1].tolist() == list(done.tokens), prompt
 
 
