@@ -133,7 +133,7 @@ def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progres
         "dtype": engine.config.dtype,
         "scheme": engine.config.scheme,
         "source": str(checkpoint.path.resolve()),
-        "fingerprint": fingerprint(checkpoint.path),
+        "fingerprint": engine.identify(),
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
         "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",

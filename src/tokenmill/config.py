@@ -18,6 +18,7 @@ __all__ = [
     "DTYPES",
     "EngineConfig",
     "SamplingParams",
+    "as_keywords",
     "from_keywords",
 ]
 
@@ -171,6 +172,11 @@ class SamplingParams:
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, 1000)
         _whole("n", self.n, 1, 1000)
+
+
+def as_keywords(settings: Any) -> dict[str, Any]:
+    """The fields of a settings object by name: what from_keywords makes it of."""
+    return {entry.name: getattr(settings, entry.name) for entry in fields(settings)}
 
 
 def from_keywords(kind: type[Any], keywords: Mapping[str, Any]) -> Any:

@@ -20,7 +20,6 @@ class Runner:
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
         self._block_size = pool.spec.block_size
-        self._offsets = torch.arange(self._block_size, device=device)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Tensor:
@@ -64,8 +63,7 @@ class Runner:
         blocks, size = sequence.blocks, self._block_size
         if start + count <= size:
             return Span(first, count, start, blocks[0] * size, None)
-        table_M = torch.tensor(blocks[: -(-(start + count) // size)], device=self._device)
-        slots_L = (table_M[:, None] * size + self._offsets).flatten()[: start + count]
+        slots_L = self.pool.slots_of(blocks[: -(-(start + count) // size)], start + count)
         return Span(first, count, start, None, slots_L)
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:

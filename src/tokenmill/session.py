@@ -12,15 +12,14 @@ taken and computed again at its next turn: the same text, only later. Closing or
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
-from tokenmill.config import SamplingParams, from_keywords
+from tokenmill.config import SamplingParams, as_keywords, from_keywords
 from tokenmill.engine import Engine
 from tokenmill.errors import CapacityError, RequestError, SnapshotError
 from tokenmill.identity import whose
@@ -140,7 +139,7 @@ class Session:
         return self._sequence
 
     def _next_params(self, settings: dict[str, Any]) -> SamplingParams:
-        kept = {f.name: getattr(self.params, f.name) for f in fields(SamplingParams) if f.name not in PER_CALL}
+        kept = {name: value for name, value in as_keywords(self.params).items() if name not in PER_CALL}
         params: SamplingParams = from_keywords(SamplingParams, {**kept, **settings})
         if params.n != 1:
             raise RequestError(f"a session has one text: n = {params.n} needs Engine.generate, or forks")
@@ -216,7 +215,8 @@ class Session:
             "notes": self.notes,
         }
         with self.engine.alone():
-            rows = self.engine.runner.pool.read(_slots(self.engine, sequence))
+            pool = self.engine.runner.pool
+            rows = pool.read(pool.slots_of(sequence.blocks, sequence.num_computed_tokens))
         return write_snapshot(Path(path), facts, rows)
 
     def close(self) -> None:
@@ -235,14 +235,6 @@ class Session:
 def _let_go(engine: Engine, sequence: Sequence) -> None:
     sequence.keep = False
     engine.abandon([sequence])
-
-
-def _slots(engine: Engine, sequence: Sequence) -> Tensor:
-    """Where the rows of its computed tokens lie, [T]."""
-    size = engine.scheduler.allocator.block_size
-    starts = torch.tensor(sequence.blocks, dtype=torch.int64)[:, None] * size
-    slots: Tensor = (starts + torch.arange(size)).flatten()[: sequence.num_computed_tokens]
-    return slots
 
 
 def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
@@ -288,7 +280,8 @@ def _fill(session: Session, tokens: list[int], num_rows: int, rows: Mapping[str,
                     allocator = engine.scheduler.allocator
                     needed, free = -(-num_rows // allocator.block_size), allocator.num_free
                     raise CapacityError(f"cache blocks of {allocator.block_size} tokens", needed, free, "cache_tokens")
-                engine.runner.pool.write(_slots(engine, sequence), rows)
+                pool = engine.runner.pool
+                pool.write(pool.slots_of(sequence.blocks, num_rows), rows)
     except BaseException:
         session.close()
         raise

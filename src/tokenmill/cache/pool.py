@@ -30,6 +30,7 @@ class Pool:
 
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
+        self._offsets = torch.arange(spec.block_size, device=device)
         on_cpu = device.type == "cpu"
         zeros = Arena(spec.num_bytes, len(KINDS) * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
         make = lookup(FORMATS, spec.format, "cache_format")
@@ -41,6 +42,12 @@ class Pool:
     def num_bytes(self) -> int:
         """What was really allocated; equals the spec's prediction."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors)
+
+    def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
+        """Where the first `count` rows of a block table lie, [count]."""
+        table_M = torch.tensor(blocks, dtype=torch.int64, device=self._offsets.device)
+        slots: Tensor = (table_M[:, None] * self.spec.block_size + self._offsets).flatten()[:count]
+        return slots
 
     def read(self, slots: Tensor) -> dict[str, Tensor]:
         """The rows of these slots, copied: "layer.kind" → [S, …] on the CPU."""

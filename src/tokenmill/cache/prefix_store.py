@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
 from tokenmill.errors import SnapshotError
@@ -45,7 +43,7 @@ class PrefixStore:
             return False
         try:
             rows = read_snapshot(path).rows
-            self._pool.write(self._slots(block), rows)
+            self._pool.write(self._pool.slots_of([block], self._size), rows)
             os.utime(path)  # read last: now
         except (SnapshotError, KeyError, RuntimeError, OSError):
             path.unlink(missing_ok=True)
@@ -58,7 +56,9 @@ class PrefixStore:
         if self._failed or path.exists():
             return
         try:
-            self._num_bytes += write_snapshot(path, {}, self._pool.read(self._slots(block)), sync=False)
+            self._num_bytes += write_snapshot(
+                path, {}, self._pool.read(self._pool.slots_of([block], self._size)), sync=False
+            )
         except SnapshotError as error:
             self._failed = True
             warnings.warn(f"no more blocks are kept on disk: {error}", stacklevel=2)
@@ -88,6 +88,3 @@ class PrefixStore:
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.kv"
-
-    def _slots(self, block: int) -> torch.Tensor:
-        return torch.arange(block * self._size, (block + 1) * self._size)

@@ -15,11 +15,6 @@ from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
 
-try:
-    import readline
-except ImportError:  # not on every system; lines are then typed without editing
-    readline = None  # type: ignore[assignment]
-
 __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
@@ -88,6 +83,10 @@ def _piped() -> Iterator[str]:
 
 def _typed() -> Iterator[str]:
     """Lines with editing, and those of earlier conversations at hand."""
+    try:
+        import readline  # noqa: PLC0415  (it changes the terminal: only where lines are typed)
+    except ImportError:  # not on every system; lines are then typed without editing
+        readline = None  # type: ignore[assignment]
     file = HISTORY.expanduser()
     if readline is not None and file.exists():
         readline.read_history_file(file)

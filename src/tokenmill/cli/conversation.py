@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.config import SamplingParams
+from tokenmill.config import SamplingParams, as_keywords
 from tokenmill.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class Conversation:
         """The answer to the last question as it comes; it belongs to the conversation once it is complete."""
         self.session.revise(self.engine.chat_prompt(self.messages))
         cached = self.session.num_cached
-        settings = {field.name: getattr(self.params, field.name) for field in fields(SamplingParams)}
-        for piece in self.session.stream(**settings):
+        for piece in self.session.stream(**as_keywords(self.params)):
             yield piece.text
             if piece.done is not None:
                 self.messages.append({"role": "assistant", "content": piece.done.text})

@@ -1,7 +1,7 @@
 """`tokenmill decode`: go on from a file that `tokenmill prefill` or Session.save wrote."""
 
 import time
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,7 @@ from tokenmill.cli.generate import Ids, Stream, Texts, gather, show
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, with_settings
 from tokenmill.cli.report import document, summary
-from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
+from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, as_keywords
 from tokenmill.errors import ConfigError
 from tokenmill.registry import resolve
 
@@ -65,7 +65,7 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session: Session = loaded.open(file, convert)
-    asked = {field.name: getattr(sampling, field.name) for field in fields(sampling) if _given(context, field.name)}
+    asked = {name: value for name, value in as_keywords(sampling).items() if _given(context, name)}
     started_s = time.perf_counter()
     completion = show(loaded, session.stream(more[0] if more else None, **asked), stream and not json)
     elapsed_s = time.perf_counter() - started_s

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,7 +15,7 @@ from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, watched
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams, as_keywords
 from tokenmill.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -111,10 +111,10 @@ def _serve(
     """The completions, shown as they come, and the seconds that they took."""
     started_s = time.perf_counter()
     if len(prompts) == sampling.n == 1 and stream and not json:
-        completions = [show(loaded, loaded.stream(prompts[0], **_keywords(sampling)))]
+        completions = [show(loaded, loaded.stream(prompts[0], **as_keywords(sampling)))]
     else:
         # One list may hold texts and ids, which the overloads do not say.
-        completions = loaded.generate(cast("list[str]", prompts), **_keywords(sampling))
+        completions = loaded.generate(cast("list[str]", prompts), **as_keywords(sampling))
         if not json:
             _print_all(completions, sampling.n)
     return completions, time.perf_counter() - started_s
@@ -156,10 +156,6 @@ def _text(data: bytes, option: str) -> str:
 def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]
-
-
-def _keywords(sampling: SamplingParams) -> dict[str, Any]:
-    return {field.name: getattr(sampling, field.name) for field in fields(sampling)}
 
 
 def show(engine: "Engine", pieces: Iterator["Piece"], aloud: bool = True) -> "Completion":

@@ -1,7 +1,7 @@
 """Whether two checkpoints hold the same model, told in milliseconds.
 
-Files are compared by their files' sizes, the first 8 MiB of each (headers, and a
-GGUF's tokenizer) and 256 pages spread over the rest: another training shows in every page, one changed number may not.
+Files are compared by size, the first 8 MiB (headers, and a GGUF's tokenizer) and 256 pages spread over the rest:
+another training shows in every page, one changed number may not.
 """
 
 import hashlib

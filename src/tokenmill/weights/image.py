@@ -40,7 +40,7 @@ class ImageCheckpoint:
 
     def __init__(self, path: Path, reader: ImageReader | None = None) -> None:
         self.path, self.reader = path, reader
-        self.facts, begin = read_header(path)
+        self.facts, begin = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.config: dict[str, Any] = self.facts["config"]
         self.rounded = str(self.facts["rounded"])
         self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))

@@ -25,9 +25,9 @@ class ImageReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._facts, end = read_header(path)
-        self._begin = payload_begin(self._facts, end)
-        self._memory = map_pages(self._facts["payload_bytes"])
+        self.facts, self.header_end = read_header(path)
+        self._begin = payload_begin(self.facts, self.header_end)
+        self._memory = map_pages(self.facts["payload_bytes"])
         thread = ThreadPoolExecutor(1)  # one: there is other work to do meanwhile
         self._done = thread.submit(self._read)
         thread.shutdown(wait=False)
@@ -38,10 +38,10 @@ class ImageReader:
         return self._memory
 
     def _read(self) -> None:
-        size, total = self._facts["part_bytes"], self._facts["payload_bytes"]
+        size, total = self.facts["part_bytes"], self.facts["payload_bytes"]
         with self.path.open("rb", buffering=0) as opened:
             opened.seek(self._begin)
-            for part, checksum in enumerate(self._facts["checksums"]):
+            for part, checksum in enumerate(self.facts["checksums"]):
                 piece = memoryview(self._memory)[part * size : min(total, (part + 1) * size)]
                 if opened.readinto(piece) != len(piece) or zlib.crc32(piece) != checksum:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
