@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill import whole
 from tokenmill.assemble import load, save_image
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.program import native_abi as abi
-from tokenmill.weights import image as module
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.image_header import MAGIC, checksum_of, read_header
+from tokenmill.weights.image_header import MAGIC, read_header
 from tokenmill.weights.image_reader import PAGE
 
 LONG = prompt(60, seed=5)
@@ -34,7 +34,7 @@ def rewritten(image, target, **facts):
     data = image.read_bytes()
     old, end = read_header(image)
     new = old | facts
-    text = json.dumps({"facts": new, "checksum": checksum_of(new)}).encode()
+    text = json.dumps({"facts": new, "checksum": whole.checksum_of(new)}).encode()
     front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
     target.write_bytes(front + b"\0" * (-len(front) % PAGE) + data[len(data) - old["payload_bytes"] :])
     return target
@@ -151,7 +151,7 @@ def test_nothing_else_is_overwritten_and_no_half_is_left(llama, image, tmp_path,
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(whole.os, "fsync", full)
     with pytest.raises(CheckpointError, match="cannot be written: No space left"):
         make(llama, image)
     assert image.read_bytes() == before

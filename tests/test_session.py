@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill import whole as whole_file
 from tokenmill.assemble import load
 from tokenmill.cache import snapshot as module
 from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
@@ -278,7 +279,7 @@ def rewrite(source, target, **facts):
     """The same rows under another header, whose checksum fits."""
     new = read_facts(source) | facts
     rows = read_snapshot(source).rows
-    text = json.dumps({"facts": new, "checksum": module.zlib.crc32(json.dumps(new, sort_keys=True).encode())})
+    text = json.dumps({"facts": new, "checksum": whole_file.checksum_of(new)})
     target.write_bytes(module.serialise({name: rows[name].clone() for name in rows}, metadata={KEY: text}))
 
 
@@ -300,7 +301,7 @@ def test_a_full_disk_leaves_the_old_file_whole(saved, llama, monkeypatch):
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(whole_file.os, "fsync", full)
     with pytest.raises(SnapshotError, match="cannot be written: No space left"):
         engine_for(llama).session(START).save(saved)
     assert saved.read_bytes() == before

@@ -5,10 +5,6 @@ old one is whole until the new one is. Reading maps the file; the data is checke
 of it is used.
 """
 
-import json
-import os
-import secrets
-import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +17,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from tokenmill.errors import SnapshotError
+from tokenmill.whole import seal, unseal, writing
 
 __all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
 
@@ -46,22 +43,13 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
     Without `sync` a power cut may leave a file that its checksum refuses.
     """
     tensors = {name: tensor.contiguous() for name, tensor in rows.items()}
-    whole = {**facts, "format": FORMAT, "byteorder": sys.byteorder, "data_checksum": _checksum(tensors)}
-    text = json.dumps({"facts": whole, "checksum": zlib.crc32(json.dumps(whole, sort_keys=True).encode())})
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    text = seal({**facts, "data_checksum": _checksum(tensors)}, FORMAT)
     try:
-        with temporary.open("xb") as out:
+        with writing(path, sync) as out:
             out.write(serialise(tensors, metadata={KEY: text}))
-            out.flush()
-            if sync:
-                os.fsync(out.fileno())
-            size = out.tell()
-        temporary.replace(path)
+            return out.tell()
     except OSError as error:
         raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return size
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -91,17 +79,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     if text is None:
         raise SnapshotError(f"{path} is a safetensors file, but no snapshot: it has no {KEY!r} header")
     try:
-        document = json.loads(text)
-        facts: dict[str, Any] = document["facts"]
-        sound = zlib.crc32(json.dumps(facts, sort_keys=True).encode()) == document["checksum"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SnapshotError(f"{path} is damaged: its header cannot be read ({error})") from error
-    if not sound:
-        raise SnapshotError(f"{path} is damaged: its header does not match its checksum")
-    for name, wanted in (("format", FORMAT), ("byteorder", sys.byteorder)):
-        if facts.get(name) != wanted:
-            raise SnapshotError(f"{path} has {name} {facts.get(name)!r}, and this tokenmill reads {wanted!r}")
-    return facts
+        return unseal(text, FORMAT)
+    except ValueError as error:
+        raise SnapshotError(f"{path} {error}") from error
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:

@@ -4,11 +4,10 @@ A measurement takes minutes. So whether its output can be written is asked first
 written appears under its name only when it is complete (`write_whole`), or a line at a time (`check_appendable`).
 """
 
-import os
-import secrets
 from pathlib import Path
 
 from tokenmill.errors import ConfigError
+from tokenmill.whole import beside, writing
 
 __all__ = ["check_appendable", "check_writable", "make_directory", "write_whole"]
 
@@ -17,7 +16,7 @@ def check_writable(path: Path, setting: str) -> None:
     """ConfigError when no file can be written under this name. Tried, since access bits say little to root."""
     if path.is_dir():
         raise ConfigError(setting, str(path), "the name of a file, and this is a directory")
-    trial = _beside(path)
+    trial = beside(path)
     try:
         trial.touch(exist_ok=False)
         trial.unlink()
@@ -40,7 +39,7 @@ def make_directory(path: Path, setting: str) -> None:
     """Make a directory, unless it is there; ConfigError when that, or writing into it, does not work."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        trial = _beside(path / "trial")
+        trial = beside(path / "trial")
         trial.touch(exist_ok=False)
         trial.unlink()
     except OSError as error:
@@ -49,17 +48,8 @@ def make_directory(path: Path, setting: str) -> None:
 
 def write_whole(path: Path, data: bytes, setting: str) -> None:
     """Write under a temporary name, then rename: a reader sees the old file or the new one."""
-    beside = _beside(path)
     try:
-        try:
-            beside.write_bytes(data)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+        with writing(path, sync=False) as out:
+            out.write(data)
     except OSError as error:
         raise ConfigError(setting, str(path), f"a file that can be written ({error.strerror})") from None
-
-
-def _beside(path: Path) -> Path:
-    """A name of nobody else's in the same directory, so that the rename stays within one file system."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")

@@ -4,9 +4,6 @@ The header (image_header.py), the tokenizer, then from a whole page on the weigh
 nothing in it is executed. A Checkpoint like any other, but that its tensors cannot be read one by one.
 """
 
-import json
-import os
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,8 +18,9 @@ from tokenmill.errors import CheckpointError
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.fingerprint import fingerprint
-from tokenmill.weights.image_header import FORMAT, MAGIC, REMEDY, checksum_of, read_header
+from tokenmill.weights.image_header import FORMAT, MAGIC, REMEDY, read_header
 from tokenmill.weights.image_reader import PAGE, ImageReader, payload_begin
+from tokenmill.whole import seal, writing
 
 __all__ = ["ImageCheckpoint", "write_image"]
 
@@ -109,8 +107,6 @@ def write_image(
     total = sum(len(part) + -len(part) % ALIGNMENT for part in parts)
     facts = {
         **facts,
-        "format": FORMAT,
-        "byteorder": sys.byteorder,
         "tokenizer": None if tokenizer is None else _describe(tokenizer),
         "tokenizer_bytes": len(text),
         "tokenizer_checksum": zlib.crc32(text),
@@ -118,25 +114,18 @@ def write_image(
         "part_bytes": PART,
         "checksums": _checksums(parts),
     }
-    facts = json.loads(json.dumps(facts))  # as it will be read
-    header = json.dumps({"checksum": checksum_of(facts), "facts": facts}).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    header = seal(facts, FORMAT).encode()
     try:
-        with temporary.open("xb") as out:
+        with writing(path) as out:
             out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
             out.write(b"\0" * (-out.tell() % PAGE))
             for number, part in enumerate(parts):
                 progress(number, len(parts))
                 out.write(part.data)
                 out.write(b"\0" * (-len(part) % ALIGNMENT))
-            out.flush()
-            os.fsync(out.fileno())
             size = out.tell()
-        temporary.replace(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     progress(len(parts), len(parts))
     return size
 

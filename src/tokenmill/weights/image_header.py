@@ -3,15 +3,13 @@
 The header says what is inside, for which program, and of which model it was made. Nothing here imports torch.
 """
 
-import json
-import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import CheckpointError
+from tokenmill.whole import unseal
 
-__all__ = ["FORMAT", "MAGIC", "REMEDY", "checksum_of", "is_image", "read_header"]
+__all__ = ["FORMAT", "MAGIC", "REMEDY", "is_image", "read_header"]
 
 MAGIC, FORMAT = b"TMIMAGE\n", 1
 REMEDY = "make it again with `tokenmill image`"
@@ -26,11 +24,6 @@ def is_image(path: Path) -> bool:
         return False
 
 
-def checksum_of(facts: dict[str, Any]) -> int:
-    """Of the header itself, which lies beside them."""
-    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
-
-
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The facts, and where the header ends. CheckpointError for what is no image, damaged, or of another version."""
     try:
@@ -42,14 +35,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     if magic != MAGIC:
         raise CheckpointError(f"{path} is no image")
     try:
-        document = json.loads(text)
-        facts = document["facts"]
-        sound = checksum_of(facts) == document["checksum"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is cut or damaged: its header cannot be read ({error}); {REMEDY}") from error
-    if not sound:
-        raise CheckpointError(f"{path} is damaged: its header does not match its checksum; {REMEDY}")
-    for name, wanted in (("format", FORMAT), ("byteorder", sys.byteorder)):
-        if facts[name] != wanted:
-            raise CheckpointError(f"{path} has {name} {facts[name]!r}, and this tokenmill reads {wanted!r}; {REMEDY}")
+        facts = unseal(text, FORMAT)
+    except ValueError as error:
+        raise CheckpointError(f"{path} {error}; {REMEDY}") from error
     return facts, len(MAGIC) + 8 + len(text)

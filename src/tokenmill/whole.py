@@ -1,0 +1,60 @@
+"""Files that are whole or not there, and headers that prove it. Nothing here imports torch."""
+
+import json
+import os
+import secrets
+import sys
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["beside", "seal", "unseal", "writing"]
+
+
+def beside(path: Path) -> Path:
+    """A name of nobody else's in the same directory, so that the rename stays within one file system."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextmanager
+def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file under a temporary name, synced and renamed at the end: a reader sees the old one or the new one."""
+    temporary = beside(path)
+    try:
+        with temporary.open("xb") as out:
+            yield out
+            out.flush()
+            if sync:
+                os.fsync(out.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def seal(facts: Mapping[str, Any], version: int) -> str:
+    """JSON of a header, its version, this machine's byte order, and a checksum over all of it."""
+    whole = json.loads(json.dumps({**facts, "format": version, "byteorder": sys.byteorder}))  # as it will be read
+    return json.dumps({"facts": whole, "checksum": checksum_of(whole)})
+
+
+def unseal(text: str | bytes, version: int) -> dict[str, Any]:
+    """The facts of `seal`; ValueError says what is wrong with them."""
+    try:
+        document = json.loads(text)
+        facts: dict[str, Any] = document["facts"]
+        sound = checksum_of(facts) == document["checksum"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"is cut or damaged: its header cannot be read ({error})") from error
+    if not sound:
+        raise ValueError("is damaged: its header does not match its checksum")
+    for name, wanted in (("format", version), ("byteorder", sys.byteorder)):
+        if facts.get(name) != wanted:
+            raise ValueError(f"has {name} {facts.get(name)!r}, and this tokenmill reads {wanted!r}")
+    return facts
+
+
+def checksum_of(facts: Mapping[str, Any]) -> int:
+    """Of a header, which lies beside it."""
+    return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
