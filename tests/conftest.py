@@ -1,5 +1,7 @@
 """What every test shares."""
 
+import gc
+
 import pytest
 import torch
 import transformers
@@ -7,6 +9,12 @@ import transformers
 from tokenmill.weights.hub import locate
 
 torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: a quarter of a second less for each full collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

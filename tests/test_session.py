@@ -4,6 +4,11 @@ import errno
 import gc
 import json
 import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +25,7 @@ from tokenmill.config import SamplingParams
 from tokenmill.errors import CapacityError, RequestError, SnapshotError
 
 START = prompt(20, seed=3)
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +72,27 @@ def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, te
             assert session.num_cached == len(session) - 1
             assert first + session.generate(max_new_tokens=15).tokens == wanted
         whole(other)
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_penalties_count_what_earlier_calls_answered(penalty, llama, tmp_path):
+    engine = engine_for(llama)
+    settings = {penalty: 1.9, "ignore_eos": True}
+    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
+    assert wanted != engine.generate(START, max_new_tokens=24, ignore_eos=True).tokens
+    with engine.session(START) as session:
+        first = session.generate(max_new_tokens=9, **settings).tokens
+        session.save(tmp_path / "x.kv")
+        with pytest.raises(RequestError):
+            session.generate(prompt(90, seed=1))
+        second = session.fork().generate(max_new_tokens=5).tokens
+        assert first + second + engine.generate(START, max_new_tokens=24, **settings).tokens[14:] == wanted
+        assert first + session.generate(max_new_tokens=15).tokens == wanted
+    with engine.open(tmp_path / "x.kv") as session:
+        assert first + session.generate(max_new_tokens=5).tokens + session.generate(max_new_tokens=10).tokens == wanted
+        session.append(wanted[:3])  # what is given counts only where it repeats
+        again = engine.generate(list(session.tokens), max_new_tokens=5, **settings).tokens
+        assert session.generate(max_new_tokens=5).tokens == again
 
 
 @pytest.mark.parametrize("cache_format", ["dense", "int8"])
@@ -275,6 +302,19 @@ def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tm
         engine_for(llama).open(tmp_path / "other.kv")
 
 
+def test_a_model_that_was_updated_under_its_name(llama, tmp_path):
+    path = shutil.copytree(llama, tmp_path / "model")
+    engine = engine_for(path)
+    weights = path / "model.safetensors"
+    old = weights.read_bytes()
+    weights.write_bytes(old[:-64] + bytes(64))
+    engine.session(START).save(tmp_path / "x.kv")  # rows of the weights that the engine has, not of the file's
+    with pytest.raises(SnapshotError, match="fingerprint: weights "):
+        engine_for(path).open(tmp_path / "x.kv")
+    weights.write_bytes(old)
+    assert len(engine_for(path).open(tmp_path / "x.kv")) == len(START)
+
+
 def rewrite(source, target, **facts):
     """The same rows under another header, whose checksum fits."""
     new = read_facts(source) | facts
@@ -306,6 +346,22 @@ def test_a_full_disk_leaves_the_old_file_whole(saved, llama, monkeypatch):
         engine_for(llama).session(START).save(saved)
     assert saved.read_bytes() == before
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+KILLED = """
+import os, signal, sys
+from tests.test_session import engine_for, prompt
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+engine_for(sys.argv[1]).session(prompt(40, seed=9)).save(sys.argv[2])
+"""
+
+
+def test_killed_while_saving_leaves_the_old_file_whole(saved, llama):
+    before = saved.read_bytes()
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(llama), str(saved)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert saved.read_bytes() == before
+    assert len(engine_for(llama).open(saved)) == len(read_facts(saved)["tokens"])
 
 
 def test_the_verbs(llama, tmp_path, capsys):
@@ -357,12 +413,13 @@ OPERATIONS = st.lists(
         st.integers(0, 7),
         st.integers(1, 12),
     ),
-    min_size=20,
-    max_size=60,
+    min_size=60,
+    max_size=100,
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# 167 runs of 60 and more: over 10,000 operations.
+@settings(max_examples=167, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, llama, tmp_path):
     """Whatever happened to a session, its next tokens are those of a fresh run over its tokens."""
@@ -389,6 +446,8 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
             sessions.remove(session)
             if name == "close":
                 session.close()
+        if len(sessions) > 6:
+            sessions.pop(0).close()
         del session
         with engine.alone():
             engine.scheduler.check_integrity()

@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +86,7 @@ def build(
     forms = choose_forms(config, model_config, device)
     config = replace(config, scheme=forms.scheme_name)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
+    identity = _identify(checkpoint)  # before the weights: later the files may be others
     decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     if image is None:
@@ -110,7 +110,7 @@ def build(
             "matrix_bytes": program.num_matrix_bytes,
             "cache_bytes": pool.num_bytes,
         },
-        identify=partial(_identify, checkpoint),
+        fingerprint=identity,
     )
     if config.prefix_dir is not None:
         alike = {name: value for name, value in whose(engine).items() if name not in ("model", "versions")}
@@ -133,7 +133,7 @@ def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progres
         "dtype": engine.config.dtype,
         "scheme": engine.config.scheme,
         "source": str(checkpoint.path.resolve()),
-        "fingerprint": engine.identify(),
+        "fingerprint": engine.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
         "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",

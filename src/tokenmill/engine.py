@@ -58,14 +58,14 @@ class Engine:
         program_reason: str = "",
         kernel: str = "",
         memory: Mapping[str, int] | None = None,
-        identify: Callable[[], Mapping[str, str]] = dict,
+        fingerprint: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.program_name, self.program_reason, self.kernel_name = program, program_reason, kernel
         self.memory = dict(memory or {})
-        self.identify = identify
-        """Digests of the files that the model came from; see weights/fingerprint.py."""
+        self.fingerprint = dict(fingerprint or {})
+        """Digests of the files that the model came from, when it was loaded; see weights/fingerprint.py."""
         self.scheduler = scheduler
         self.runner, self._proposer, self._clock = runner, proposer, clock
         self.intake = Intake(config, model_config, tokenizer)
@@ -131,7 +131,8 @@ class Engine:
         tokens = sequence.tokens + sequence.drafts[:index] if index else sequence.tokens
         position = len(sequence.tokens) + index
         masked = tuple(sequence.stop_ids) if sequence.params.min_new_tokens else ()
-        return Row(sequence.params, sequence.seed, position, tokens, sequence.num_prompt_tokens, masked)
+        start, counted = sequence.num_prompt_tokens, sequence.counted_from
+        return Row(sequence.params, sequence.seed, position, tokens, start, masked, counted)
 
     def _collect(self, plan: Plan, logits_RV: Tensor) -> None:
         """Hand the rows of sequences that are scored to whoever asked for them."""

@@ -18,7 +18,7 @@ def whose(engine: "Engine") -> dict[str, Any]:
     config = engine.config
     return {
         "model": str(Path(config.model).resolve()) if Path(config.model).exists() else config.model,
-        "fingerprint": dict(engine.identify()),
+        "fingerprint": engine.fingerprint,
         "shape": {name: getattr(engine.model_config, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
         "rope": repr(engine.model_config.rope),
         "cache_format": config.cache_format,

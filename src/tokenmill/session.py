@@ -33,6 +33,9 @@ __all__ = ["Session", "open_session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that a call does not hand on to the next."""
 
+REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
+"""What of a sequence belongs to what was asked for, and not to its rows."""
+
 
 class Session:
     """Made by Engine.session and Engine.open.
@@ -87,6 +90,7 @@ class Session:
         self.engine.intake.check_length(len(sequence.tokens) + len(tokens))
         with self.engine.alone():
             sequence.tokens.extend(tokens)
+            sequence.counted_from = len(sequence.tokens)
 
     def generate(self, prompt: Prompt | None = None, **settings: Any) -> Completion:
         """Go on, after `prompt` if there is one; what comes is part of the session.
@@ -110,24 +114,34 @@ class Session:
             raise RequestError("the session is empty: give a prompt")
         (asked,) = self.engine.intake.sequences(tokens, params)  # refused here, or not at all
         self.engine.scheduler.check(asked)
+        asked.counted_from = len(tokens) if prompt is not None else self._counted_from
         self.params = replace(params, seed=asked.seed)
         return self._follow(asked, len(sequence.tokens))
 
     def _follow(self, asked: Sequence, before: int) -> Iterator[Piece]:
         sequence, shown = self._open(), None
+        counted_from = sequence.counted_from
         if sequence.tokens != asked.tokens[:before]:
             raise RequestError("the session has changed since this stream was asked for: ask again")
         try:
             with self.engine.alone():
-                for name in ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids"):
+                for name in REQUEST:
                     setattr(sequence, name, getattr(asked, name))
             for piece in self.engine.follow([sequence]):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
                 yield piece
         finally:
+            if shown is None:
+                sequence.counted_from = counted_from
             # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
             # Only noted here: an iterator may be collected in the middle of a step.
             self._end = before if shown is None else asked.num_prompt_tokens + shown
+
+    @property
+    def _counted_from(self) -> int:
+        """Where what was given ends, and answers begin: penalties are the same in one call and in several."""
+        start, length = self._sequence.counted_from, len(self._sequence.tokens)
+        return length if start is None else min(start, length)
 
     def _settled(self) -> Sequence:
         """The sequence, cut off where the last answer ended."""
@@ -211,6 +225,7 @@ class Session:
             **whose(self.engine),
             "tokens": list(sequence.tokens),
             "num_rows": sequence.num_computed_tokens,
+            "answer_from": self._counted_from,
             "sampling": asdict(self.params),
             "notes": self.notes,
         }
@@ -260,6 +275,7 @@ def _checked(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> S
     session = Session(engine, None, _sampling(facts["sampling"]))
     session.notes = dict(facts["notes"])
     _fill(session, facts["tokens"], facts["num_rows"], snapshot.rows)
+    session._sequence.counted_from = facts["answer_from"]
     return session
 
 

@@ -21,7 +21,7 @@ from tokenmill.whole import seal, unseal, writing
 
 __all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
 
-FORMAT = 1
+FORMAT = 2
 KEY = "tokenmill"
 """In the file's metadata: our header, in JSON."""
 

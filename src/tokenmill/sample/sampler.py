@@ -29,6 +29,7 @@ class Row:
 
     seed: of the sequence. position: index that the chosen token will have in its sequence. tokens: all before it
     (prompt, output, drafts). masked_ids: end-of-sequence and stop ids, forbidden until min_new_tokens were generated.
+    counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
     """
 
     params: SamplingParams
@@ -37,6 +38,7 @@ class Row:
     tokens: Sequence[int]
     num_prompt_tokens: int
     masked_ids: tuple[int, ...]
+    counted_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,8 @@ def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    counts_RV = _counts(logits_RV, [row.tokens[row.num_prompt_tokens :] for row in rows])
+    starts = [row.num_prompt_tokens if row.counted_from is None else row.counted_from for row in rows]
+    counts_RV = _counts(logits_RV, [row.tokens[start:] for row, start in zip(rows, starts, strict=True)])
     presence_R = _column(logits_RV, [row.params.presence_penalty for row in rows])
     frequency_R = _column(logits_RV, [row.params.frequency_penalty for row in rows])
     logits_RV = filters.presence_penalty(logits_RV, presence_R, counts_RV)

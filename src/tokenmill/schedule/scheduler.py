@@ -117,6 +117,7 @@ class Scheduler:
             blocks=list(sequence.blocks),
             digests=list(sequence.digests),
             keep=keep,
+            counted_from=sequence.counted_from,
         )
         for block in child.blocks:
             self.allocator.share(block)

@@ -21,6 +21,7 @@ class Sequence:
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
     digests: chained hashes of the leading blocks that were offered for sharing.
     keep: hold on to the blocks after the end, to go on from there later.
+    counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
     """
 
     id: int
@@ -37,6 +38,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     finish_reason: str | None = None
     keep: bool = False
+    counted_from: int | None = None
 
     @property
     def num_tokens(self) -> int:
