@@ -17,6 +17,9 @@ SHAPES = [AttentionShape(0.3), AttentionShape(0.3, window=5), AttentionShape(0.3
 DTYPES = [torch.float32, torch.bfloat16]
 
 
+CPU = torch.device("cpu")
+
+
 def rows(num_heads: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(LENGTH, num_heads, HEAD_DIM, generator=generator).to(dtype)
@@ -29,14 +32,14 @@ def attend(kernel, block_size: int, splits: list[int], shape: AttentionShape, dt
     spec = CacheSpec(1, KV_HEADS, HEAD_DIM, name, "dense", block_size, num_blocks + 1)
     layer = Pool(spec, torch.device("cpu")).layers[0]
     table = list(range(num_blocks, 0, -1))
-    slots = torch.tensor([table[p // block_size] * block_size + p % block_size for p in range(LENGTH)])
+    slots = [table[p // block_size] * block_size + p % block_size for p in range(LENGTH)]
     q, k, v = rows(HEADS, dtype, 1), rows(KV_HEADS, dtype, 2), rows(KV_HEADS, dtype, 3)
     out = []
     for start, end in itertools.pairwise([0, *splits, LENGTH]):
         base = table[0] * block_size if num_blocks == 1 else None
-        span = Span(0, end - start, start, base, slots[:end] if base is None else None)
-        positions = torch.arange(start, end)
-        step = Step(positions, positions, slots[start:end], [span], None, end - start)
+        span = Span(0, end - start, start, base, torch.tensor(slots[:end]) if base is None else None)
+        positions = range(start, end)
+        step = Step(positions, positions, slots[start:end], [span], None, end - start, CPU)
         out.append(kernel(q[start:end], k[start:end], v[start:end], layer, step, shape))
     return torch.cat(out)
 
@@ -45,7 +48,7 @@ def expected(shape: AttentionShape) -> torch.Tensor:
     """The formula over all rows at once, in float32."""
     positions = torch.arange(LENGTH)
     span = Span(0, LENGTH, 0, 0, None)
-    step = Step(positions, positions, positions, [span], None, LENGTH)
+    step = Step(range(LENGTH), range(LENGTH), range(LENGTH), [span], None, LENGTH, CPU)
     numbers = [rows(HEADS, torch.float32, 1), rows(KV_HEADS, torch.float32, 2), rows(KV_HEADS, torch.float32, 3)]
     scores = torch.einsum("tkgh,lkh->kgtl", numbers[0].view(LENGTH, KV_HEADS, -1, HEAD_DIM), numbers[1]) * shape.scale
     if shape.softcap is not None:

@@ -20,7 +20,8 @@ class Arena:
     """
 
     def __init__(self, num_bytes: int, num_pieces: int = 1) -> None:
-        self._bytes = torch.frombuffer(map_pages(num_bytes + ALIGNMENT * (num_pieces + 1)), dtype=torch.uint8)
+        self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1))
+        self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
         self.used = 0
         """Bytes that were handed out, gaps included."""
 
@@ -36,8 +37,12 @@ class Arena:
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The next piece; it keeps the whole stretch alive."""
-        size = prod(shape) * dtype.itemsize
-        piece = self._bytes[self.used : self.used + size]
-        assert piece.numel() == size, "room for all pieces was asked for"
+        count = prod(shape)
+        if not count:
+            return torch.zeros(shape, dtype=dtype)
+        size = count * dtype.itemsize
+        assert self.used + size <= len(self._bytes), "room for all pieces was asked for"
+        # Not a slice of the whole: what shares a storage counts as overlapping where it is compiled.
+        piece = torch.frombuffer(self._pages, dtype=dtype, count=count, offset=self.used)
         self.used += size + -size % ALIGNMENT
-        return piece.view(dtype).view(shape)
+        return piece.view(shape)

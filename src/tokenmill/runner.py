@@ -1,4 +1,4 @@
-"""Integers to tensors: stage a plan as a Step, carry out its block copies, run the program.
+"""From the plan to the program: stage it as a Step, carry out its block copies, run the program.
 
 This is the only place where the scheduler's ints and torch meet. Nothing here knows text, sampling or requests.
 """
@@ -43,28 +43,20 @@ class Runner:
                 token_ids += sequence.drafts[: end - len(sequence.tokens)]
             positions += range(start, end)
             rows += range(first + count - num_logits, first + count)
-            span = self._span(sequence, first, start, count)
+            span = self._span(sequence, first, start, count, num_logits)
             spans.append(span)
             slots += (
                 self._slots(sequence, start, end) if span.base is None else range(span.base + start, span.base + end)
             )
-        device = self._device
         every_row = len(rows) == len(token_ids)
-        return Step(
-            token_ids_T=torch.tensor(token_ids, device=device),
-            positions_T=torch.tensor(positions, device=device),
-            slots_T=torch.tensor(slots, device=device),
-            spans=spans,
-            rows_R=None if every_row else torch.tensor(rows, dtype=torch.int64, device=device),
-            num_rows=len(rows),
-        )
+        return Step(token_ids, positions, slots, spans, None if every_row else rows, len(rows), self._device)
 
-    def _span(self, sequence: Sequence, first: int, start: int, count: int) -> Span:
+    def _span(self, sequence: Sequence, first: int, start: int, count: int, num_logits: int) -> Span:
         blocks, size = sequence.blocks, self._block_size
         if start + count <= size:
-            return Span(first, count, start, blocks[0] * size, None)
+            return Span(first, count, start, blocks[0] * size, None, num_logits, blocks)
         slots_L = self.pool.slots_of(blocks[: -(-(start + count) // size)], start + count)
-        return Span(first, count, start, None, slots_L)
+        return Span(first, count, start, None, slots_L, num_logits, blocks)
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
         size = self._block_size

@@ -1,9 +1,11 @@
-"""One step as tensors: what is fed, where it is written, and what each sequence may look at.
+"""One step: what is fed, where it is written, and what each sequence may look at.
 
 The tokens of all sequences are packed into one dimension T; there is no batch dimension and no padding. A span is one
-sequence's share of T. Everything that does not depend on the layer is made once here, not once a layer.
+sequence's share of T. Everything that does not depend on the layer is made once here, not once a layer; tensors, on the
+device, when they are first asked for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +19,8 @@ class Span:
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.
 
     base: the slot of position 0 where the sequence lies in one block; slots_L: the slot of every position up to the
-    end of the span, where it does not. Exactly one of the two is set.
+    end of the span, where it does not. Exactly one of the two is set. num_logits: how many of the last rows are wanted.
+    blocks: the sequence's table.
     """
 
     first: int
@@ -25,6 +28,8 @@ class Span:
     start: int
     base: int | None
     slots_L: Tensor | None
+    num_logits: int = 0
+    blocks: Sequence[int] = ()
 
     @property
     def length(self) -> int:
@@ -34,25 +39,53 @@ class Span:
 
 @dataclass(slots=True)
 class Step:
-    """The input of a program. rows_R picks the packed rows whose logits are wanted; None stands for all of them."""
+    """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them."""
 
-    token_ids_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
+    token_ids: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
     spans: list[Span]
-    rows_R: Tensor | None
+    rows: Sequence[int] | None
     num_rows: int
+    device: torch.device
+    _tensors: dict[str, Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @property
+    def token_ids_T(self) -> Tensor:
+        """[T] int64, as the two that follow."""
+        return self._tensor("token_ids", self.token_ids)
+
+    @property
+    def positions_T(self) -> Tensor:
+        """Of each token in its sequence."""
+        return self._tensor("positions", self.positions)
+
+    @property
+    def slots_T(self) -> Tensor:
+        """Where its rows are written."""
+        return self._tensor("slots", self.slots)
+
+    @property
+    def rows_R(self) -> Tensor | None:
+        """[R] int64, or None for all."""
+        return None if self.rows is None else self._tensor("rows", self.rows)
+
+    def _tensor(self, name: str, numbers: Sequence[int]) -> Tensor:
+        if name not in self._tensors:
+            self._tensors[name] = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        return self._tensors[name]
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
         """[count, length], added to attention scores: 0 where a row may look, -inf where it may not."""
         key = (span.first, window, dtype)
         if key not in self._masks:
-            device = self.positions_T.device
-            queries = torch.arange(span.start, span.length, device=device)[:, None]
-            keys = torch.arange(span.length, device=device)[None, :]
+            queries = torch.arange(span.start, span.length, device=self.device)[:, None]
+            keys = torch.arange(span.length, device=self.device)[None, :]
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            self._masks[key] = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+            self._masks[key] = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(
+                hidden, -torch.inf
+            )
         return self._masks[key]
