@@ -75,12 +75,14 @@ def commands():
     return found
 
 
-ENGINE = """--block-size --cache --cache-format --cache-tokens --device --dtype --kernel --max-length --max-sequences
---max-step-tokens --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --scheme --threads"""
+ENGINE = """--block-size --cache --cache-format --cache-tokens --compile --compile-backend --compile-in-background
+--compile-phases --device --dtype --kernel --max-length --max-sequences --max-step-tokens --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
-FIXED = " ".join(sorted(set(ENGINE.split()) - {"--max-sequences", "--prefix-cache", "--prefix-dir", "--prefix-limit"}))
+POINT = {"--max-sequences", "--prefix-cache", "--prefix-dir", "--prefix-limit", "--compile-in-background"}
+FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
+RUNG = set("--block-size --cache --compile --compile-phases --program --proposer --scheme".split())
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
         --verbose -v --verify
@@ -90,7 +92,7 @@ OPTIONS = {
     "bench sweep": f"""--batch -b --check --json --new -n --output -o --prompt -p --quiet -q --repetitions -r --shape
         {FIXED}""",
     "bench ladder": f"""--batch -b --check --json --new -n --output -o --prompt -p --quiet -q --repetitions -r --shape
-        {" ".join(sorted(set(FIXED.split()) - set("--block-size --cache --program --proposer --scheme".split())))}""",
+        {" ".join(sorted(set(FIXED.split()) - RUNG))}""",
     "bench peers": f"""--batch -b --json --load-limit --new -n --only --output -o --peer --prompt -p --quiet -q
         --rounds -r --run-limit
         {" ".join(sorted(set(FIXED.split()) - set("--max-length --cache --device".split())))}""",

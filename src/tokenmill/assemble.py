@@ -93,7 +93,7 @@ def build(
         fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
     else:
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
-    program = forms.program(decoder, pool, image)
+    program = forms.program(decoder, pool, image, config)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     engine = Engine(
         config,

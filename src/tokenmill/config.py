@@ -25,6 +25,7 @@ __all__ = [
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_MAX_NEW_TOKENS = 128
+COMPILE = ("auto", "no", "static", "dynamic", "fullgraph")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
 
@@ -47,6 +48,12 @@ class EngineConfig:
     kernel, cache_format, scheme, proposer: names in the registries of those rooms.
     num_drafts: most tokens a proposer may guess per step.
     threads: CPU threads of torch (default: torch's own choice).
+    compile: how program "compiled" compiles; asking for one of these is asking for that program. "static" declares a
+    few shapes and compiles each, "fullgraph" the same, and a graph break is an error, "dynamic" takes any lengths with
+    one compilation of each kind, "no" runs the same shapes as they stand. "auto": dynamic on CPU, static on CUDA.
+    compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
+    compile_backend: any registered torch.compile backend.
+    compile_in_background: the plain modules serve until the compiled form is ready.
     """
 
     model: str = DEFAULT_MODEL
@@ -68,6 +75,10 @@ class EngineConfig:
     proposer: str = "none"
     num_drafts: int = 4
     threads: int | None = None
+    compile: str = "auto"
+    compile_phases: str = "decode"
+    compile_backend: str = "inductor"
+    compile_in_background: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -78,6 +89,7 @@ class EngineConfig:
                 _whole(name, getattr(self, name), 1)
         _flag("prefix_cache", self.prefix_cache)
         _flag("cache", self.cache)
+        self._check_compile()
         if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
             raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
         if not self.cache and self.proposer != "none":
@@ -89,6 +101,13 @@ class EngineConfig:
             raise ConfigError(
                 "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
             )
+
+    def _check_compile(self) -> None:
+        _one_of("compile", self.compile, COMPILE)
+        _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
+        _flag("compile_in_background", self.compile_in_background)
+        if self.program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
+            raise ConfigError("compile", self.compile, f"auto or no, because program is {self.program!r}")
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ device, when they are first asked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["Span", "Step"]
+__all__ = ["PaddedStep", "Span", "Step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Span:
     def length(self) -> int:
         """Tokens of the sequence that the last row of the span sees."""
         return self.start + self.count
+
+    def at(self, first: int) -> "Span":
+        """The same in another packing, where its tokens begin at `first`."""
+        return replace(self, first=first)
 
 
 @dataclass(slots=True)
@@ -89,3 +93,19 @@ class Step:
                 hidden, -torch.inf
             )
         return self._masks[key]
+
+
+@dataclass(slots=True)
+class PaddedStep:
+    """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
+
+    What a sequence lacks repeats its last token, which is then written twice; whoever padded cuts off their logits.
+    keys_BL: the slots of positions 0 to L, those beyond the sequence's end are any. rows_R: as Step's.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    keys_BL: Tensor
+    rows_R: Tensor | None
+    num_rows: int

@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 MEASURED = "What is measured"
-OWN = ("max_sequences", "prefix_cache", "prefix_dir", "prefix_limit")  # these follow from the point
+# These follow from the point, or would change in the midst of it.
+OWN = ("max_sequences", "prefix_cache", "prefix_dir", "prefix_limit", "compile_in_background")
 
 ShapeName = Annotated[
     str | None,

@@ -1,6 +1,7 @@
 """What the verbs show: progress and remarks on stderr, tables and JSON on stdout."""
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,12 +12,28 @@ import typer
 from tokenmill.registry import resolve
 from tokenmill.weights.fetch import Progress, Silent
 
-__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "size", "table_text"]
+__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "say_on_stderr", "size", "table_text"]
 
 
 def remark(text: str) -> None:
     """One line on stderr."""
     typer.echo(text, err=True)
+
+
+class _Remarks(logging.Handler):
+    """What is logged, as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging.Handler."""
+        remark(record.getMessage())
+
+
+def say_on_stderr() -> None:
+    """From here on, long work within a step says what it is about."""
+    log = logging.getLogger("tokenmill")
+    if not log.handlers:
+        log.addHandler(_Remarks())
+        log.setLevel(logging.INFO)
 
 
 def print_json(document: Any) -> None:

@@ -33,7 +33,8 @@ ROOM = "tokenmill.measure.perplexity"
 
 # These follow from the windows, or change nothing there.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
-OWN = ("max_length", "max_sequences", "cache_tokens", *PREFIX, "cache", "proposer", "num_drafts")
+COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background")
+OWN = ("max_length", "max_sequences", "cache_tokens", *PREFIX, *COMPILE, "cache", "proposer", "num_drafts")
 
 Needed = Annotated[
     str,

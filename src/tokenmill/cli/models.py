@@ -4,7 +4,7 @@ import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.display import remark
+from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.config import EngineConfig
 from tokenmill.registry import resolve
 from tokenmill.weights.fetch import Progress, Silent
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["find_checkpoint", "load_engine", "read_model_config"]
+__all__ = ["find_checkpoint", "load_engine", "prepare", "read_model_config"]
+
+NEW = 2
+"""Tokens that a text needs for one step of decoding."""
 
 
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
@@ -42,6 +45,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     """As tokenmill.load, with progress for the fetch as well."""
     path = locate(config.model, progress=progress)
     progress.stage(f"loading {path.name}")
+    if not isinstance(progress, Silent):
+        say_on_stderr()
     reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
     checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
     engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
@@ -49,3 +54,15 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
         remark(checkpoint.rounded)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine
+
+
+def prepare(engine: "Engine", progress: Progress) -> None:
+    """Do now what would otherwise be done within the first answer: compile."""
+    config = engine.config
+    assert config.max_length is not None, "resolved when the engine is built"
+    if engine.program_name != "compiled" or config.compile_in_background or config.max_length <= NEW:
+        return
+    progress.stage("compiling")
+    engine.generate([[0]], max_new_tokens=NEW, ignore_eos=True)
+    if config.max_sequences > 1:
+        engine.generate([[0], [0]], max_new_tokens=NEW, ignore_eos=True)

@@ -63,6 +63,10 @@ HELP: dict[type, dict[str, str]] = {
         "proposer": "Who guesses tokens ahead.",
         "num_drafts": "Most tokens to guess per step.",
         "threads": "CPU threads. Default: torch's choice.",
+        "compile": "Program compiled: no, static (few shapes), fullgraph (no graph breaks), dynamic (any length).",
+        "compile_phases": "Which steps are compiled: decode, prefill, or both.",
+        "compile_backend": "A backend of torch.compile, by name.",
+        "compile_in_background": "The plain modules serve until the compiled form is ready.",
     },
     SamplingParams: {
         "max_new_tokens": "Most tokens to generate. Default: 128, or what the context leaves.",

@@ -4,9 +4,10 @@ Tokens of all sequences come packed in one dimension T. The cache is an input, n
 whose logits are wanted reach the last norm and the head, which is the largest matrix of a small model.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import Step
@@ -16,9 +17,10 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.layers import MLP, Embedding, make_norm
 from tokenmill.model.moe import MoE
 from tokenmill.model.rope import RotaryTable
+from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Matrix, Scheme
 
-__all__ = ["Decoder", "Layer"]
+__all__ = ["Decoder", "Layer", "run_layer"]
 
 
 class Layer(nn.Module):
@@ -41,6 +43,13 @@ class Layer(nn.Module):
         return x_TD + self.mlp(self.mlp_norm(x_TD))  # type: ignore[no-any-return]
 
 
+def run_layer(
+    layer: nn.Module, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step
+) -> Tensor:
+    """[T, D] → [T, D]"""
+    return layer(x_TD, rotary, layer_kv, step)  # type: ignore[no-any-return]
+
+
 class Decoder(nn.Module):
     """The whole model. `num_positions` bounds the position tables; it is the engine's max_length."""
 
@@ -58,6 +67,7 @@ class Decoder(nn.Module):
         if not config.tie_embeddings or scheme.copies_tied_head:
             self.head = scheme.linear(config.hidden_size, config.vocab_size, config.head_bias)
         self.rotary: RotaryTable | None = None  # made by `finish`, once there is a device
+        self.run_layer: Callable[..., Tensor] = run_layer  # for a compiler to mark as what is repeated
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -87,13 +97,13 @@ class Decoder(nn.Module):
             x_TD = x_TD + self.position_embedding(step.positions_T)
         rotary = None if self.rotary is None else self.rotary(step.positions_T)
         for layer, layer_kv in zip(self.layers, layers_kv, strict=True):
-            x_TD = layer(x_TD, rotary, layer_kv, step)
+            x_TD = self.run_layer(layer, x_TD, rotary, layer_kv, step)
         if not step.num_rows:
             nothing_RV: Tensor = x_TD.new_empty((0, self.config.vocab_size))
             return nothing_RV  # a chunk in the middle of a prompt
         x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
         x_RD = self.norm(x_RD)
-        logits_RV: Tensor = F.linear(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
+        logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
         if self.config.logit_softcap is not None:
             logits_RV = torch.tanh(logits_RV / self.config.logit_softcap) * self.config.logit_softcap
         return logits_RV

@@ -26,9 +26,19 @@ class MoE(nn.Module):
         weights_TC, chosen_TC = torch.topk(probabilities_TE, self.num_chosen, dim=-1)
         if self.norm_top_k:
             weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
+        if torch.compiler.is_compiling():
+            return self._all(x_TD, weights_TC, chosen_TC)
         out_TD = torch.zeros_like(x_TD)
         for expert in torch.unique(chosen_TC).tolist():
             rows, places = torch.where(chosen_TC == expert)
             part_RD = self.experts[expert](x_TD[rows]) * weights_TC[rows, places, None]
             out_TD.index_add_(0, rows, part_RD.to(x_TD.dtype))
+        return out_TD
+
+    def _all(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
+        """Every expert for every token, those not chosen times 0: nothing depends on data, as compilers need it."""
+        out_TD = torch.zeros_like(x_TD)
+        for number, expert in enumerate(self.experts):
+            weights_T1 = torch.where(chosen_TC == number, weights_TC, 0).sum(-1, keepdim=True)
+            out_TD = out_TD + (expert(x_TD) * weights_T1).to(x_TD.dtype)
         return out_TD

@@ -1,6 +1,7 @@
 """ONE FORWARD, SEVERAL FORMS: every program takes a Step and returns logits, and reads and writes the same pool.
 
-A program is one file and one line in PROGRAMS, fastest first. "auto" takes the first that does not refuse.
+A program is one file and one line in PROGRAMS, fastest first. "auto" takes the first that does not
+refuse, of those that make nobody wait.
 """
 
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ __all__ = ["PROGRAMS", "Program", "choose"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native:Native",
+    "compiled": "tokenmill.program.compiled:Compiled",
     "eager": "tokenmill.program.eager:Eager",
 }
 
@@ -38,6 +40,10 @@ class Program(Protocol):
     """Those that it gets right and no more."""
     attends: bool
     """True when it reads the cache by itself, without a kernel of kernels/attend."""
+    only_asked: bool
+    """True when "auto" passes it by."""
+    compile_s: float
+    """Seconds spent on compiling so far, all of them within steps."""
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
@@ -47,7 +53,9 @@ class Program(Protocol):
     def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
         """What num_weight_bytes will be."""
 
-    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+    ) -> None:
         """With an image, which was made for this program, the decoder is an empty one."""
 
     @property
@@ -68,8 +76,12 @@ class Program(Protocol):
 def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:
     """Name, reason and class of the program to use; ConfigError with every reason when none can."""
     name, reasons = config.program, {}
+    if name == "auto" and config.compile not in ("auto", "no"):
+        name = "compiled"
     for candidate in PROGRAMS if name == "auto" else [name]:
         program: type[Program] = lookup(PROGRAMS, candidate, "program")
+        if name == "auto" and program.only_asked:
+            continue
         reason = _refuse(program, config, device, model)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"

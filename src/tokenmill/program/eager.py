@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
@@ -24,9 +25,11 @@ class Eager:
     """Calls the decoder."""
 
     description = "PyTorch modules as they stand"
-    schemes = ("packed", "dense")
-    slow_schemes = ("q8", "q4", "file")
+    schemes: tuple[str, ...] = ("packed", "dense")
+    slow_schemes: tuple[str, ...] = ("q8", "q4", "file")
     attends = False
+    only_asked = False
+    compile_s = 0.0
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
@@ -50,7 +53,10 @@ class Eager:
         codes = sum(count * outputs * -(-inputs // GROUP) * group for _, outputs, inputs, count in shapes)
         return rest + codes + biases * (4 - dtype.itemsize)
 
-    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+    ) -> None:
+        del config
         if image is not None:
             self.describe_image()
         self._decoder, self._layers = decoder, pool.layers

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
@@ -43,6 +44,8 @@ class Native:
     schemes = ("dense", "q8", "q4", "file")
     slow_schemes = ()
     attends = True
+    only_asked = False
+    compile_s = 0.0
     build = ""
     """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
 
@@ -66,23 +69,26 @@ class Native:
         """See Program."""
         return packed_bytes(model, dtype, scheme)
 
-    def __init__(self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+    ) -> None:
         """With an image the decoder is an empty one, and only its shape is looked at."""
-        config = decoder.config
-        self._pool, self._vocab_size = pool, config.vocab_size
+        del config
+        shape = decoder.config
+        self._pool, self._vocab_size = pool, shape.vocab_size
         self._weights = Packing() if image is None else Packed(image.payload(), image.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
         array = self._ops.array()
         cosines, sines = _angles(decoder)
         self._kept = (array, cosines, sines)
         self._spec = abi.Model(
-            hidden=config.hidden_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate_size,
-            vocab=config.vocab_size,
-            rotary=0 if config.rope is None else config.rope.dim,
+            hidden=shape.hidden_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            intermediate=shape.intermediate_size,
+            vocab=shape.vocab_size,
+            rotary=0 if shape.rope is None else shape.rope.dim,
             cache_form=CACHE_FORMS[pool.layers[0].tensors[0].dtype],
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),

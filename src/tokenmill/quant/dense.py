@@ -6,7 +6,28 @@ from torch.nn import functional as F
 
 from tokenmill.quant.schemes import Matrix
 
-__all__ = ["Dense", "DenseLinear"]
+__all__ = ["Dense", "DenseLinear", "is_one_traced_row", "product", "realised"]
+
+
+def is_one_traced_row(x_TD: Tensor) -> bool:
+    """Whether a compiler traces a product of a single row on a CPU."""
+    return torch.compiler.is_compiling() and x_TD.device.type == "cpu" and x_TD.shape[0] == 1
+
+
+def realised(x_D: Tensor) -> Tensor:
+    """The same numbers, which inductor now stores: what made them is not computed again for every row of a matrix."""
+    return x_D.as_strided(x_D.shape, (1,))
+
+
+def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
+    """x · weightᵀ + bias. One row on a CPU is written out for a compiler, whose loop reads as fast as memory delivers.
+
+    Torch's own product reads at two thirds of that (12 and 18 GB/s side by side, bfloat16, 2 Zen 4 cores).
+    """
+    if is_one_traced_row(x_TD):
+        out_TF = (weight_FD.float() * realised(x_TD.float().flatten())).sum(-1)[None]
+        return (out_TF if bias_F is None else out_TF + bias_F).to(x_TD.dtype)
+    return F.linear(x_TD, weight_FD, bias_F)
 
 
 class DenseLinear(Matrix):
@@ -15,7 +36,7 @@ class DenseLinear(Matrix):
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, in] → [T, out]"""
         assert self.weight is not None
-        return F.linear(x_TD, self.weight, self.bias)
+        return product(x_TD, self.weight, self.bias)
 
 
 class Dense:

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenmill.quant.dense import is_one_traced_row, product, realised
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import Matrix
-from tokenmill.quant.stored import Stored
+from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["Q4", "Q8", "AsStored", "QuantizedLinear"]
+
+TENSORS = ("numbers", "codes", "scales", "minimums")  # of Stored
 
 
 class QuantizedLinear(Matrix):
@@ -24,12 +27,12 @@ class QuantizedLinear(Matrix):
         self.fills_in = None if bits is None else torch.float32  # rounded once, not twice
         self._bits, self._out_features = bits, out_features
         self._kept: dict[int, Stored] = {}
-        self._parts: list[Stored] = []
+        self._part_bits: list[int] = []
 
     @property
     def num_bytes(self) -> int:
         """See Matrix."""
-        return super().num_bytes + sum(part.num_bytes for part in self._parts)
+        return super().num_bytes + sum(part.num_bytes for part in self.parts())
 
     def takes(self, stored: Stored) -> bool:
         """Whether rows of a file are kept as they are: those that are as small as asked for."""
@@ -46,26 +49,63 @@ class QuantizedLinear(Matrix):
         for start, stored in [*sorted(self._kept.items()), (self._out_features, None)]:
             if start > first:
                 numbers = self.weight[first:start].detach()
-                self._parts.append(
+                self._add(
                     Stored.plain(numbers.clone()) if self._bits is None else round_to_nearest(numbers, self._bits)
                 )
             if stored is not None:
-                self._parts.append(stored)
+                self._add(stored)
                 first = start + stored.num_rows
         self._kept, self.weight = {}, None
 
+    def _add(self, stored: Stored) -> None:
+        """Buffers, so that whoever asks the module for its tensors finds them all."""
+        for name in TENSORS:
+            self.register_buffer(f"{name}_{len(self._part_bits)}", getattr(stored, name))
+        self._part_bits.append(stored.bits)
+
     def parts(self) -> list[Stored]:
         """See Matrix."""
-        return self._parts
+        return [
+            Stored(bits, *(getattr(self, f"{name}_{number}") for name in TENSORS))
+            for number, bits in enumerate(self._part_bits)
+        ]
 
     def release(self) -> None:
         """See Matrix."""
-        self._parts = []
+        for number in range(len(self._part_bits)):
+            for name in TENSORS:
+                delattr(self, f"{name}_{number}")
+        self._part_bits = []
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, in] → [T, out]"""
-        weight = torch.cat([part.values()[:, : x_TD.shape[1]].to(x_TD.dtype) for part in self._parts])
-        return F.linear(x_TD, weight, self.bias)
+        times = _sums if is_one_traced_row(x_TD) else _product
+        parts = self.parts()
+        biases = [None] * len(parts) if self.bias is None else torch.split(self.bias, [part.num_rows for part in parts])
+        return torch.cat([times(x_TD, part, bias) for part, bias in zip(parts, biases, strict=True)], dim=-1)
+
+
+def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
+    """[T, R]"""
+    values_RD = part.values().to(x_TD.dtype)
+    # Rows of codes are filled up to whole groups. Not cut off: inductor (2.13) makes NaN of a product with a slice.
+    return F.linear(F.pad(x_TD, (0, values_RD.shape[1] - x_TD.shape[1])), values_RD, bias_R)
+
+
+def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
+    """[1, R], as sums that a compiler makes one pass over the codes of."""
+    if part.codes is None or part.scales is None:
+        assert part.numbers is not None, "numbers or codes"
+        return product(x_1D, part.numbers, bias_R)
+    missing = part.codes.shape[1] - x_1D.shape[1]
+    x_GC = F.pad(realised(x_1D.float().flatten()), (0, missing)).view(-1, GROUP)
+    codes_RGC = part.codes.view(part.num_rows, -1, GROUP).float()
+    if part.minimums is None:
+        out_R = ((codes_RGC - (1 << part.bits - 1)) * x_GC * part.scales[..., None]).sum((-1, -2))
+    else:
+        sums_G = realised(x_GC.sum(-1))
+        out_R = (codes_RGC * x_GC * part.scales[..., None]).sum((-1, -2)) + (part.minimums * sums_G).sum(-1)
+    return (out_R if bias_R is None else out_R + bias_R)[None].to(x_1D.dtype)
 
 
 class _Integer:

@@ -28,6 +28,9 @@ class LayerKV(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """Every allocation, K and V first; the first dimension is slots."""
 
+    def over(self, *tensors: Tensor) -> "LayerKV":
+        """The same format over other allocations, in the order of `tensors`."""
+
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Store one row per slot, in place."""
 

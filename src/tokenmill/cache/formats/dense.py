@@ -1,5 +1,7 @@
 """Rows as they come: [K, H] numbers of the cache's dtype."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,12 @@ class Dense:
     def tensors(self) -> tuple[Tensor, ...]:
         """Every allocation; the first dimension is slots."""
         return (self.k_SKH, self.v_SKH)
+
+    def over(self, *tensors: Tensor) -> "Dense":
+        """See LayerKV."""
+        other = copy(self)
+        other.k_SKH, other.v_SKH = tensors
+        return other
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Store one row per slot, in place."""

@@ -4,6 +4,8 @@ A row is the integers from -127 to 127 nearest to row / scale, scale being the l
 has scale 0.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -31,6 +33,12 @@ class Int8:
     def tensors(self) -> tuple[Tensor, ...]:
         """Every allocation; the first dimension is slots."""
         return (self.k_SKH, self.v_SKH, self.k_scales_SK, self.v_scales_SK)
+
+    def over(self, *tensors: Tensor) -> "Int8":
+        """See LayerKV."""
+        other = copy(self)
+        other.k_SKH, other.v_SKH, other.k_scales_SK, other.v_scales_SK = tensors
+        return other
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Round and store one row per slot, in place."""

@@ -1,0 +1,72 @@
+"""Attention of a padded step, for a compiler to fuse: no loop over sequences, no branch on data.
+
+One query to a sequence is written out as sums: what a compiler makes of it reads each row of the cache where it lies,
+in any format, and stores no copy. More queries gather their rows once and go through torch's SDPA.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.step import PaddedStep
+from tokenmill.kernels.attend import AttentionShape
+
+__all__ = ["attend_padded"]
+
+
+def attend_padded(
+    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: PaddedStep, shape: AttentionShape
+) -> Tensor:
+    """See Attend."""
+    layer.write(step.slots_T, k_TKH, v_TKH)
+    num_sequences, num_keys = step.keys_BL.shape
+    _, num_kv_heads, head_dim = k_TKH.shape
+    positions_BC = step.positions_T.view(num_sequences, -1)
+    keys_L = torch.arange(num_keys, device=step.keys_BL.device)
+    seen_BCL = keys_L <= positions_BC[..., None]
+    if shape.window is not None:
+        seen_BCL = seen_BCL & (keys_L > positions_BC[..., None] - shape.window)
+    k_BLKH, v_BLKH = (
+        rows.view(num_sequences, num_keys, num_kv_heads, head_dim) for rows in layer.gather(step.keys_BL.flatten())
+    )
+    q_BCKGH = q_TNH.view(num_sequences, -1, num_kv_heads, q_TNH.shape[1] // num_kv_heads, head_dim)
+    if q_BCKGH.shape[1] == 1:
+        out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape)
+    else:
+        # Rows behind the end are any rows, and 0 times not-a-number is not 0.
+        there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
+        k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
+        out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape)
+    return out.reshape(q_TNH.shape).to(q_TNH.dtype)
+
+
+def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape) -> Tensor:
+    """[B, K, G, H] float32"""
+    seen_BL11 = seen_BL[..., None, None]
+    scores_BLKG = (q_BKGH[:, None].float() * k_BLKH[:, :, :, None].float()).sum(-1) * shape.scale
+    scores_BLKG = _capped(scores_BLKG, shape).masked_fill(~seen_BL11, -torch.inf)
+    weights_BLKG = torch.softmax(scores_BLKG, dim=1)
+    v_BLK1H = torch.where(seen_BL11, v_BLKH, 0)[:, :, :, None].float()
+    return (weights_BLKG[..., None] * v_BLK1H).sum(1)
+
+
+def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Tensor, shape: AttentionShape) -> Tensor:
+    """[B, C, K, G, H]"""
+    group = q_BCKGH.shape[3]
+    q_BKGCH = q_BCKGH.permute(0, 2, 3, 1, 4)
+    k_BKGLH = k_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)
+    v_BKGLH = v_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)
+    mask_B1CL = seen_BCL[:, None]
+    if shape.softcap is None:
+        q_BNCH, k_BNLH, v_BNLH = (x.flatten(1, 2) for x in (q_BKGCH, k_BKGLH, v_BKGLH))
+        out_BNCH = scaled_dot_product_attention(q_BNCH, k_BNLH, v_BNLH, mask_B1CL, scale=shape.scale)
+    else:
+        scores = torch.matmul(q_BKGCH.float(), k_BKGLH.transpose(-1, -2).float()).flatten(1, 2) * shape.scale
+        weights = torch.softmax(_capped(scores, shape).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
+        out_BNCH = torch.matmul(weights, v_BKGLH.flatten(1, 2).float())
+    return out_BNCH.transpose(1, 2)
+
+
+def _capped(scores: Tensor, shape: AttentionShape) -> Tensor:
+    return scores if shape.softcap is None else torch.tanh(scores / shape.softcap) * shape.softcap
