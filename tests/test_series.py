@@ -106,6 +106,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
         "eager, static cache",
         "eager, paged cache",
         "eager, packed weights",
+        "compiled, dense weights",
         "native, dense weights",
         "native, q8 weights",
         "native, q4 weights",

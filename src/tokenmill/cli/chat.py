@@ -10,7 +10,7 @@ import typer
 
 from tokenmill.cli.conversation import HELP, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
-from tokenmill.cli.models import load_engine, prepare
+from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
@@ -42,7 +42,6 @@ def command(
     """
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        prepare(loaded, progress)
     talk = Conversation(loaded, sampling, system)
     if start is not None:
         talk.do(f"/open {start}")

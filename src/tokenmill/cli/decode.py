@@ -9,7 +9,7 @@ import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.generate import Ids, Stream, Texts, gather, show
-from tokenmill.cli.models import load_engine, prepare
+from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, with_settings
 from tokenmill.cli.report import document, summary
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, as_keywords
@@ -63,7 +63,6 @@ def command(
     with progress_on_stderr(quiet) as progress:
         config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling)
         loaded = load_engine(config, progress)
-        prepare(loaded, progress)
         progress.stage(f"opening {file.name}")
         session: Session = loaded.open(file, convert)
     asked = {name: value for name, value in as_keywords(sampling).items() if _given(context, name)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.models import load_engine, prepare
+from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, watched
@@ -91,7 +91,6 @@ def command(
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        prepare(loaded, progress)
         if chat:
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
         reference = load_reference(loaded, progress) if verify else None

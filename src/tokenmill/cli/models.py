@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["find_checkpoint", "load_engine", "prepare", "read_model_config"]
+__all__ = ["find_checkpoint", "load_engine", "read_model_config"]
 
 NEW = 2
 """Tokens that a text needs for one step of decoding."""
@@ -52,15 +52,16 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
     if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
+    _prepare(engine, progress)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine
 
 
-def prepare(engine: "Engine", progress: Progress) -> None:
+def _prepare(engine: "Engine", progress: Progress) -> None:
     """Do now what would otherwise be done within the first answer: compile."""
     config = engine.config
     assert config.max_length is not None, "resolved when the engine is built"
-    if engine.program_name != "compiled" or config.compile_in_background or config.max_length <= NEW:
+    if not engine.runner.program.only_asked or config.compile_in_background or config.max_length <= NEW:
         return
     progress.stage("compiling")
     engine.generate([[0]], max_new_tokens=NEW, ignore_eos=True)
