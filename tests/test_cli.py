@@ -76,14 +76,21 @@ def commands():
 
 
 ENGINE = """--block-size --cache --cache-format --cache-tokens --compile --compile-backend --compile-in-background
---compile-phases --device --dtype --kernel --max-length --max-sequences --max-step-tokens
+--compile-phases --device --dtype --image --image-fallback --kernel --max-length --max-sequences --max-step-tokens
 --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
-POINT = {"--max-sequences", "--prefix-cache", "--prefix-dir", "--prefix-limit", "--compile-in-background"}
+POINT = {
+    "--max-sequences",
+    "--prefix-cache",
+    "--prefix-dir",
+    "--prefix-limit",
+    "--compile-in-background",
+    "--image-fallback",
+}
 FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
-RUNG = set("--block-size --cache --compile --compile-phases --program --proposer --scheme".split())
+RUNG = set("--block-size --cache --compile --compile-phases --image --program --proposer --scheme".split())
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
         --verbose -v --verify
@@ -106,7 +113,7 @@ OPTIONS = {
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
     "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
-    "image": "--dtype --json --out -o --program --quiet -q --scheme",
+    "image": "--cache-format --compile-phases --device --dtype --json --out -o --program --quiet -q --scheme",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",

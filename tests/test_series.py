@@ -107,6 +107,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
         "eager, paged cache",
         "eager, packed weights",
         "compiled, dense weights",
+        "image, dense weights",
         "native, dense weights",
         "native, q8 weights",
         "native, q4 weights",

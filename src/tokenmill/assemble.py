@@ -3,6 +3,7 @@
 Every refusal happens here, before the first prompt: features compose when the engine is built, or it is not built.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, from_keywords
 from tokenmill.engine import Engine
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, ImageMismatch
 from tokenmill.identity import whose
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
@@ -27,6 +28,8 @@ from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import read_config
 from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
+from tokenmill.program.manifest import check as check_code
+from tokenmill.program.manifest import made_for
 from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.registry import lookup, resolve
@@ -41,7 +44,9 @@ from tokenmill.weights.image import ImageCheckpoint, write_image
 from tokenmill.weights.image_header import is_image
 from tokenmill.weights.load import empty_decoder, load_decoder
 
-__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config", "save_image"]
+__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config", "save_code", "save_image"]
+
+log = logging.getLogger(__name__)
 
 
 def load(
@@ -85,8 +90,10 @@ def build(
     kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
     forms = choose_forms(config, model_config, device)
     config = replace(config, scheme=forms.scheme_name)
-    proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     identity = _identify(checkpoint)  # before the weights: later the files may be others
+    if config.image is not None:
+        config, forms = _with_code(config, forms, identity, model_config, device)
+    proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     if image is None:
@@ -113,10 +120,43 @@ def build(
         fingerprint=identity,
     )
     if config.prefix_dir is not None:
-        alike = {name: value for name, value in whose(engine).items() if name not in ("model", "versions")}
-        limit = config.prefix_limit * 1_000_000
-        engine.scheduler.store = PrefixStore(Path(config.prefix_dir), pool, alike, limit)
+        engine.scheduler.store = _prefix_store(engine, Path(config.prefix_dir))
     return engine
+
+
+def _prefix_store(engine: Engine, folder: Path) -> PrefixStore:
+    alike = {name: value for name, value in whose(engine).items() if name not in ("model", "versions")}
+    return PrefixStore(folder, engine.runner.pool, alike, engine.config.prefix_limit * 1_000_000)
+
+
+def _with_code(
+    config: EngineConfig, forms: "Forms", identity: dict[str, str], model: ModelConfig, device: torch.device
+) -> tuple[EngineConfig, "Forms"]:
+    """The same, where the compiled code fits; with image_fallback the plain modules where it does not."""
+    assert config.image is not None, "asked before"
+    try:
+        check_code(Path(config.image), made_for(config, identity, device))
+    except ImageMismatch as error:
+        if not config.image_fallback:
+            raise
+        log.warning("%s; the plain modules serve", error)
+        config = replace(config, image=None, program="eager")
+        return config, choose_forms(config, model, device)
+    return config, forms
+
+
+def save_code(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Any) -> int:
+    """Write compiled code of a model; its size in bytes. ImageMismatch where `folder` cannot be written."""
+    config = replace(config, program="compiled", compile="no", max_sequences=1)
+    engine = build(checkpoint, config, progress.advance)
+    facts = {
+        **made_for(engine.config, engine.fingerprint, find_device(engine.config.device)),
+        "source": str(checkpoint.path.resolve()),
+        "tokenmill": resolve("tokenmill:__version__"),
+    }
+    program: Any = engine.runner.program
+    write: Callable[..., int] = resolve("tokenmill.program.exporting:write_code")  # a compiler is only loaded for this
+    return write(folder, program.decoder, engine.runner.pool, config.compile_phases, facts, progress)
 
 
 def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]) -> int:

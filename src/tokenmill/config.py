@@ -54,6 +54,8 @@ class EngineConfig:
     compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
     compile_backend: any registered torch.compile backend.
     compile_in_background: the plain modules serve until the compiled form is ready.
+    image: a directory of compiled code from `tokenmill image --program compiled`, which is then the program.
+    image_fallback: where that does not fit, warn and go on with the plain modules.
     """
 
     model: str = DEFAULT_MODEL
@@ -79,6 +81,8 @@ class EngineConfig:
     compile_phases: str = "decode"
     compile_backend: str = "inductor"
     compile_in_background: bool = False
+    image: str | None = None
+    image_fallback: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -106,6 +110,11 @@ class EngineConfig:
         _one_of("compile", self.compile, COMPILE)
         _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
         _flag("compile_in_background", self.compile_in_background)
+        _flag("image_fallback", self.image_fallback)
+        if self.image is not None and self.program not in ("auto", "image"):
+            raise ConfigError("image", self.image, f"none, because program is {self.program!r}")
+        if self.image is None and self.program == "image":
+            raise ConfigError("program", "image", "auto, or image with a directory of compiled code as image")
         if self.program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
             raise ConfigError("compile", self.compile, f"auto or no, because program is {self.program!r}")
 

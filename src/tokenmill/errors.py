@@ -5,6 +5,7 @@
     ├── CheckpointError  a model file is missing, damaged, or does not fit its config
     ├── CapacityError    something does not fit: needed, available, and the setting that moves the limit
     ├── SnapshotError    a saved session is damaged, or of another model
+    ├── ImageMismatch    compiled code on disk is damaged, or was made for another model, torch, device or setting
     ├── NoKernel         no attention kernel serves this cache: every candidate with its reason
     └── RequestError     one sequence cannot be served; the others go on
 
@@ -20,6 +21,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "ConfigError",
+    "ImageMismatch",
     "NoKernel",
     "RequestError",
     "SnapshotError",
@@ -81,6 +83,10 @@ class NoKernel(TokenmillError):
 
 class SnapshotError(TokenmillError):
     """A saved session cannot be read, or does not belong to this engine; the message names the field."""
+
+
+class ImageMismatch(TokenmillError):
+    """Compiled code cannot be used here; the message names the field."""
 
 
 class RequestError(TokenmillError):

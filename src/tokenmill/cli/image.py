@@ -16,6 +16,8 @@ __all__ = ["EXAMPLES", "command"]
 EXAMPLES = examples(
     "tokenmill image smollm2-135m -o smollm2.image",
     'tokenmill generate smollm2.image -p "Hello"',
+    "tokenmill image smollm2-135m --program compiled -o smollm2.code",
+    'tokenmill generate smollm2-135m --image smollm2.code -p "Hello"',
     "tokenmill image Qwen/Qwen3-0.6B --scheme q4 -o qwen3-q4.image",
 )
 
@@ -33,8 +35,18 @@ def command(
         ),
     ] = EngineConfig.scheme,
     program: Annotated[
-        str, typer.Option("--program", help="The program that it is for.", rich_help_panel=ENGINE)
+        str,
+        typer.Option("--program", help="The program that it is for: native or compiled.", rich_help_panel=ENGINE),
     ] = "native",
+    cache_format: Annotated[
+        str, typer.Option("--cache-format", help="Of program compiled: dense or int8.", rich_help_panel=ENGINE)
+    ] = EngineConfig.cache_format,
+    compile_phases: Annotated[
+        str, typer.Option("--compile-phases", help="Of program compiled: decode or both.", rich_help_panel=ENGINE)
+    ] = EngineConfig.compile_phases,
+    device: Annotated[
+        str, typer.Option("--device", help="Of program compiled: cpu or cuda.", rich_help_panel=ENGINE)
+    ] = EngineConfig.device,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -42,12 +54,20 @@ def command(
 
     Where a model is given, so may its image: the text is the same, and loading it is only reading a file. Tokenizer and
     settings are inside. An image is refused when it is damaged, or when its model has changed since.
+
+    With --program compiled it is a directory of compiled code, to be given as --image beside the model, whose weights
+    stay where they are. It is machine code: use only what you made.
     """
-    config = EngineConfig(model=model, dtype=dtype, scheme=scheme, program=program)
+    config = EngineConfig(
+        model, program, dtype, device, scheme=scheme, cache_format=cache_format, compile_phases=compile_phases
+    )
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        progress.stage(f"packing {checkpoint.path.name}")
-        num_bytes: int = resolve("tokenmill.assemble:save_image")(checkpoint, config, out, progress.advance)
+        if program == "compiled":
+            num_bytes: int = resolve("tokenmill.assemble:save_code")(checkpoint, config, out, progress)
+        else:
+            progress.stage(f"packing {checkpoint.path.name}")
+            num_bytes = resolve("tokenmill.assemble:save_image")(checkpoint, config, out, progress.advance)
     if json:
         print_json({"path": str(out), "model": str(checkpoint.path), "num_bytes": num_bytes})
     else:

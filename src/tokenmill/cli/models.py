@@ -61,7 +61,7 @@ def _prepare(engine: "Engine", progress: Progress) -> None:
     """Do now what would otherwise be done within the first answer: compile."""
     config = engine.config
     assert config.max_length is not None, "resolved when the engine is built"
-    if not engine.runner.program.only_asked or config.compile_in_background or config.max_length <= NEW:
+    if engine.program_name != "compiled" or config.compile_in_background or config.max_length <= NEW:
         return
     progress.stage("compiling")
     engine.generate([[0]], max_new_tokens=NEW, ignore_eos=True)

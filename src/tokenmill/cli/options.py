@@ -67,6 +67,8 @@ HELP: dict[type, dict[str, str]] = {
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",
         "compile_in_background": "The plain modules serve until the compiled form is ready.",
+        "image": "Compiled code of this model: a directory from `tokenmill image --program compiled`.",
+        "image_fallback": "Where the image does not fit, say so and go on with the plain modules.",
     },
     SamplingParams: {
         "max_new_tokens": "Most tokens to generate. Default: 128, or what the context leaves.",

@@ -48,15 +48,16 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
         for scheme in resolve(PROGRAMS[program]).schemes:
             settings = {"program": program, "scheme": scheme}
             if settings != slowest:
-                reason = _refused(replace(config, **settings), model)
+                reason = _refused(config, settings, model)
                 found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
     found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in PROPOSERS if name != "none"]
     return found
 
 
-def _refused(config: EngineConfig, model: ModelConfig) -> str | None:
+def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig) -> str | None:
     """Why no engine can be made of these settings, or None."""
     try:
+        config = replace(config, **settings)
         choose_forms(resolve_config(config, model), model, find_device(config.device))
     except ConfigError as error:
         return str(error)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.cache.step import Step
+from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.attention import Attention
 from tokenmill.model.config import ModelConfig
@@ -90,18 +90,25 @@ class Decoder(nn.Module):
     def _matrices(self) -> list[Matrix]:
         return [module for module in self.modules() if isinstance(module, Matrix)]
 
-    def forward(self, step: Step, layers_kv: list[LayerKV]) -> Tensor:
+    def forward(self, step: Step | PaddedStep, layers_kv: list[LayerKV]) -> Tensor:
         """Logits of the wanted rows, [R, V] in the model's dtype."""
-        x_TD = self.embedding(step.token_ids_T)
-        if self.position_embedding is not None:
-            x_TD = x_TD + self.position_embedding(step.positions_T)
-        rotary = None if self.rotary is None else self.rotary(step.positions_T)
+        x_TD, rotary = self.begin(step)
         for layer, layer_kv in zip(self.layers, layers_kv, strict=True):
             x_TD = self.run_layer(layer, x_TD, rotary, layer_kv, step)
         if not step.num_rows:
             nothing_RV: Tensor = x_TD.new_empty((0, self.config.vocab_size))
             return nothing_RV  # a chunk in the middle of a prompt
-        x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
+        return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
+
+    def begin(self, step: Step | PaddedStep) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """What the layers start from: [T, D], and the angles of each position."""
+        x_TD: Tensor = self.embedding(step.token_ids_T)
+        if self.position_embedding is not None:
+            x_TD = x_TD + self.position_embedding(step.positions_T)
+        return x_TD, None if self.rotary is None else self.rotary(step.positions_T)
+
+    def end(self, x_RD: Tensor) -> Tensor:
+        """Logits [R, V] of what the layers end with."""
         x_RD = self.norm(x_RD)
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
         if self.config.logit_softcap is not None:

@@ -24,6 +24,7 @@ __all__ = ["PROGRAMS", "Program", "choose"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native:Native",
+    "image": "tokenmill.program.imaged:Imaged",
     "compiled": "tokenmill.program.compiled:Compiled",
     "eager": "tokenmill.program.eager:Eager",
 }
@@ -76,7 +77,9 @@ class Program(Protocol):
 def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:
     """Name, reason and class of the program to use; ConfigError with every reason when none can."""
     name, reasons = config.program, {}
-    if name == "auto" and config.compile not in ("auto", "no"):
+    if name == "auto" and config.image is not None:
+        name = "image"
+    elif name == "auto" and config.compile not in ("auto", "no"):
         name = "compiled"
     for candidate in PROGRAMS if name == "auto" else [name]:
         program: type[Program] = lookup(PROGRAMS, candidate, "program")

@@ -12,12 +12,9 @@ from torch import Tensor
 from torch._inductor import cpp_builder
 
 from tokenmill.errors import ConfigError
-from tokenmill.program.form import Form, Inputs
+from tokenmill.program.form import Call, Form, Inputs
 
-__all__ = ["Call", "Compiler", "check_backend"]
-
-Call = Callable[[Inputs, list[Tensor]], Tensor]
-"""From inputs and the cache to logits; see Form."""
+__all__ = ["Compiler", "check_backend"]
 
 
 class Compiler:

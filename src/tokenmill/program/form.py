@@ -6,7 +6,7 @@ The cache is an input that is written in place. Slots are worked out inside, fro
 over no more than a few small tensors of ints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from tokenmill.model.attention import Attention
 from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program.shapes import Piece, Shape
 
-__all__ = ["Form", "Inputs", "flat_cache", "stage"]
+__all__ = ["Call", "Form", "Inputs", "flat_cache", "padded_attention", "stage"]
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,33 @@ class Inputs:
             self.token_ids_BC.clone(), self.positions_BC.clone(), self.tables_BM.clone(), self.offsets_L.clone(), rows_B
         )
 
+    def padded(self, block_size: int) -> PaddedStep:
+        """The step, with the slots that follow from the tables."""
+        size, offsets_L, tables_BM = block_size, self.offsets_L, self.tables_BM
+        keys_BL = tables_BM[:, offsets_L // size] * size + offsets_L % size
+        slots_BC = torch.gather(tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
+        token_ids_T = self.token_ids_BC.flatten()
+        num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
+        return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
+
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """In the order of Form.forward."""
         return (self.token_ids_BC, self.positions_BC, self.tables_BM, self.offsets_L, self.rows_B)
 
 
+Call = Callable[[Inputs, list[Tensor]], Tensor]
+"""From inputs and the cache to logits."""
+
+
 class Form(nn.Module):
-    """A decoder over padded steps. Its attention still takes plain steps too, by the kernel that it had."""
+    """A decoder over padded steps."""
 
     def __init__(self, decoder: Decoder, pool: Pool) -> None:
         super().__init__()
         self.decoder = decoder
         self._layers, self._block_size = pool.layers, pool.spec.block_size
         decoder.run_layer = torch.compiler.nested_compile_region(run_layer)  # compiled once for all that are alike
-        for module in decoder.modules():
-            if isinstance(module, Attention):
-                module.attend = _either(module.attend)
 
     def forward(
         self,
@@ -74,16 +84,19 @@ class Form(nn.Module):
         cache: list[Tensor],
     ) -> Tensor:
         """Logits of the rows, [B, V]; of all, [B · C, V]."""
-        size = self._block_size
-        keys_BL = tables_BM[:, offsets_L // size] * size + offsets_L % size
-        slots_BC = torch.gather(tables_BM, 1, positions_BC // size) * size + positions_BC % size
-        token_ids_T = token_ids_BC.flatten()
-        num_rows = len(token_ids_T) if rows_B is None else len(rows_B)
-        step = PaddedStep(token_ids_T, positions_BC.flatten(), slots_BC.flatten(), keys_BL, rows_B, num_rows)
+        inputs = Inputs(token_ids_BC, positions_BC, tables_BM, offsets_L, rows_B)
+        step = inputs.padded(self._block_size)
         each = len(cache) // len(self._layers)
         layers = [layer.over(*cache[each * i : each * (i + 1)]) for i, layer in enumerate(self._layers)]
         logits_RV: Tensor = self.decoder(step, layers)
         return logits_RV
+
+
+def padded_attention(decoder: Decoder) -> None:
+    """Let its attention take padded steps too; plain ones go to the kernel that it has."""
+    for module in decoder.modules():
+        if isinstance(module, Attention):
+            module.attend = _either(module.attend)
 
 
 def _either(plain: Attend) -> Attend:

@@ -1,0 +1,86 @@
+"""The parts of a forward that an image has compiled code for: a layer, and what follows the last one.
+
+Weights are inputs of a part, so that one code serves every layer that is alike, and code and weights lie apart. Before
+the first layer there are only lookups, which run as they stand.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.step import PaddedStep
+from tokenmill.model.attention import Attention
+from tokenmill.model.decoder import Decoder
+from tokenmill.quant.quantized import QuantizedLinear
+
+__all__ = ["End", "OneLayer", "Part", "kind_of", "weights_of"]
+
+
+class OneLayer(nn.Module):
+    """A layer of a padded step."""
+
+    def __init__(self, layer: nn.Module, layer_kv: LayerKV) -> None:
+        super().__init__()
+        self.layer, self._layer_kv = layer, layer_kv
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        positions_T: Tensor,
+        slots_T: Tensor,
+        keys_BL: Tensor,
+        cache: Sequence[Tensor],
+    ) -> Tensor:
+        """[T, D] → [T, D]; the rows are written."""
+        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
+        out_TD: Tensor = self.layer(x_TD, rotary, self._layer_kv.over(*cache), step)
+        return out_TD
+
+
+class End(nn.Module):
+    """What follows the last layer: [R, D] → [R, V]."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.norm, self.head = decoder.norm, decoder.head
+        if self.head is None:
+            self.embedding = decoder.embedding
+        self._decoder = [decoder]  # not as a part: its layers do not belong here
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        """Logits."""
+        return self._decoder[0].end(x_RD)
+
+
+class Part(nn.Module):
+    """A module as a function of its inputs and of its weights, in the order of weights_of."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = [module]  # not as a part: its weights are inputs
+        self._names = [name for name, _ in _named(module)]
+
+    def forward(self, inputs: tuple[object, ...], weights: list[Tensor]) -> Tensor:
+        """See the module."""
+        out: Tensor = functional_call(self._module[0], dict(zip(self._names, weights, strict=True)), inputs)
+        return out
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """Parameters and buffers."""
+    return [tensor.detach() for _, tensor in _named(module)]
+
+
+def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def kind_of(layer: nn.Module) -> Hashable:
+    """Layers of which this is alike have the same code."""
+    attentions = [module.shape for module in layer.modules() if isinstance(module, Attention)]
+    bits = [[part.bits for part in module.parts()] for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in _named(layer)]
+    return str((attentions, bits, shapes))
