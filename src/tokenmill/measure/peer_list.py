@@ -47,6 +47,13 @@ PEERS = {
             (("install", TORCH), ("install", "transformers", "gguf", "accelerate")),
         ),
         Peer(
+            "transformers-compiled",
+            "the same with a static cache, compiled and frozen (about 2 minutes at the first text)",
+            "transformers_compiled.py",
+            "transformers",
+            (("install", TORCH), ("install", "transformers", "gguf", "accelerate")),
+        ),
+        Peer(
             "llama.cpp",
             "llama.cpp built from source for this processor (about 6 minutes on 2 cores)",
             "llama_cpp_python.py",
