@@ -76,8 +76,8 @@ def commands():
 
 
 ENGINE = """--block-size --cache --cache-format --cache-tokens --compile --compile-backend --compile-in-background
---compile-phases --device --dtype --image --image-fallback --kernel --max-length --max-sequences --max-step-tokens
---num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --scheme --threads"""
+--compile-phases --device --dtype --fuse --image --image-fallback --kernel --max-length --max-sequences
+--max-step-tokens --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
@@ -90,7 +90,7 @@ POINT = {
     "--image-fallback",
 }
 FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
-RUNG = set("--block-size --cache --compile --compile-phases --image --program --proposer --scheme".split())
+RUNG = set("--block-size --cache --compile --compile-phases --fuse --image --program --proposer --scheme".split())
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
         --verbose -v --verify

@@ -26,6 +26,7 @@ from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import read_config
+from tokenmill.model.fusion import fuse
 from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
 from tokenmill.program.manifest import check as check_code
@@ -37,6 +38,7 @@ from tokenmill.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.hub import locate
@@ -76,12 +78,7 @@ def build(
         config = _as_imaged(config, image)
         image.start_reading()  # meanwhile the tokenizer is made
     config = replace(resolve_config(config, model_config), device=str(device))
-    tokenizer = checkpoint.tokenizer()
-    if tokenizer is not None and tokenizer.num_tokens > model_config.vocab_size:
-        raise CheckpointError(
-            f"{checkpoint.path}: the tokenizer has {tokenizer.num_tokens} tokens, the model's vocabulary "
-            f"{model_config.vocab_size}: they do not belong together"
-        )
+    tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     spec = cache_spec(config, model_config)
@@ -100,6 +97,7 @@ def build(
         fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
     else:
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
+    _fuse(decoder, config)
     program = forms.program(decoder, pool, image, config)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     engine = Engine(
@@ -122,6 +120,24 @@ def build(
     if config.prefix_dir is not None:
         engine.scheduler.store = _prefix_store(engine, Path(config.prefix_dir))
     return engine
+
+
+def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
+    tokenizer = checkpoint.tokenizer()
+    if tokenizer is not None and tokenizer.num_tokens > vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer has {tokenizer.num_tokens} tokens, the model's vocabulary "
+            f"{vocab_size}: they do not belong together"
+        )
+    return tokenizer
+
+
+def _fuse(decoder: Decoder, config: EngineConfig) -> None:
+    if config.fuse == EngineConfig.fuse:
+        return
+    if not {"qkv", "gate_up"} <= set(config.fused) and config.scheme != "dense":
+        raise ConfigError("fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not dense")
+    fuse(decoder, config.fused)
 
 
 def _prefix_store(engine: Engine, folder: Path) -> PrefixStore:

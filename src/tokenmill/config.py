@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_MAX_NEW_TOKENS",
     "DEFAULT_MODEL",
     "DTYPES",
+    "FUSIBLE",
     "EngineConfig",
     "SamplingParams",
     "as_keywords",
@@ -25,6 +26,7 @@ __all__ = [
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_MAX_NEW_TOKENS = 128
+FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
 COMPILE = ("auto", "no", "static", "dynamic", "fullgraph")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
@@ -54,6 +56,8 @@ class EngineConfig:
     compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
     compile_backend: any registered torch.compile backend.
     compile_in_background: the plain modules serve until the compiled form is ready.
+    fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
+    bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
     image: a directory of compiled code from `tokenmill image --program compiled`, which is then the program.
     image_fallback: where that does not fit, warn and go on with the plain modules.
     """
@@ -81,6 +85,7 @@ class EngineConfig:
     compile_phases: str = "decode"
     compile_backend: str = "inductor"
     compile_in_background: bool = False
+    fuse: str = "qkv,gate_up"
     image: str | None = None
     image_fallback: bool = False
 
@@ -106,11 +111,18 @@ class EngineConfig:
                 "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
             )
 
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The names that `fuse` stands for."""
+        return {"all": FUSIBLE, "none": ()}.get(self.fuse, tuple(self.fuse.split(",")))
+
     def _check_compile(self) -> None:
         _one_of("compile", self.compile, COMPILE)
         _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
         _flag("compile_in_background", self.compile_in_background)
         _flag("image_fallback", self.image_fallback)
+        for name in self.fused:
+            _one_of("fuse", name, FUSIBLE)
         if self.image is not None and self.program not in ("auto", "image"):
             raise ConfigError("image", self.image, f"none, because program is {self.program!r}")
         if self.image is None and self.program == "image":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.assemble import choose_forms, find_device, resolve_config
-from tokenmill.config import EngineConfig
+from tokenmill.config import FUSIBLE, EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.measure.points import Point
 from tokenmill.measure.series import Series
@@ -44,6 +44,9 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
         Rung(f"{slowest['program']}, static cache", slowest),
         Rung(f"{slowest['program']}, paged cache", {**slowest, "block_size": PAGE}),
     ]
+    for count in range(len(FUSIBLE) + 1):
+        names = ",".join(FUSIBLE[:count])
+        found.append(Rung(f"{slowest['program']}, {names or 'nothing'} fused", {**slowest, "fuse": names or "none"}))
     for program in reversed(PROGRAMS):
         for scheme in resolve(PROGRAMS[program]).schemes:
             settings = {"program": program, "scheme": scheme}

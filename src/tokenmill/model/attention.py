@@ -29,7 +29,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
         self.shape = AttentionShape(config.scale, config.windows[layer], config.attention_softcap)
-        self.attend = attend
+        self.attend, self.rotate = attend, apply_rotary  # the latter set by model/fusion.py
 
     def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step) -> Tensor:
         """[T, D] → [T, D]; this layer's cache rows for the step are written on the way."""
@@ -39,12 +39,12 @@ class Attention(nn.Module):
         if self.q_norm is None or self.k_norm is None:
             qk_TNH = qkv_TNH[:, : heads + kv_heads]
             if rotary is not None:
-                qk_TNH = apply_rotary(qk_TNH, *rotary)
+                qk_TNH = self.rotate(qk_TNH, *rotary)
             q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
         else:
             q_TNH = self.q_norm(qkv_TNH[:, :heads])
             k_TKH = self.k_norm(qkv_TNH[:, heads : heads + kv_heads])
             if rotary is not None:
-                q_TNH, k_TKH = apply_rotary(q_TNH, *rotary), apply_rotary(k_TKH, *rotary)
+                q_TNH, k_TKH = self.rotate(q_TNH, *rotary), self.rotate(k_TKH, *rotary)
         out_TNH = self.attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape)
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]

@@ -50,9 +50,12 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.fused = False  # set by model/fusion.py
 
     def forward(self, x: Tensor) -> Tensor:
         """Any leading dimensions."""
+        if self.fused:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
@@ -97,7 +100,7 @@ class MLP(nn.Module):
         wide = config.intermediate_size * (2 if config.gated_mlp else 1)
         self.up = scheme.linear(config.hidden_size, wide, config.mlp_bias)
         self.down = scheme.linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
-        self.gated = config.gated_mlp
+        self.gated, self.num_hidden = config.gated_mlp, config.intermediate_size
         self.act = activation(config.activation)
 
     def forward(self, x_TD: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, Rope
 
-__all__ = ["KINDS", "RotaryTable", "apply_rotary", "read_rope"]
+__all__ = ["KINDS", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "read_rope"]
 
 
 class RotaryTable(nn.Module):
@@ -44,6 +44,16 @@ def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
     half = dim // 2
     swapped = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
     turned = turned * cos_T1H + swapped * sin_T1H
+    return turned if dim == x_TNH.shape[-1] else torch.cat((turned, x_TNH[..., dim:]), dim=-1)
+
+
+def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
+    """The same numbers, to the bit, without a swapped copy."""
+    dim = cos_T1H.shape[-1]
+    half = dim // 2
+    turned = x_TNH[..., :dim] * cos_T1H
+    turned[..., :half] -= x_TNH[..., half:dim] * sin_T1H[..., :half]
+    turned[..., half:] += x_TNH[..., :half] * sin_T1H[..., half:]
     return turned if dim == x_TNH.shape[-1] else torch.cat((turned, x_TNH[..., dim:]), dim=-1)
 
 

@@ -100,6 +100,8 @@ def _refuse(program: type[Program], config: EngineConfig, device: torch.device, 
     runs = (*program.schemes, *program.slow_schemes)
     if config.scheme not in ("auto", *runs):
         return f"does not run scheme {config.scheme}, only {', '.join(runs)}"
+    if program.attends and config.fuse != EngineConfig.fuse:
+        return f"fuses by itself, and fuse {config.fuse} was asked for"
     if program.attends and config.kernel != "auto":
         return f"attends by itself, and kernel {config.kernel} was asked for"
     return program.refuse(device, getattr(torch, config.dtype), model)

@@ -27,7 +27,7 @@ def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch
     """The fields that must be alike, of an engine whose config is resolved."""
     return {
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},
-        **{name: getattr(config, name) for name in ("dtype", "scheme", "cache_format")},
+        **{name: getattr(config, name) for name in ("dtype", "scheme", "cache_format", "fuse")},
         "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
         "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
         "torch": str(torch.__version__),
