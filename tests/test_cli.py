@@ -417,3 +417,13 @@ def test_the_default_model_answers(tm):
     assert facts["num_parameters"] == 134_515_008
     assert facts["types"]["Q4_1"]["count"] == 210
     assert facts["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
+
+
+@pytest.mark.model
+def test_the_end_does_not_wait_for_what_is_compiled_in_the_background(real_model, tmp_path):
+    """Nor crash on it."""
+    command = [*COMMAND, "generate", real_model, "-p", "The", "-n", "3", "-q"]
+    command += ["--program", "compiled", "--compile-in-background"]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "") and ran.stdout

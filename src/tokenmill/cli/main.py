@@ -7,6 +7,7 @@ a traceback for a bug of ours. A reader that goes away (`| head -1`) has got wha
 import gc
 import os
 import sys
+import threading
 from typing import Annotated
 
 import typer
@@ -86,4 +87,9 @@ def run() -> None:
     # A text may hold characters that the terminal's encoding has not: a "?" is better than to end in the middle.
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     gc.set_threshold(50_000)  # torch alone makes a million objects that live on: looking at them again costs 0.1 s
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if threading.active_count() > 1:  # something is still compiled in the background, for nobody
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -63,7 +63,8 @@ class Compiled(InPieces):
             return self._ready[form]
         self._begun.add(form)
         arguments = (form, inputs, torch.get_num_threads())
-        threading.Thread(target=self._compile_aside, args=arguments, name="compile", daemon=True).start()
+        # No daemon: a process that ends in the midst of compiling crashes. It waits; the command line does not.
+        threading.Thread(target=self._compile_aside, args=arguments, name="compile").start()
         return None
 
     def _compile(self, inputs: Inputs, cache: list[Tensor]) -> Call:
