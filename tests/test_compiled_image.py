@@ -14,6 +14,7 @@ from tests.test_compiled import engine_for, same
 from tests.tiny_models import save
 from tokenmill import whole
 from tokenmill.assemble import save_code
+from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, ImageMismatch
 from tokenmill.program import exporting
@@ -127,6 +128,14 @@ def test_damage_is_refused(copy, llama):
     refused("does not match its checksum")
     (copy / MANIFEST).unlink()
     refused("is no image of compiled code")
+
+
+def test_info_shows_what_it_is_for(made, llama, capsys):
+    assert main(["info", str(made)]) == 0
+    shown = capsys.readouterr().out
+    assert str(llama) in shown and "one, many" in shown and "float32" in shown
+    assert main(["info", str(made), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"] == ["one", "many"]
 
 
 def test_the_plain_modules_serve_where_that_is_allowed(copy, llama, caplog):

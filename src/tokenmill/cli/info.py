@@ -28,7 +28,12 @@ EXAMPLES = examples(
     "tokenmill info model.gguf --tensors",
     "tokenmill info owner/name --json",
     "tokenmill info tale.kv",
+    "tokenmill info smollm2.code",
 )
+
+
+CODE = "manifest.json"
+"""In a directory of compiled code."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,13 @@ def command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type; or in a saved session.
+    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type; or in what was saved of it.
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
+    if (Path(model) / CODE).is_file():
+        _show_code(Path(model), json)
+        return
     if looks_saved(Path(model)):
         _show_snapshot(Path(model), json)
         return
@@ -109,6 +117,22 @@ def _show_snapshot(path: Path, json: bool) -> None:
         ("on disk", size(facts["num_bytes"])),
     )
     print_table(str(path), lines)
+
+
+def _show_code(folder: Path, json: bool) -> None:
+    facts: dict[str, Any] = resolve("tokenmill.program.manifest:read_manifest")(folder)
+    if json:
+        print_json({**facts, "path": str(folder)})
+        return
+    lines = (
+        ("compiled code of", facts["source"]),
+        ("model", ", ".join(f"{part} {digest}" for part, digest in facts["model"].items())),
+        ("steps of", ", ".join(facts["kinds"])),
+        *((name, str(facts[name])) for name in ("dtype", "scheme", "cache_format", "fuse", "device", "processor")),
+        ("written by", f"tokenmill {facts['tokenmill']}, torch {facts['torch']}, {facts['compiler']}"),
+        ("on disk", size(facts["num_bytes"])),
+    )
+    print_table(str(folder), lines)
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
