@@ -1,5 +1,6 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make test   run the tests
+# make test-compiler   those that wait for a C++ compiler
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -10,7 +11,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench clean
+.PHONY: demo test test-compiler check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -18,6 +19,9 @@ demo: .venv/.ready
 
 test: .venv/.ready-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+test-compiler: .venv/.ready-dev
+	$(BIN)/python -m pytest -m compiler $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo import register_backend
 from torch._dynamo.utils import counters
 from torch._inductor import cpp_builder
-from torch._inductor.utils import fresh_cache, run_and_get_code
+from torch._inductor.utils import run_and_get_code
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.assemble import load
@@ -69,14 +69,18 @@ def test_every_family_without_a_graph_break(family, models):
     [
         ("llama", {"compile_phases": "both", "cache_format": "int8"}),
         ("mixtral", {"scheme": "q4"}),
-        ("gpt2", {"scheme": "q8", "block_size": None}),
-        ("mistral", {"compile": "fullgraph"}),
     ],
 )
+@pytest.mark.compiler
 def test_inductor_says_the_same(family, how, models):
+    """One sequence alone: each further form is ten seconds of a compiler."""
     path, how = save(family, models), {"compile_phases": "decode", **how}
     plain = {name: value for name, value in how.items() if not name.startswith("compile")}
-    same(compiled(path, **how), engine_for(path, program="eager", **plain))
+    texts = [
+        engine.generate(PROMPTS[0], max_new_tokens=9, ignore_eos=True).tokens
+        for engine in (compiled(path, **how), engine_for(path, program="eager", **plain))
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("mode", ["static", "dynamic"])
@@ -104,10 +108,11 @@ def test_scores_and_drafts(llama):
     torch.testing.assert_close(guessing.logits(PROMPTS[1]), reference.logits(PROMPTS[1]))
 
 
+@pytest.mark.compiler
 def test_the_cache_is_written_in_place(llama):
     """In the code that inductor writes nothing has the size of the cache."""
     engine = compiled(llama, compile_phases="decode")
-    with fresh_cache():  # or the code is found, and not written
+    with torch._inductor.config.patch(fx_graph_cache=False):  # or the code is found, and not written
         _, codes = run_and_get_code(engine.generate, PROMPTS[0], max_new_tokens=3, ignore_eos=True)
     shape = tuple(engine.runner.pool.layers[0].tensors[0].shape)
     code = "\n".join(codes)
@@ -116,7 +121,7 @@ def test_the_cache_is_written_in_place(llama):
 
 
 def test_phases(llama):
-    for phases, kinds in (("decode", {1}), ("prefill", {2}), ("both", {1, 2})):
+    for phases, kinds in (("decode", {1}), ("prefill", {2})):
         engine = compiled(llama, compile_phases=phases, compile_backend="eager")
         texts(engine)
         assert {form.num_tokens for form in engine.runner.program._ready} == kinds

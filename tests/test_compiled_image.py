@@ -7,8 +7,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tests.test_compiled import engine_for, same
 from tests.tiny_models import save
@@ -17,7 +20,7 @@ from tokenmill.assemble import save_code
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, ImageMismatch
-from tokenmill.program import exporting
+from tokenmill.program import exporting, imaged
 from tokenmill.program.manifest import MANIFEST, read_manifest
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.fetch import Silent
@@ -37,9 +40,22 @@ def write(model, folder, **how):
 
 @pytest.fixture(scope="module")
 def made(llama, tmp_path_factory):
+    """All but the machine code."""
     folder = tmp_path_factory.mktemp("code") / "llama.code"
-    num_bytes = write(llama, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
+        num_bytes = write(llama, folder)
     assert num_bytes == sum(path.stat().st_size for path in folder.glob("*.pt2"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(llama, tmp_path_factory):
+    """Of one sequence alone: each package is ten seconds of a compiler."""
+    folder = tmp_path_factory.mktemp("code") / "llama.code"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(exporting.KINDS, "decode", ("one",))
+        write(llama, folder)
     return folder
 
 
@@ -48,11 +64,48 @@ def copy(made, tmp_path):
     return shutil.copytree(made, tmp_path / "x.code")
 
 
-def test_the_tokens_are_the_same_in_any_block_size(made, llama):
+@pytest.mark.compiler
+def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
     for block_size in (8, None):
-        engine = engine_for(llama, image=str(made), block_size=block_size)
+        engine = engine_for(llama, image=str(compiled), block_size=block_size)
         assert engine.program_name == "image"
         same(engine, engine_for(llama, program="eager", block_size=block_size))
+
+
+class Interpreted:
+    """A part as it was exported, in the place of its machine code."""
+
+    programs: ClassVar = {}
+
+    def __init__(self, path, *_):
+        self.program = self.programs[Path(path).name]
+        self.module = self.program.module()
+
+    def run(self, tensors):
+        leaves, spec = tree_flatten(self.program.example_inputs)
+        given = iter(tensors)
+        inputs, named = tree_unflatten(
+            [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+        )
+        return [self.module(*inputs, **named)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
+    """Several sequences and chunks as well, which the tests have no time to compile."""
+
+    def keep(program, package_path):
+        Interpreted.programs[Path(package_path).name] = program
+        Path(package_path).write_bytes(b"code")
+
+    monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
+    monkeypatch.setattr(imaged, "Loader", Interpreted)
+    path = save(family, tmp_path)
+    for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
+        write(path, tmp_path / "x.code", compile_phases="both", **how)
+        engine = engine_for(path, image=str(tmp_path / "x.code"), **how)
+        assert set(Interpreted.programs) == set(engine.runner.program._code)
+        same(engine, engine_for(path, program="eager", **how))
 
 
 STARTS = """
@@ -64,9 +117,10 @@ print(sorted({"torch._inductor.compile_fx", "torch._dynamo.convert_frame"} & set
 """
 
 
-def test_no_compiler_is_even_imported(made, llama):
+@pytest.mark.compiler
+def test_no_compiler_is_even_imported(compiled, llama):
     ran = subprocess.run(
-        [sys.executable, "-c", STARTS, str(llama), str(made)], cwd=ROOT, check=True, capture_output=True, text=True
+        [sys.executable, "-c", STARTS, str(llama), str(compiled)], cwd=ROOT, check=True, capture_output=True, text=True
     )
     assert ran.stdout.strip().endswith("[]")
 
