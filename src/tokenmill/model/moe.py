@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.layers import MLP
+from tokenmill.quant.dense import is_traced
 from tokenmill.quant.schemes import Scheme
 
 __all__ = ["MoE"]
@@ -26,7 +27,7 @@ class MoE(nn.Module):
         weights_TC, chosen_TC = torch.topk(probabilities_TE, self.num_chosen, dim=-1)
         if self.norm_top_k:
             weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
-        if torch.compiler.is_compiling():
+        if is_traced():
             return self._all(x_TD, weights_TC, chosen_TC)
         out_TD = torch.zeros_like(x_TD)
         for expert in torch.unique(chosen_TC).tolist():

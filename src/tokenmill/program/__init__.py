@@ -44,7 +44,7 @@ class Program(Protocol):
     only_asked: bool
     """True when "auto" passes it by."""
     compile_s: float
-    """Seconds spent on compiling so far, all of them within steps."""
+    """Seconds spent on compiling so far."""
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:

@@ -1,6 +1,7 @@
 """A compiled step whose inputs lie at fixed addresses, recorded once and replayed: no launch by launch from Python."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -24,9 +25,15 @@ class Captured:
 
     def __call__(self, inputs: Inputs, cache: list[Tensor]) -> Tensor:
         """See Form. `cache` is the same in every call."""
+        device = inputs.token_ids_BC.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return self._replay(inputs, cache)
+
+    def _replay(self, inputs: Inputs, cache: list[Tensor]) -> Tensor:
         if self._inputs is None:
-            self._inputs = held = inputs.copy()
+            held = inputs.copy()
             self._again, self._logits = self._capture(lambda: self._call(held, cache))
+            self._inputs = held  # not before it has worked
         for target, tensor in zip(self._inputs.tensors, inputs.tensors, strict=True):
             if target is not None and tensor is not None:
                 target.copy_(tensor, non_blocking=True)
@@ -43,7 +50,7 @@ def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
             run()
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be compiling
         logits = run()
     return graph.replay, logits
 

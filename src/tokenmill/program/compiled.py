@@ -81,9 +81,9 @@ class Compiled(InPieces):
 
     def _compile_aside(self, form: Shape, inputs: Inputs, threads: int) -> None:
         torch.set_num_threads(threads)  # a new thread starts with the system's number
-        with torch.inference_mode(False):  # a cache that nobody else writes to, made like the real one
-            cache = [torch.zeros_like(tensor) for tensor in self.cache]
         try:
+            with torch.inference_mode(False):  # a cache that nobody else writes to, made like the real one
+                cache = [torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in self.cache]
             self._ready[form] = self._compile(inputs, cache)
         except Exception as error:  # noqa: BLE001  (nobody waits for this thread: whatever it is, it is said)
             log.warning("%s; the plain modules go on serving", error)

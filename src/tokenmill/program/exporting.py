@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor import aoti_compile_and_package, cpp_builder
+from torch._inductor import config as inductor
 from torch.export import Dim, export
 
 from tokenmill.cache.pool import Pool
-from tokenmill.errors import ImageMismatch
+from tokenmill.errors import ConfigError, ImageMismatch
 from tokenmill.model.decoder import Decoder
+from tokenmill.program.compiling import check_backend
 from tokenmill.program.manifest import MANIFEST, digest, seal_manifest
 from tokenmill.program.parts import End, OneLayer, Part, kind_of, weights_of
 from tokenmill.whole import beside
@@ -30,6 +32,9 @@ KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many
 EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
 """Tokens that a kind is compiled with."""
 KEYS = 320
+
+SETTINGS = {"cpp.dynamic_threads": True}
+"""Or the code would divide its work among as many threads as there are here, wherever it runs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ def write_code(folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: M
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise ImageMismatch(f"{folder} is there and no image of compiled code: it is not overwritten")
+    check_backend("inductor")
     temporary = beside(folder)
     try:
         temporary.mkdir()
@@ -77,8 +83,12 @@ def _put(temporary: Path, folder: Path) -> None:
     if folder.exists():
         old = beside(folder)
         folder.rename(old)
-        temporary.rename(folder)
-        shutil.rmtree(old)
+        try:
+            temporary.rename(folder)
+        except BaseException:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     else:
         temporary.rename(folder)
 
@@ -127,7 +137,12 @@ def _compile(package: _Package, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
         program = export(package.part, (package.inputs, package.weights), dynamic_shapes=sizes)
-        aoti_compile_and_package(program, package_path=str(path))
+        try:
+            with inductor.patch(SETTINGS):
+                aoti_compile_and_package(program, package_path=str(path))
+        except RuntimeError as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise ConfigError("program", "compiled", f"its compiler failed for {package.name}: {line}") from error
 
 
 def _compiler() -> str:

@@ -41,7 +41,9 @@ class Imaged(InPieces):
         try:
             self._code = {name: Loader(str(folder / name), "model", False, 1, device) for name in facts["files"]}
         except RuntimeError as error:
-            raise ImageMismatch(f"{folder} cannot be loaded: {str(error).splitlines()[0]}; {REMEDY}") from error
+            raise ImageMismatch(
+                f"{folder} cannot be loaded: {(str(error).splitlines() or [''])[0]}; {REMEDY}"
+            ) from error
         self._layer_weights = [weights_of(OneLayer(*each)) for each in zip(decoder.layers, pool.layers, strict=True)]
         self._end_weights = weights_of(End(decoder))
 

@@ -6,6 +6,7 @@ layer-one-0.pt2 …  a compiled part each: machine code, so load only what you m
 
 import hashlib
 import platform
+import zlib
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,10 +30,25 @@ def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},
         **{name: getattr(config, name) for name in ("dtype", "scheme", "cache_format", "fuse")},
         "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
-        "processor": f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}",
+        "processor": _processor(),
         "torch": str(torch.__version__),
         "triton": _triton() if device.type == "cuda" else None,
     }
+
+
+def _processor() -> str:
+    """Code is made for every feature of the processor that it is made on."""
+    name, flags = platform.processor(), ""
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else ():
+        what, _, value = line.partition(":")
+        if what.strip() == "model name":
+            name = value.strip()
+        elif what.strip() in ("flags", "Features"):
+            flags = value.strip()
+            break
+    features = f"features {zlib.crc32(flags.encode()):08x}"
+    return ", ".join([platform.machine(), name, torch.backends.cpu.get_cpu_capability(), features])
 
 
 def _triton() -> str | None:

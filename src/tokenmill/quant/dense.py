@@ -6,12 +6,17 @@ from torch.nn import functional as F
 
 from tokenmill.quant.schemes import Matrix
 
-__all__ = ["Dense", "DenseLinear", "is_one_traced_row", "product", "realised"]
+__all__ = ["Dense", "DenseLinear", "is_one_traced_row", "is_traced", "product", "realised"]
+
+
+def is_traced() -> bool:
+    """Whether a compiler traces this very call; torch's is_compiling also holds for what runs beside one."""
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 def is_one_traced_row(x_TD: Tensor) -> bool:
     """Whether a compiler traces a product of a single row on a CPU."""
-    return torch.compiler.is_compiling() and x_TD.device.type == "cpu" and x_TD.shape[0] == 1
+    return is_traced() and x_TD.device.type == "cpu" and x_TD.shape[0] == 1
 
 
 def realised(x_D: Tensor) -> Tensor:
