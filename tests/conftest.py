@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from tests.tiny_models import save
 from tokenmill.weights.hub import locate
 
 torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
@@ -15,6 +16,18 @@ def pytest_collection_finish():
     """What is imported by now stays: a quarter of a second less for each full collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Where a module's tiny models are written."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def llama(models):
+    """The tiny one that most things are tried on."""
+    return save("llama", models)
 
 
 @pytest.fixture(scope="session")

@@ -23,16 +23,6 @@ PROMPTS = [prompt(20 + length, seed=length) for length in (0, 5, 1)]
 SAMPLING = ({}, {"temperature": 0.8, "seed": 3})
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def llama(models):
-    return save("llama", models)
-
-
 def engine_for(path, **how):
     settings = {"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1}
     return load(path, **{**settings, **how})

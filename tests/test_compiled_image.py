@@ -28,11 +28,6 @@ from tokenmill.weights.fetch import Silent
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
 def write(model, folder, **how):
     config = EngineConfig(model=str(model), dtype="float32", device="cpu", **how)
     return save_code(open_checkpoint(model), config, folder, Silent())

@@ -23,11 +23,6 @@ LONG = prompt(97, seed=5)
 pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def native(path, dtype="float32", **settings):
     return load(path, program="native", dtype=dtype, **{"threads": 1, **settings})
 

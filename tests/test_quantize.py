@@ -32,11 +32,6 @@ NATIVE = pytest.param(
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
 def llama(models):
     path = save("llama", models)
     (path / "tokenizer_config.json").write_text('{"model_max_length": 128}')

@@ -28,16 +28,6 @@ START = prompt(20, seed=3)
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
-@pytest.fixture(scope="module")
-def llama(models):
-    return save("llama", models)
-
-
 def engine_for(path, **how):
     return load(
         path, **{"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1, **how}

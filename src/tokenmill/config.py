@@ -98,7 +98,7 @@ class EngineConfig:
                 _whole(name, getattr(self, name), 1)
         _flag("prefix_cache", self.prefix_cache)
         _flag("cache", self.cache)
-        self._check_compile()
+        self._check_program()
         if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
             raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
         if not self.cache and self.proposer != "none":
@@ -116,7 +116,7 @@ class EngineConfig:
         """The names that `fuse` stands for."""
         return {"all": FUSIBLE, "none": ()}.get(self.fuse, tuple(self.fuse.split(",")))
 
-    def _check_compile(self) -> None:
+    def _check_program(self) -> None:
         _one_of("compile", self.compile, COMPILE)
         _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
         _flag("compile_in_background", self.compile_in_background)

@@ -11,11 +11,6 @@ from tokenmill import load
 from tokenmill.model.families import FAMILIES
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 def expected_logits(name: str, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return reference(name)(torch.tensor([tokens])).logits[0]

@@ -17,11 +17,6 @@ PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
 NEW = 14
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.fixture(scope="module", params=FAMILY_NAMES)
 def family(request):
     return request.param

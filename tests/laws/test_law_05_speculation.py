@@ -33,11 +33,6 @@ class Oracle:
         return guesses
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("lies", [lambda p: False, lambda p: True, lambda p: p % 3 == 2], ids=["no", "all", "some"])
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("family", FAMILY_NAMES)

@@ -32,10 +32,6 @@ EXAMPLES = examples(
 )
 
 
-CODE = "manifest.json"
-"""In a directory of compiled code."""
-
-
 @dataclass(frozen=True)
 class _Stored:
     """A tensor as the file has it."""
@@ -61,7 +57,7 @@ def command(
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
-    if (Path(model) / CODE).is_file():
+    if (Path(model) / resolve("tokenmill.program.manifest:MANIFEST")).is_file():
         _show_code(Path(model), json)
         return
     if looks_saved(Path(model)):

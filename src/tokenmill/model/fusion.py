@@ -17,7 +17,7 @@ from tokenmill.model.attention import Attention
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.layers import MLP, RMSNorm
 from tokenmill.model.rope import apply_rotary, apply_rotary_in_halves
-from tokenmill.quant.dense import DenseLinear
+from tokenmill.quant.dense import DenseLinear, product
 
 __all__ = ["Apart", "fuse"]
 
@@ -27,21 +27,14 @@ class Apart(nn.Module):
 
     def __init__(self, whole: DenseLinear, sizes: Sequence[int]) -> None:
         super().__init__()
-        assert whole.weight is not None, "plain matrices keep theirs"
-        weights = torch.split(whole.weight, list(sizes))
-        biases: Sequence[Tensor | None] = [None] * len(sizes)
-        if whole.bias is not None:
-            biases = torch.split(whole.bias, list(sizes))
-        self.parts = nn.ModuleList()
-        for weight, bias in zip(weights, biases, strict=True):
-            part = DenseLinear(0, 0, False)
-            part.weight = nn.Parameter(weight, requires_grad=False)
-            part.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-            self.parts.append(part)
+        self.whole, self.sizes = whole, list(sizes)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, in] → [T, out]"""
-        return torch.cat([part(x_TD) for part in self.parts], dim=-1)
+        assert self.whole.weight is not None, "plain matrices keep theirs"
+        weights = torch.split(self.whole.weight, self.sizes)
+        biases = [None] * len(weights) if self.whole.bias is None else torch.split(self.whole.bias, self.sizes)
+        return torch.cat([product(x_TD, *part) for part in zip(weights, biases, strict=True)], dim=-1)
 
 
 def fuse(decoder: Decoder, names: Collection[str]) -> None:

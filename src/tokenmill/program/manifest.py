@@ -74,8 +74,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ImageMismatch(f"{path} {error}; {REMEDY}") from error
 
 
-def check(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest of an image that fits. ImageMismatch names every field that differs, and every damaged file."""
+def check(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """ImageMismatch names every field that differs, or the first file that is damaged."""
     facts = read_manifest(folder)
     differ = [f"{name} {facts.get(name)!r}, here {here!r}" for name, here in wanted.items() if facts.get(name) != here]
     if differ:
@@ -87,7 +87,6 @@ def check(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
             raise ImageMismatch(f"{folder} is damaged: {name}: {error.strerror}; {REMEDY}") from error
         if found != wanted_digest:
             raise ImageMismatch(f"{folder} is damaged: {name} does not match its digest; {REMEDY}")
-    return facts
 
 
 def digest(path: Path) -> str:

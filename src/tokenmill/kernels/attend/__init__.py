@@ -8,6 +8,7 @@ on another's: each span is attended to by itself.
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
@@ -31,6 +32,10 @@ class AttentionShape:
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+    def capped(self, scores: Tensor) -> Tensor:
+        """Scores of any shape, within the cap if there is one."""
+        return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
 class Attend(Protocol):

@@ -48,9 +48,7 @@ def attend_written_out(
     """attend_span in plain float32 steps, capped scores included: what everything else is tested against."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     q_KGTH = q_TNH.view(num_tokens, k_LKH.shape[1], -1, head_dim).permute(1, 2, 0, 3).float()
-    scores_KGTL = torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale
-    if shape.softcap is not None:
-        scores_KGTL = torch.tanh(scores_KGTL / shape.softcap) * shape.softcap
+    scores_KGTL = shape.capped(torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale)
     weights_KGTL = torch.softmax(scores_KGTL + step.mask(span, shape.window, torch.float32), dim=-1)
     out_KGTH = torch.matmul(weights_KGTL, v_LKH.transpose(0, 1)[:, None].float())
     return out_KGTH.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim).to(q_TNH.dtype)

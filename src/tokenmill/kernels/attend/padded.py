@@ -45,7 +45,7 @@ def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, 
     """[B, K, G, H] float32"""
     seen_BL11 = seen_BL[..., None, None]
     scores_BLKG = (q_BKGH[:, None].float() * k_BLKH[:, :, :, None].float()).sum(-1) * shape.scale
-    scores_BLKG = _capped(scores_BLKG, shape).masked_fill(~seen_BL11, -torch.inf)
+    scores_BLKG = shape.capped(scores_BLKG).masked_fill(~seen_BL11, -torch.inf)
     weights_BLKG = torch.softmax(scores_BLKG, dim=1)
     v_BLK1H = torch.where(seen_BL11, v_BLKH, 0)[:, :, :, None].float()
     return (weights_BLKG[..., None] * v_BLK1H).sum(1)
@@ -63,10 +63,6 @@ def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Ten
         out_BNCH = scaled_dot_product_attention(q_BNCH, k_BNLH, v_BNLH, mask_B1CL, scale=shape.scale)
     else:
         scores = torch.matmul(q_BKGCH.float(), k_BKGLH.transpose(-1, -2).float()).flatten(1, 2) * shape.scale
-        weights = torch.softmax(_capped(scores, shape).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
+        weights = torch.softmax(shape.capped(scores).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
         out_BNCH = torch.matmul(weights, v_BKGLH.flatten(1, 2).float())
     return out_BNCH.transpose(1, 2)
-
-
-def _capped(scores: Tensor, shape: AttentionShape) -> Tensor:
-    return scores if shape.softcap is None else torch.tanh(scores / shape.softcap) * shape.softcap
