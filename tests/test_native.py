@@ -222,6 +222,7 @@ def test_the_cache_in_bytes_is_half_as_large(models):
     assert small / dense == (8 + 4) / 16  # heads of 8: of 64 it would be 68 / 128
 
 
+@pytest.mark.compiler
 def test_the_kernels_under_the_sanitizers(tmp_path):
     """Every build that this processor runs, odd sizes, exact buffers: no read or write outside, no undefined shift."""
     if hatch_build.compiler() is None:
