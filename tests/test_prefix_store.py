@@ -77,7 +77,7 @@ def test_the_longest_unread_go_first(llama, tmp_path, monkeypatch):
     engine = engine_for(llama, tmp_path)
     fed(engine, START)
     size = max(file.stat().st_size for file in tmp_path.glob("*/*.kv"))
-    engine.scheduler.store._limit_bytes = 8 * size
+    engine.scheduler.prefixes.store._limit_bytes = 8 * size
     for seed in range(6):
         fed(engine, prompt(40, seed=10 + seed))
         assert sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) <= 8 * size

@@ -118,7 +118,7 @@ def build(
         fingerprint=identity,
     )
     if config.prefix_dir is not None:
-        engine.scheduler.store = _prefix_store(engine, Path(config.prefix_dir))
+        engine.scheduler.prefixes.store = _prefix_store(engine, Path(config.prefix_dir))
     return engine
 
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 
 from tokenmill.errors import CapacityError
-from tokenmill.schedule.blocks import BlockAllocator, BlockStore, chain_digest
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.prefixes import Prefixes
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 __all__ = ["Scheduler"]
@@ -31,14 +32,12 @@ class Scheduler:
         self.allocator = allocator
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
-        self.prefix_cache = prefix_cache and cache
+        self.prefixes = Prefixes(allocator, prefix_cache and cache)
         self.cache = cache  # False: after each token, nothing counts as computed
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
         self.num_preemptions = 0
-        self.store: BlockStore | None = None
-        """Where published blocks are kept beyond this process, if anywhere."""
 
     # ---- coming and going
 
@@ -86,7 +85,7 @@ class Scheduler:
                 self._reset(sequence)
                 return False
         sequence.num_computed_tokens = num_rows
-        self._publish(sequence)
+        self.prefixes.publish(sequence)
         return True
 
     def resume(self, sequence: Sequence) -> None:
@@ -186,7 +185,7 @@ class Scheduler:
             else:
                 sequence.num_computed_tokens = start + count
                 reason = "scored" if sequence.score_from is not None and not sequence.num_pending_tokens else None
-            self._publish(sequence)
+            self.prefixes.publish(sequence)
             if reason:
                 self.finish(sequence, reason)
                 finished.append(sequence)
@@ -213,7 +212,7 @@ class Scheduler:
     def _admit(self, budget: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> None:
         while self.waiting and len(self.running) < self.max_sequences and budget > 0:
             sequence = self.waiting[0]
-            shared = self._share_prefix(sequence)
+            shared = self.prefixes.take_over(sequence)
             if self._num_blocks(len(sequence.tokens)) - len(sequence.blocks) > self.allocator.num_free:
                 if shared:  # hold nothing while waiting
                     self._reset(sequence)
@@ -238,34 +237,6 @@ class Scheduler:
         for sequence in holders:
             self._reset(sequence)
         return bool(holders)
-
-    def _share_prefix(self, sequence: Sequence) -> bool:
-        """Take over published blocks that hold the sequence's first tokens; the last token is always fed."""
-        if not self.prefix_cache or sequence.blocks:
-            return False
-        size = self.allocator.block_size
-        digest = b""
-        for start in range(0, min(len(sequence.tokens) - 1, sequence.first_logits) - size + 1, size):
-            digest = chain_digest(digest, sequence.tokens[start : start + size])
-            block = self.allocator.find(digest)
-            if block is not None:
-                self.allocator.share(block)
-            elif (block := self._bring(digest)) is None:
-                break
-            sequence.blocks.append(block)
-            sequence.digests.append(digest)
-        sequence.num_computed_tokens = len(sequence.blocks) * size
-        return bool(sequence.blocks)
-
-    def _bring(self, digest: bytes) -> int | None:
-        """A block filled from the store and published, ours; None where the store has none, or there is no room."""
-        if self.store is None or (block := self.allocator.allocate()) is None:
-            return None
-        if not self.store.load(digest, block):
-            self.allocator.release(block)
-            return None
-        self.allocator.publish(block, digest)
-        return block
 
     def _make_room(self, sequence: Sequence, count: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
@@ -319,18 +290,6 @@ class Scheduler:
             if len(sequence.tokens) >= sequence.max_tokens:
                 return "length"
         return None
-
-    def _publish(self, sequence: Sequence) -> None:
-        if not self.prefix_cache:
-            return
-        size = self.allocator.block_size
-        for index in range(len(sequence.digests), sequence.num_computed_tokens // size):
-            parent = sequence.digests[-1] if sequence.digests else b""
-            digest = chain_digest(parent, sequence.tokens[index * size : (index + 1) * size])
-            sequence.digests.append(digest)
-            self.allocator.publish(sequence.blocks[index], digest)
-            if self.store is not None:
-                self.store.save(digest, sequence.blocks[index])
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         # From the end, so that the head of a prefix stays findable longest.
