@@ -196,6 +196,16 @@ def test_the_plain_modules_serve_where_that_is_allowed(copy, llama, caplog):
     same(engine, engine_for(llama, program="eager"))
 
 
+def test_what_torch_refuses_to_load_is_no_end_either(made, llama, caplog):
+    """It fits by its manifest, and is no code."""
+    with pytest.raises(ImageMismatch, match="cannot be loaded"):
+        engine_for(llama, image=str(made))
+    with caplog.at_level(logging.WARNING):
+        engine = engine_for(llama, image=str(made), image_fallback=True)
+    assert "cannot be loaded" in caplog.text and engine.program_name == "eager"
+    same(engine, engine_for(llama, program="eager"))
+
+
 @pytest.mark.parametrize("how", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch):
     before = {path.name: path.read_bytes() for path in copy.iterdir()}

@@ -127,9 +127,9 @@ def count_fed(engine) -> list[int]:
     fed: list[int] = []
     run = engine.runner.run
 
-    def counted(plan):
+    def counted(plan, *more):
         fed.append(sum(work.count for work in plan.work))
-        return run(plan)
+        return run(plan, *more)
 
     engine.runner.run = counted
     return fed
@@ -184,8 +184,8 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
     bad = engine.stream(prompt(9), max_new_tokens=8)
     run = engine.runner.run
 
-    def poisoned(plan):
-        logits = run(plan).clone()
+    def poisoned(plan, *fed):
+        logits = run(plan, *fed).clone()
         first = 0
         for work in plan.work:
             if work.sequence.num_prompt_tokens == 9:

@@ -58,7 +58,7 @@ def test_scores_do_not_suffer_from_other_threads(path):
     assert intact(engine)
 
 
-@pytest.mark.parametrize("where", ["_note", "_deliver", "_collect"])
+@pytest.mark.parametrize("where", ["_note", "_deliver", "_choose"])
 def test_an_interrupt_anywhere_in_a_step_costs_the_others_nothing(path, where):
     engine = tokenmill.load(path, block_size=4, max_sequences=2)
     settings = {"max_new_tokens": 5, "logprobs": 0}
@@ -107,7 +107,7 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
 def test_logits_that_fail_leave_nothing_behind(path):
     engine = tokenmill.load(path, max_step_tokens=4)
     run = engine.runner.run
-    engine.runner.run = lambda plan: (_ for _ in ()).throw(MemoryError)
+    engine.runner.run = lambda plan, *fed: (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError):
         engine.logits(prompt(9))
     engine.runner.run = run
@@ -151,8 +151,8 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
 
     run = engine.runner.run
 
-    def poisoned(plan):
-        logits = run(plan).clone()
+    def poisoned(plan, *fed):
+        logits = run(plan, *fed).clone()
         if plan.work[0].num_logits > 1:
             logits[1:] = float("nan")
         return logits

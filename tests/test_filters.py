@@ -71,12 +71,12 @@ def test_temperature(logits_RV: Tensor, value: float) -> None:
 @given(logits(), st.integers(1, 150))
 def test_top_k(logits_RV: Tensor, k: int) -> None:
     expected_RV = reference.TopKLogitsWarper(k)(None, logits_RV)
-    assert torch.equal(filters.top_k(logits_RV, column(k, logits_RV, torch.int64)), expected_RV)
+    assert torch.equal(filters.top_k(logits_RV, column(k, logits_RV, torch.int64), k), expected_RV)
 
 
 def test_top_k_keeps_ties_at_the_kth_place() -> None:
     logits_RV = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
-    assert kept(filters.top_k(logits_RV, torch.tensor([2]))).tolist() == [[False, True, True, True, True, False]]
+    assert kept(filters.top_k(logits_RV, torch.tensor([2]), 2)).tolist() == [[False, True, True, True, True, False]]
 
 
 @thorough
@@ -181,7 +181,7 @@ def test_forbid(logits_RV: Tensor, ids: list[int]) -> None:
 # Filters with one parameter per row: the filter, a value that narrows or changes, the value that is off.
 PER_ROW: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, float]] = {
     "temperature": (filters.temperature, torch.tensor(0.7), 1),
-    "top_k": (filters.top_k, torch.tensor(3), 0),
+    "top_k": (lambda x, k: filters.top_k(x, k, 3), torch.tensor(3), 0),
     "top_p": (filters.top_p, torch.tensor(0.6, dtype=torch.float64), 1),
     "top_p that needs all": (lambda x, p: filters.top_p(x, p, 1), torch.tensor(0.6, dtype=torch.float64), 1),
     "min_p": (filters.min_p, torch.tensor(0.2, dtype=torch.float64), 0),

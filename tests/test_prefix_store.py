@@ -28,10 +28,10 @@ def fed(engine, tokens):
     count = 0
     run = engine.runner.run
 
-    def counted(plan):
+    def counted(plan, *fed):
         nonlocal count
         count += sum(work.count for work in plan.work)
-        return run(plan)
+        return run(plan, *fed)
 
     engine.runner.run = counted
     try:

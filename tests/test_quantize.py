@@ -347,6 +347,23 @@ def test_exports_give_the_logits_of_their_numbers(llama, tmp_path, method, bits,
         assert (ours - plain).pow(2).mean().sqrt() < 0.04 * plain.pow(2).mean().sqrt()
 
 
+def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
+    path = export(llama, tmp_path / "out", "gptq")
+    wanted = load(path, threads=1).logits(LONG)
+    config = json.loads((path / "config.json").read_text())
+    older = config.pop("quantization_config") | {"damp_percent": 0.01, "model_file_base_name": "gptq_model-4bit-32g"}
+    del older["quant_method"]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="missing"):
+        load(path)
+    (path / "quantize_config.json").write_text(json.dumps(older))
+    (path / "model.safetensors").rename(path / "gptq_model-4bit-32g.safetensors")
+    assert torch.equal(load(path, threads=1).logits(LONG), wanted)
+    (path / "quantize_config.json").write_text(json.dumps(older | {"bits": 3}))
+    with pytest.raises(CheckpointError, match="bits = 3 is not implemented for gptq"):
+        load(path)
+
+
 def test_exports_in_float16_count_as_bfloat16(llama, tmp_path):
     path = export(llama, tmp_path / "out", "gptq")
     assert read_config(read_config_json(path)).dtype == "bfloat16"

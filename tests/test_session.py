@@ -171,7 +171,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
     streams.append(session.stream(max_new_tokens=8, ignore_eos=True))
     shown = next(streams[0]).tokens
     run = engine.runner.run
-    engine.runner.run = lambda plan: (streams.clear(), run(plan))[1]
+    engine.runner.run = lambda plan, *fed: (streams.clear(), run(plan, *fed))[1]
     assert engine.generate(START[:5], max_new_tokens=4, ignore_eos=True).tokens
     del engine.runner.run
     assert session.tokens == tuple(START) + shown

@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A room may import rooms of a lower rank, and files of its own room.
 RANKS = [
     {"errors"},
-    {"registry", "config", "pages", "whole"},
+    {"registry", "config", "pages", "whole", "transfer"},
     {"arena"},
     {"text", "schedule", "cache", "parallel"},
     {"kernels"},
@@ -24,7 +24,7 @@ RANKS = [
     {"program"},
     {"runner", "sample"},
     {"speculate"},
-    {"outputs", "intake"},
+    {"outputs", "intake", "flight"},
     {"scoring", "identity"},
     {"engine"},
     {"assemble", "session"},

@@ -98,7 +98,11 @@ def build(
     else:
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
     _fuse(decoder, config)
-    program = forms.program(decoder, pool, image, config)
+    try:
+        program = forms.program(decoder, pool, image, config)
+    except ImageMismatch as error:
+        config, forms = _without_code(error, config, model_config, device)
+        program = forms.program(decoder, pool, image, config)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     engine = Engine(
         config,
@@ -110,11 +114,7 @@ def build(
         program=forms.program_name,
         program_reason=forms.reason,
         kernel=forms.program_name if program.attends else kernel_name,
-        memory={
-            "weights_bytes": program.num_weight_bytes,
-            "matrix_bytes": program.num_matrix_bytes,
-            "cache_bytes": pool.num_bytes,
-        },
+        memory=_memory(program, pool),
         fingerprint=identity,
     )
     if config.prefix_dir is not None:
@@ -130,6 +130,14 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
             f"{vocab_size}: they do not belong together"
         )
     return tokenizer
+
+
+def _memory(program: Program, pool: Pool) -> dict[str, int]:
+    return {
+        "weights_bytes": program.num_weight_bytes,
+        "matrix_bytes": program.num_matrix_bytes,
+        "cache_bytes": pool.num_bytes,
+    }
 
 
 def _fuse(decoder: Decoder, config: EngineConfig) -> None:
@@ -153,12 +161,19 @@ def _with_code(
     try:
         check_code(Path(config.image), made_for(config, identity, device))
     except ImageMismatch as error:
-        if not config.image_fallback:
-            raise
-        log.warning("%s; the plain modules serve", error)
-        config = replace(config, image=None, program="eager")
-        return config, choose_forms(config, model, device)
+        return _without_code(error, config, model, device)
     return config, forms
+
+
+def _without_code(
+    error: ImageMismatch, config: EngineConfig, model: ModelConfig, device: torch.device
+) -> tuple[EngineConfig, "Forms"]:
+    """The plain modules in its place, where that is allowed."""
+    if not config.image_fallback:
+        raise error
+    log.warning("%s; the plain modules serve", error)
+    config = replace(config, image=None, program="eager")
+    return config, choose_forms(config, model, device)
 
 
 def save_code(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Any) -> int:
@@ -260,6 +275,9 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
     if config.proposer == "none" and config.num_drafts != EngineConfig.num_drafts:
         warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
+    ahead = config.run_ahead
+    if ahead == "auto":
+        ahead = "on" if find_device(config.device).type == "cuda" and config.proposer == "none" else "off"
     # As many whole blocks as all sequences need at their longest.
     default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
     resolved = replace(
@@ -268,6 +286,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         dtype=model.dtype if config.dtype == "auto" else config.dtype,
         block_size=block_size,
         cache_tokens=config.cache_tokens or default_tokens,
+        run_ahead=ahead,
     )
     kept = replace(resolved, scheme="file")
     return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved

@@ -56,6 +56,8 @@ class EngineConfig:
     compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
     compile_backend: any registered torch.compile backend.
     compile_in_background: the plain modules serve until the compiled form is ready.
+    run_ahead: "on" begins each step before the tokens of the one before are read: they go from step to step on the
+    device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
     image: a directory of compiled code from `tokenmill image --program compiled`, which is then the program.
@@ -85,6 +87,7 @@ class EngineConfig:
     compile_phases: str = "decode"
     compile_backend: str = "inductor"
     compile_in_background: bool = False
+    run_ahead: str = "auto"
     fuse: str = "qkv,gate_up"
     image: str | None = None
     image_fallback: bool = False
@@ -101,6 +104,9 @@ class EngineConfig:
         self._check_program()
         if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
             raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
+        _one_of("run_ahead", self.run_ahead, ("auto", "on", "off"))
+        if self.run_ahead == "on" and self.proposer != "none":
+            raise ConfigError("run_ahead", "on", f"auto or off, because proposer {self.proposer!r} reads every token")
         if not self.cache and self.proposer != "none":
             raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
         if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from tokenmill.config import EngineConfig, SamplingParams, from_keywords
 from tokenmill.errors import RequestError
+from tokenmill.flight import Flight
 from tokenmill.intake import Intake, Prompt, is_batch
 from tokenmill.model.config import ModelConfig
 from tokenmill.outputs import Completion, Piece, Tracker, make_detokenizer
 from tokenmill.registry import resolve
 from tokenmill.runner import Runner
-from tokenmill.sample.sampler import Row, Sampled, sample, sample_singly
+from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.scoring import collect
 from tokenmill.scoring import logits as compute_logits
 from tokenmill.scoring import score as compute_score
 from tokenmill.speculate.proposer import Proposer
@@ -75,73 +77,74 @@ class Engine:
         self.mark: Callable[[str, Plan | None], None] = _nobody_measures
         self._lock = threading.RLock()
         self._busy = self._unsettled = False
+        self._flight: Flight | None = None
+        self.ahead = config.run_ahead == "on"
+        """Whether each step begins before the one before it is read."""
 
     # ---- the loop
 
     def step(self) -> None:
         """Move every running sequence by one step."""
         with self.alone():
-            try:
-                if self._unsettled:
-                    self._deliver(list(self._trackers.values()))
-                    self._unsettled = False
-                self.mark("begin", None)
-                drafts = self._proposer.propose(self.scheduler.running, self.config.num_drafts)
-                plan = self.scheduler.plan(drafts)
-                if not plan.work:
-                    return  # another thread's step has finished everything
-                self.mark("plan", plan)
-                logits_RV = self.runner.run(plan)
-                self.mark("run", None)
-                self._collect(plan, logits_RV)
-                sampled, errors = self._sample(plan, logits_RV)
-                self.mark("sample", None)
-                accepted = verify(plan, sampled.tokens)
-                self._note(plan, accepted, sampled, errors)
-                self.scheduler.commit(plan, accepted)
-                self._deliver([t for work in plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
-                self.mark("deliver", None)
-            except BaseException:
-                # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
-                self.scheduler.restart()
-                self._unsettled = True
-                raise
+            self._step(self.ahead)
 
-    def _sample(self, plan: Plan, logits_RV: Tensor) -> tuple[Sampled, dict[int, RequestError]]:
-        """One token per row of the sequences that sample, and which of those rows cannot be sampled."""
-        rows: list[Row] = []
-        picked: list[int] = []
-        first = 0
-        for work in plan.work:
-            if work.sequence.score_from is None:
-                rows += [self._row(work.sequence, index) for index in range(work.num_logits)]
-                picked += range(first, first + work.num_logits)
-            first += work.num_logits
-        if not rows:
-            return Sampled([], []), {}
-        if len(rows) < len(logits_RV):
-            logits_RV = logits_RV[picked]
+    def _step(self, ahead: bool) -> None:
         try:
-            return sample(logits_RV, rows), {}
-        except RequestError:
-            return sample_singly(logits_RV, rows)
+            if self._unsettled:
+                self._deliver(list(self._trackers.values()))
+                self._unsettled = False
+            self.mark("begin", None)
+            flight, self._flight = self._flight, None
+            begun = flight is not None
+            if flight is None and (flight := self._begin()) is None:
+                return  # another thread's step has finished everything
+            if begun:
+                self.mark("plan", flight.plan)
+            if ahead and flight.can_be_overtaken:
+                self._overtake(flight)
+            if begun:
+                self.mark("run", None)
+            self._end(flight)
+        except BaseException:
+            # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
+            self._flight, self._unsettled = None, True
+            self.scheduler.restart()
+            raise
 
-    def _row(self, sequence: Sequence, index: int) -> Row:
-        """The choice that follows the sequence's tokens and its first `index` drafts."""
-        tokens = sequence.tokens + sequence.drafts[:index] if index else sequence.tokens
-        position = len(sequence.tokens) + index
-        masked = tuple(sequence.stop_ids) if sequence.params.min_new_tokens else ()
-        start, counted = sequence.num_prompt_tokens, sequence.counted_from
-        return Row(sequence.params, sequence.seed, position, tokens, start, masked, counted)
+    def _begin(self) -> Flight | None:
+        """Plan, run and choose, as far as that goes without waiting for the device."""
+        plan = self._plan()
+        if not plan.work:
+            return None
+        self.mark("plan", plan)
+        logits_RV = self.runner.run(plan)
+        self.mark("run", None)
+        return self._choose(plan, logits_RV)
 
-    def _collect(self, plan: Plan, logits_RV: Tensor) -> None:
-        """Hand the rows of sequences that are scored to whoever asked for them."""
-        first = 0
-        for work in plan.work:
-            if work.sequence.id in self.collectors and work.num_logits:
-                self.collectors[work.sequence.id](work, logits_RV[first : first + work.num_logits])
-                work.sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
-            first += work.num_logits
+    def _overtake(self, flight: Flight) -> None:
+        """Begin the next step before this one is read."""
+        self.scheduler.advance(flight.plan, flight.unread)
+        flight.is_overtaken = True
+        plan = self._plan()
+        if plan.work:
+            self._flight = self._choose(plan, self.runner.run(plan, flight.ids_R))
+
+    def _end(self, flight: Flight) -> None:
+        """Wait for what was chosen, and keep and deliver what stands."""
+        sampled, errors = flight.read()
+        self.mark("sample", None)
+        accepted = verify(flight.plan, sampled.tokens)
+        self._note(flight.plan, accepted, sampled, errors)
+        (self.scheduler.settle if flight.is_overtaken else self.scheduler.commit)(flight.plan, accepted)
+        self._deliver([t for work in flight.plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
+        self.mark("deliver", None)
+
+    def _plan(self) -> Plan:
+        return self.scheduler.plan(self._proposer.propose(self.scheduler.running, self.config.num_drafts))
+
+    def _choose(self, plan: Plan, logits_RV: Tensor) -> Flight:
+        collect(self.collectors, plan, logits_RV)
+        return Flight(plan, logits_RV)
 
     def _note(
         self, plan: Plan, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
@@ -152,9 +155,10 @@ class Engine:
             if work.sequence.score_from is not None:
                 continue
             tracker = self._trackers.get(work.sequence.id)
+            position = work.start + work.count - work.num_logits + 1
             for index in range(len(tokens)):
                 if tracker is not None:
-                    tracker.logprobs[len(work.sequence.tokens) + index] = sampled.logprobs[place + index]
+                    tracker.logprobs[position + index] = sampled.logprobs[place + index]
                 if place + index in errors:
                     self._fail(work.sequence, errors[place + index])
                     break
@@ -291,6 +295,8 @@ class Engine:
 
     def _submit(self, sequences: List[Sequence]) -> list[Tracker]:
         with self.alone():
+            if self._flight is not None:
+                self._step(ahead=False)  # a sequence that is resumed here has no part in it
             trackers = []
             for sequence in sequences:
                 params = sequence.params

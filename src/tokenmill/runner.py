@@ -22,13 +22,13 @@ class Runner:
         self._block_size = pool.spec.block_size
 
     @torch.inference_mode()
-    def run(self, plan: Plan) -> Tensor:
-        """Logits of every wanted row, [R, V], in the order of the plan's work."""
+    def run(self, plan: Plan, fed_R: Tensor | None = None) -> Tensor:
+        """Logits of every wanted row, [R, V], in the order of the plan's work. fed_R: see Step."""
         if plan.copies:
             self.pool.copy_blocks(plan.copies)
-        return self.program.run(self.stage(plan))
+        return self.program.run(self.stage(plan, fed_R))
 
-    def stage(self, plan: Plan) -> Step:
+    def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
         """The plan as tensors."""
         token_ids: list[int] = []
         positions: list[int] = []
@@ -49,7 +49,7 @@ class Runner:
                 self._slots(sequence, start, end) if span.base is None else range(span.base + start, span.base + end)
             )
         every_row = len(rows) == len(token_ids)
-        return Step(token_ids, positions, slots, spans, None if every_row else rows, len(rows), self._device)
+        return Step(token_ids, positions, slots, spans, None if every_row else rows, len(rows), self._device, fed_R)
 
     def _span(self, sequence: Sequence, first: int, start: int, count: int, num_logits: int) -> Span:
         blocks, size = sequence.blocks, self._block_size

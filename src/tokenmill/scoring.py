@@ -1,6 +1,6 @@
 """Reading without sampling: logits after every token, the log-probability of given continuations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from typing import TYPE_CHECKING
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from tokenmill.intake import Prompt
-from tokenmill.schedule.sequence import Sequence, Work
+from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 if TYPE_CHECKING:
     from tokenmill.engine import Engine
 
-__all__ = ["last_logits", "logits", "score", "until_scored"]
+__all__ = ["collect", "last_logits", "logits", "score", "until_scored"]
 
 
 def logits(engine: "Engine", prompt: Prompt) -> Tensor:
@@ -58,6 +58,16 @@ def score(engine: "Engine", prompt: Prompt, choices: List[Prompt]) -> list[float
     finally:
         _drop(engine, sequence)
     return [float(total) for total in totals]
+
+
+def collect(collectors: Mapping[int, Callable[[Work, Tensor], None]], plan: Plan, logits_RV: Tensor) -> None:
+    """Hand the rows of sequences that are scored to whoever asked for them, by sequence."""
+    first = 0
+    for work in plan.work:
+        if work.sequence.id in collectors and work.num_logits:
+            collectors[work.sequence.id](work, logits_RV[first : first + work.num_logits])
+            work.sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
+        first += work.num_logits
 
 
 def until_scored(engine: "Engine", sequence: Sequence) -> None:

@@ -13,6 +13,7 @@ from tokenmill.arena import Arena
 from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.registry import lookup
+from tokenmill.transfer import to_device
 
 __all__ = ["Pool"]
 
@@ -45,7 +46,7 @@ class Pool:
 
     def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
         """Where the first `count` rows of a block table lie, [count]."""
-        table_M = torch.tensor(blocks, dtype=torch.int64, device=self._offsets.device)
+        table_M = to_device(blocks, self._offsets.device)
         slots: Tensor = (table_M[:, None] * self.spec.block_size + self._offsets).flatten()[:count]
         return slots
 

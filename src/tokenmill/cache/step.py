@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from tokenmill.transfer import to_device
+
 __all__ = ["PaddedStep", "Span", "Step"]
 
 
@@ -43,7 +45,10 @@ class Span:
 
 @dataclass(slots=True)
 class Step:
-    """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them."""
+    """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them.
+
+    fed_R: what the rows of the step before chose; a token id of -1 - row stands for it.
+    """
 
     token_ids: Sequence[int]
     positions: Sequence[int]
@@ -52,6 +57,7 @@ class Step:
     rows: Sequence[int] | None
     num_rows: int
     device: torch.device
+    fed_R: Tensor | None = None
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
@@ -59,6 +65,12 @@ class Step:
     def token_ids_T(self) -> Tensor:
         """[T] int64, as the two that follow."""
         return self._tensor("token_ids", self.token_ids)
+
+    def fed(self, token_ids: Tensor) -> Tensor:
+        """Token ids of any shape, without any that stand for others."""
+        if self.fed_R is None:
+            return token_ids
+        return torch.where(token_ids < 0, self.fed_R[(-1 - token_ids).clamp(min=0)], token_ids)
 
     @property
     def positions_T(self) -> Tensor:
@@ -77,7 +89,8 @@ class Step:
 
     def _tensor(self, name: str, numbers: Sequence[int]) -> Tensor:
         if name not in self._tensors:
-            self._tensors[name] = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+            tensor = to_device(numbers, self.device)
+            self._tensors[name] = self.fed(tensor) if name == "token_ids" else tensor
         return self._tensors[name]
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:

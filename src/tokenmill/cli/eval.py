@@ -34,7 +34,18 @@ ROOM = "tokenmill.measure.perplexity"
 # These follow from the windows, or change nothing there.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
 COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "image", "image_fallback")
-OWN = ("fuse", "max_length", "max_sequences", "cache_tokens", *PREFIX, *COMPILE, "cache", "proposer", "num_drafts")
+OWN = (
+    "fuse",
+    "max_length",
+    "max_sequences",
+    "cache_tokens",
+    *PREFIX,
+    *COMPILE,
+    "cache",
+    "run_ahead",
+    "proposer",
+    "num_drafts",
+)
 
 Needed = Annotated[
     str,

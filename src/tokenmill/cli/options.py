@@ -67,6 +67,7 @@ HELP: dict[type, dict[str, str]] = {
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",
         "compile_in_background": "The plain modules serve until the compiled form is ready.",
+        "run_ahead": "Begin each step before the last one's tokens are read: on, off, or auto (on a GPU).",
         "fuse": "Operations that are one: qkv, gate_up, norm, rotary, with commas between; all, or none.",
         "image": "Compiled code of this model: a directory from `tokenmill image --program compiled`.",
         "image_fallback": "Where the image does not fit, say so and go on with the plain modules.",

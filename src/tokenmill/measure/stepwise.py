@@ -98,8 +98,8 @@ def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     scheme, dtype = engine.config.scheme, engine.config.dtype
     bound = LEAST_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
 
-    def run_both(plan: Plan) -> Tensor:
-        logits_RV = run(plan)
+    def run_both(plan: Plan, fed_R: Tensor | None = None) -> Tensor:
+        logits_RV = run(plan, fed_R)
         first = 0
         for sequence, start, count, num_logits in plan.work:
             if num_logits:
@@ -111,8 +111,10 @@ def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
                 raise WrongText(f"position {start + count - 1} is wrong: {distance}; at least {bound} was expected")
         return logits_RV
 
-    engine.runner.run = run_both  # type: ignore[method-assign]
+    engine.runner.run, ahead = run_both, engine.ahead  # type: ignore[method-assign]
+    engine.ahead = False  # the reference is fed from the host
     try:
         yield distance
     finally:
+        engine.ahead = ahead
         del engine.runner.run  # the class's own is back

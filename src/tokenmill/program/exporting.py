@@ -4,6 +4,7 @@ Lengths, slots and numbers of sequences stay open; 1 sequence, several, and a ch
 """
 
 import shutil
+import subprocess
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def write_code(folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: M
             _compile(package, temporary / f"{package.name}.pt2")
         files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
         num_bytes = sum((temporary / name).stat().st_size for name in files)
-        told = {"compiler": cpp_builder.get_cpp_compiler(), "num_bytes": num_bytes}
+        told = {"compiler": _compiler(), "num_bytes": num_bytes}
         document = seal_manifest({**facts, **told, "kinds": KINDS[phases], "layers": layers, "files": files})
         (temporary / MANIFEST).write_text(document, encoding="utf-8")
         _put(temporary, folder)
@@ -143,3 +144,11 @@ def _compile(package: _Package, path: Path) -> None:
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0]
             raise ConfigError("program", "compiled", f"its compiler failed for {package.name}: {line}") from error
+
+
+def _compiler() -> str:
+    """Its name and version, for whoever wants to know: an image needs none."""
+    asked = subprocess.run(  # noqa: S603  (the compiler that torch found)
+        [cpp_builder.get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
+    )
+    return asked.stdout.partition("\n")[0]

@@ -20,6 +20,7 @@ from tokenmill.kernels.attend.padded import attend_padded
 from tokenmill.model.attention import Attention
 from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program.shapes import Piece, Shape
+from tokenmill.transfer import to_device
 
 __all__ = ["Call", "Form", "Inputs", "flat_cache", "padded_attention", "stage"]
 
@@ -133,20 +134,16 @@ def stage(piece: Piece, shape: Shape, step: Step, offsets_P: Tensor, num_blocks:
         each.extend([each[-1]] * missing)
     last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(piece.spans)]
     rows_B = None if shape.all_rows or shape.num_tokens == 1 else last + last[-1:] * missing
-    token_ids_BC, positions_BC, tables_BM = (_tensor(rows, step.device) for rows in (token_ids, positions, tables))
+    token_ids_BC, positions_BC, tables_BM = (to_device(rows, step.device) for rows in (token_ids, positions, tables))
     return Inputs(
-        token_ids_BC,
+        step.fed(token_ids_BC),
         positions_BC,
         tables_BM,
         offsets_P[: shape.num_keys],
-        None if rows_B is None else _tensor(rows_B, step.device),
+        None if rows_B is None else to_device(rows_B, step.device),
     )
 
 
 def _table(span: Span, num_blocks: int) -> list[int]:
     blocks = list(span.blocks[:num_blocks])
     return blocks + [0] * (num_blocks - len(blocks))
-
-
-def _tensor(numbers: Sequence[object], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=device)

@@ -1,5 +1,6 @@
 """Compiled code from disk: no Dynamo, no compiler, no wait. What it has no code for runs as it stands."""
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -33,17 +34,10 @@ class Imaged(InPieces):
     ) -> None:
         if config is None or config.image is None:
             raise ConfigError("image", None, "a directory from `tokenmill image --program compiled`")
-        super().__init__(decoder, pool, image, config)
-        folder = Path(config.image)
-        facts = read_manifest(folder)
+        facts = read_manifest(Path(config.image))
         self._kinds, self._layer_code = facts["kinds"], facts["layers"]
-        device = -1 if self.device.type == "cpu" else self.device.index or 0
-        try:
-            self._code = {name: Loader(str(folder / name), "model", False, 1, device) for name in facts["files"]}
-        except RuntimeError as error:
-            raise ImageMismatch(
-                f"{folder} cannot be loaded: {(str(error).splitlines() or [''])[0]}; {REMEDY}"
-            ) from error
+        self._code = _load(Path(config.image), facts["files"], pool.layers[0].tensors[0].device)
+        super().__init__(decoder, pool, image, config)
         self._layer_weights = [weights_of(OneLayer(*each)) for each in zip(decoder.layers, pool.layers, strict=True)]
         self._end_weights = weights_of(End(decoder))
 
@@ -68,3 +62,13 @@ class Imaged(InPieces):
             return self.decoder.end(x_RD)
         (logits_RV,) = self._code[name].run([x_RD, *self._end_weights])
         return logits_RV
+
+
+def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
+    """The packages of an image by name. ImageMismatch for what torch's loader refuses."""
+    number = -1 if device.type == "cpu" else device.index or 0
+    try:
+        return {name: Loader(str(folder / name), "model", False, 1, number) for name in names}
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ImageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error

@@ -82,7 +82,7 @@ class InPieces(Eager):
             positions += step.positions[own]
             slots += step.slots[own]
             rows += range(len(token_ids) - span.num_logits, len(token_ids))
-        logits_RV = super().run(Step(token_ids, positions, slots, packed, rows, len(rows), step.device))
+        logits_RV = super().run(Step(token_ids, positions, slots, packed, rows, len(rows), step.device, step.fed_R))
         parts = torch.split(logits_RV, [span.num_logits for span in spans])
         return {span.first: part for span, part in zip(spans, parts, strict=True)}
 

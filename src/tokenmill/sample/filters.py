@@ -3,7 +3,7 @@
 Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
 parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,
 elementwise arithmetic and integer sums only, nothing whose rounding depends on the batch. No filter waits for the
-device, but top_k (once) and top_p (once per attempt), whatever the number of rows.
+device, but top_p (once per attempt), whatever the number of rows.
 
 Each equals the processor of the same name in transformers (generation/logits_process.py), with two exceptions. min_p
 and top_p compare exactly where transformers compares rounded float32 sums: tokens within that rounding of the
@@ -65,10 +65,10 @@ def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
     return logits_RV / temperature_R[:, None]
 
 
-def top_k(logits_RV: Tensor, k_R: Tensor) -> Tensor:
-    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V."""
+def top_k(logits_RV: Tensor, k_R: Tensor, most: int) -> Tensor:
+    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V. most: the largest k."""
     k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
-    largest_RK = logits_RV.topk(max(int(k_R1.max()), 1), dim=-1).values
+    largest_RK = logits_RV.topk(max(min(most, logits_RV.shape[-1]), 1), dim=-1).values
     kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))
     return torch.where(logits_RV < kth_R1.where(k_R1 > 0, -_INF), -_INF, logits_RV)
 

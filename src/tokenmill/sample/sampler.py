@@ -19,8 +19,9 @@ from tokenmill.errors import RequestError
 from tokenmill.sample import filters
 from tokenmill.sample.mass import draw, log_probability
 from tokenmill.sample.noise import uniform
+from tokenmill.transfer import Numbers, Reading, to_device
 
-__all__ = ["Row", "Sampled", "TokenLogprobs", "sample", "sample_singly"]
+__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,27 @@ class Sampled:
     logprobs: list[TokenLogprobs | None]
 
 
+class Choice:
+    """One token per row that may still be on its way from the device."""
+
+    def __init__(self, logits_RV: Tensor, rows: Sequence[Row], ids_R: Numbers, *largest_R: Numbers) -> None:
+        """largest_R: what must be finite before the choice means anything."""
+        self._logits_RV, self._rows, self._ids_R = logits_RV, rows, ids_R
+        self._reading = Reading(ids_R, *largest_R)
+
+    @property
+    def ids_R(self) -> Tensor:
+        """[R] int64, on the device."""
+        return torch.as_tensor(self._ids_R)
+
+    def read(self) -> Sampled:
+        """Wait for it. RequestError as in `sample`."""
+        ids, *checked = self._reading.lists()
+        for largest in checked:
+            _check(largest, self._rows)
+        return Sampled([int(token) for token in ids], _logprobs(self._logits_RV, self._rows, self))
+
+
 _Stage = Callable[[Tensor, Sequence[Row]], Tensor]
 
 
@@ -69,21 +91,24 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
     RequestError, naming the position, when a row has NaN or +inf, when all its tokens are masked, and for ids outside
     the vocabulary. It concerns one row, but no row of the call is returned.
     """
+    return choose(logits_RV, rows).read()
+
+
+def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
+    """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
     assert len(rows) == len(logits_RV)
     if all(map(_is_plain_greedy, rows)):
-        ids, largest = _largest(logits_RV)
-        _check(largest, rows)
-        return Sampled(ids, [None] * len(rows))
+        return Choice(logits_RV, rows, *_largest(logits_RV))
     logits_RV = logits_RV.float()
-    # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
-    _check(logits_RV.amax(dim=-1).tolist(), rows)
     processed_RV = _run(_PENALTIES, logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
-    _check(largest_R.tolist(), rows)
     drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if drawn:
+    if len(drawn) == len(rows):
+        ids_R = _draw(processed_RV, rows)
+    elif drawn:
         ids_R[drawn] = _draw(processed_RV[drawn], [rows[index] for index in drawn])
-    return Sampled(ids_R.tolist(), _logprobs(logits_RV, ids_R, rows))
+    # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
+    return Choice(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
 
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
@@ -99,15 +124,14 @@ def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict
     return sampled, errors
 
 
-def _largest(logits_RV: Tensor) -> tuple[list[int], list[float]]:
+def _largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
     """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
     if logits_RV.device.type == "cpu":  # numpy's argmax takes a tenth of the time of torch's
         table_RV = logits_RV.float().numpy()
         ids_R = table_RV.argmax(-1)
-        return ids_R.tolist(), table_RV[np.arange(len(ids_R)), ids_R].tolist()
-    largest_R, places_R = logits_RV.max(dim=-1)
-    places, largest = torch.stack((places_R.double(), largest_R.double())).tolist()  # one wait for the device, not two
-    return [int(place) for place in places], largest
+        return ids_R, table_RV[np.arange(len(ids_R)), ids_R]
+    largest_R, ids_R = logits_RV.max(dim=-1)
+    return ids_R, largest_R
 
 
 def _is_plain_greedy(row: Row) -> bool:
@@ -141,7 +165,8 @@ def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # From here on only differences between logits matter; with the largest at 0 no temperature can overflow.
     logits_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
     noise_R = _column(logits_RV, [uniform(row.seed, row.position) for row in rows], torch.float64)
-    return draw(_run(_WARPERS, logits_RV, rows), noise_R)
+    ids_R = draw(_run(_WARPERS, logits_RV, rows), noise_R)
+    return ids_R.clamp(0, logits_RV.shape[-1] - 1)  # of a row of NaN, which `read` refuses, it may be anything
 
 
 def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -152,7 +177,7 @@ def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tens
             logits_RV = stage(logits_RV, rows)
         elif picked:
             changed_PV = stage(logits_RV[picked], [rows[index] for index in picked])
-            logits_RV = logits_RV.index_copy(0, torch.tensor(picked, device=logits_RV.device), changed_PV)
+            logits_RV = logits_RV.index_copy(0, to_device(picked, logits_RV.device), changed_PV)
     return logits_RV
 
 
@@ -188,8 +213,8 @@ def _temperature(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    size = logits_RV.shape[-1]
-    return filters.top_k(logits_RV, _column(logits_RV, [min(row.params.top_k, size) for row in rows], torch.int64))
+    counts = [min(row.params.top_k, logits_RV.shape[-1]) for row in rows]
+    return filters.top_k(logits_RV, _column(logits_RV, counts, torch.int64), max(counts))
 
 
 def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -218,7 +243,7 @@ _WARPERS: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
 
 
 def _column(logits_RV: Tensor, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=logits_RV.device)
+    return to_device(values, logits_RV.device, dtype)
 
 
 def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
@@ -229,9 +254,9 @@ def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tu
             raise RequestError(
                 f"{setting} names token id {token}; the vocabulary has ids 0 to {size - 1} ({size} tokens)"
             )
-    rows_N = torch.repeat_interleave(torch.tensor([len(row_ids) for row_ids in ids]))
-    ids_N = torch.tensor([token for row_ids in ids for token in row_ids], dtype=torch.int64)
-    return rows_N.to(logits_RV.device), ids_N.to(logits_RV.device)
+    rows_N = [row for row, row_ids in enumerate(ids) for _ in row_ids]
+    ids_N = [token for row_ids in ids for token in row_ids]
+    return to_device(rows_N, logits_RV.device), to_device(ids_N, logits_RV.device)
 
 
 def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
@@ -240,14 +265,14 @@ def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
 
 
-def _logprobs(logits_RV: Tensor, ids_R: Tensor, rows: Sequence[Row]) -> list[TokenLogprobs | None]:
+def _logprobs(logits_RV: Tensor, rows: Sequence[Row], choice: Choice) -> list[TokenLogprobs | None]:
     found: list[TokenLogprobs | None] = [None] * len(rows)
     asked = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
     if not asked:
         return found
     picked = list(asked)
     logprobs_PV = log_probability(logits_RV[picked])
-    chosen = logprobs_PV.gather(-1, ids_R[picked, None]).squeeze(-1).tolist()
+    chosen = logprobs_PV.gather(-1, choice.ids_R[picked, None]).squeeze(-1).tolist()
     ranked_PK = _ranked(logits_RV[picked], max(asked.values()))
     ids, logprobs = ranked_PK.tolist(), logprobs_PV.gather(-1, ranked_PK).tolist()
     for place, (index, count) in enumerate(asked.items()):

@@ -134,6 +134,8 @@ class Scheduler:
 
     def restart(self) -> None:
         """Compute every running sequence anew: a step broke off between its plan and its commit."""
+        for sequence in (*self.running, *self.waiting):
+            self._forget_unread(sequence)
         for sequence in self.running:
             self._reset(sequence)
 
@@ -154,7 +156,8 @@ class Scheduler:
         copies: list[tuple[int, int]] = []
         budget = self.max_step_tokens
         # Decoding first: a stable sort keeps the order of arrival within each group.
-        order = sorted(self.running, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
+        unfinished = [each for each in self.running if not (each.is_ahead and len(each.tokens) >= each.max_tokens)]
+        order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
         before = self.num_preemptions
         for place, sequence in enumerate(order):
             if self.num_preemptions > before and sequence not in self.running:
@@ -190,6 +193,31 @@ class Scheduler:
                 self.finish(sequence, reason)
                 finished.append(sequence)
         return finished
+
+    def advance(self, plan: Plan, unread: List[List[int]]) -> None:
+        """Go on before anybody knows what was chosen: `unread` holds, per work, what stands for it, or nothing.
+
+        Nothing ends here. The next plan may be made; then `settle` has to follow.
+        """
+        for (sequence, start, count, _), tokens in zip(plan.work, unread, strict=True):
+            if sequence.finish_reason is not None:
+                continue
+            sequence.tokens += tokens
+            sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
+            self.prefixes.publish(sequence)
+
+    def settle(self, plan: Plan, accepted: List[List[int]]) -> None:
+        """Put in the tokens that `advance` went ahead of, and end what they end."""
+        for (sequence, *_), tokens in zip(plan.work, accepted, strict=True):
+            if not sequence.is_ahead:
+                continue  # a chunk of a prompt
+            if sequence.finish_reason is not None:
+                self._forget_unread(sequence)
+                continue
+            sequence.tokens.pop()
+            reason = self._append(sequence, tokens)
+            if reason:
+                self.finish(sequence, reason)
 
     def check_integrity(self) -> None:
         """Assert the invariants of the blocks and of every sequence; for tests."""
@@ -281,6 +309,12 @@ class Scheduler:
     def _reset(self, sequence: Sequence) -> None:
         sequence.drafts, sequence.digests, sequence.num_computed_tokens = [], [], 0
         self._release(sequence, 0)
+
+    def _forget_unread(self, sequence: Sequence) -> None:
+        """It will be chosen again, the same."""
+        if sequence.is_ahead:
+            sequence.tokens.pop()
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
 
     def _append(self, sequence: Sequence, tokens: List[int]) -> str | None:
         for token in tokens:

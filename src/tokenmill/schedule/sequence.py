@@ -17,6 +17,7 @@ __all__ = ["Plan", "Sequence", "Work"]
 class Sequence:
     """Prompt and output of one stream of tokens.
 
+    tokens: prompt and output. The last may be -1 - row: what that row of a step has chosen, which nobody has read yet.
     max_tokens: the length, prompt included, at which it ends. stop_ids: token id → the finish reason it gives.
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
     digests: chained hashes of the leading blocks that were offered for sharing.
@@ -49,6 +50,11 @@ class Sequence:
     def num_pending_tokens(self) -> int:
         """How far the cache is behind."""
         return len(self.tokens) + len(self.drafts) - self.num_computed_tokens
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether its last token is not known yet."""
+        return bool(self.tokens) and self.tokens[-1] < 0
 
     @property
     def first_logits(self) -> int:

@@ -82,7 +82,10 @@ def read_config_json(path: Path) -> dict[str, Any]:
         found = sorted(path.glob("*.gguf"))
         hint = f"; give {found[0]} itself" if found else ""
         raise CheckpointError(f"{path} is no model directory: it has no config.json{hint}")
-    return say_codes(read_json(file))
+    config, beside = read_json(file), path / "quantize_config.json"
+    if "quantization_config" not in config and beside.is_file():  # where AutoGPTQ put it until 0.7
+        config["quantization_config"] = {"quant_method": "gptq", **read_json(beside)}
+    return say_codes(config)
 
 
 class SafetensorsCheckpoint:

@@ -13,7 +13,7 @@ __all__ = ["fingerprint"]
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
 FILES = {
-    "config": ("config.json", "generation_config.json"),
+    "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin"),
     "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
 }

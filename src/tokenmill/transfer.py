@@ -1,0 +1,39 @@
+"""Numbers to a device and back without waiting for it: on CUDA by way of pinned memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["Numbers", "Reading", "to_device"]
+
+Numbers = Tensor | NDArray[Any]
+
+
+def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of these numbers, or lists of them."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=dtype, device=device)
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+class Reading:
+    """Numbers, as many in each tensor or array, on their way to the host; `lists` waits for them."""
+
+    def __init__(self, *numbers: Numbers) -> None:
+        self._numbers, self._arrived = numbers, None
+        tensors = [each for each in numbers if isinstance(each, Tensor) and each.device.type == "cuda"]
+        if tensors:
+            together = torch.stack([tensor.double() for tensor in tensors])
+            host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+            self._numbers = tuple(host.copy_(together, non_blocking=True))
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(together.device))
+
+    def lists(self) -> list[list[Any]]:
+        """Their numbers; on CUDA all of them float64, which holds every float32 and every token id."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [each.tolist() for each in self._numbers]

@@ -1,0 +1,224 @@
+"""Each step begun before the one before it is read: the same texts, whatever ends or breaks off in between."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill import ConfigError, RequestError, load
+from tokenmill.program import compiled as module
+from tokenmill.program.captured import plain_calls
+
+PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]
+SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "min_p": 0.01, "seed": 4}, "p": {"top_p": 0.9}}
+SAMPLING["p"] |= {"temperature": 0.9, "seed": 5}
+
+
+def engine_for(path, **how):
+    settings = {"dtype": "float32", "max_length": 96, "max_sequences": 3, "block_size": 8, "program": "eager"}
+    return load(path, **{**settings, "run_ahead": "on", **how})
+
+
+def plain(path, **how):
+    return engine_for(path, run_ahead="off", **how)
+
+
+@contextmanager
+def counted(engine):
+    """How many of the steps inside were fed on the device."""
+    run, steps = engine.runner.run, []
+    engine.runner.run = lambda plan, fed_R=None: (steps.append(fed_R is not None), run(plan, fed_R))[1]
+    try:
+        yield steps
+    finally:
+        del engine.runner.run
+
+
+def tokens(done):
+    return [each.tokens for each in done]
+
+
+def whole(engine):
+    engine.scheduler.check_integrity()
+    allocator = engine.scheduler.allocator
+    return engine.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine._trackers
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_the_text_of_every_family(family, sampling, models):
+    path, settings = save(family, models), {"max_new_tokens": 12, "ignore_eos": True, **SAMPLING[sampling]}
+    engine = engine_for(path)
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(plain(path).generate(PROMPTS, **settings))
+    assert sum(steps) > len(steps) // 2
+    assert whole(engine)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"max_step_tokens": 5},
+        {"block_size": 1, "cache_tokens": 45},  # too few for all: preempted again and again
+        {"block_size": 3, "cache_tokens": 48, "max_step_tokens": 7},
+        {"block_size": None},
+        {"cache": False, "max_step_tokens": 11},
+        {"cache_format": "int8"},
+        {"program": "native", "kernel": "auto"},
+        {"program": "compiled", "compile": "static", "compile_backend": "eager", "compile_phases": "both"},
+        {"program": "compiled", "compile": "no"},
+    ],
+    ids=str,
+)
+def test_however_it_is_computed(how, llama):
+    settings = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 0.8, "seed": 3, "n": 2}
+    engine = engine_for(llama, **how)
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(plain(llama, **how).generate(PROMPTS, **settings))
+    assert sum(steps) > 10
+    assert whole(engine)
+
+
+def test_captured_steps_are_fed_too(llama, monkeypatch):
+    monkeypatch.setattr(module, "cuda_graph", plain_calls)
+    engine = engine_for(llama, program="compiled", compile="static", compile_backend="eager")
+    engine.runner.program._captures = True
+    for _ in range(2):
+        done = engine.generate(PROMPTS, max_new_tokens=12, ignore_eos=True)
+        assert tokens(done) == tokens(plain(llama).generate(PROMPTS, max_new_tokens=12, ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"repetition_penalty": 1.3}, {"frequency_penalty": 0.4}, {"logprobs": 2}], ids=str
+)
+def test_what_looks_back_waits(settings, llama):
+    engine, settings = engine_for(llama), {"max_new_tokens": 8, "ignore_eos": True, **settings}
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert not any(steps)
+    wanted = plain(llama).generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(wanted)
+    assert [each.logprobs for each in done] == [each.logprobs for each in wanted]
+
+
+def test_it_ends_where_it_should(llama):
+    """By an id, at the last place that its length allows as well, and not before the least number of tokens."""
+    engine, reference = engine_for(llama), plain(llama)
+    text = reference.generate(PROMPTS[0], max_new_tokens=20, ignore_eos=True).tokens
+    for place in range(1, 12):
+        for settings in (
+            {"max_new_tokens": 20, "stop_token_ids": (text[place],)},
+            {"max_new_tokens": text.index(text[place]) + 1, "stop_token_ids": (text[place],)},
+            {"max_new_tokens": 20, "min_new_tokens": place, "stop_token_ids": (text[place - 1],)},
+        ):
+            done, wanted = (each.generate(PROMPTS, **settings) for each in (engine, reference))
+            assert tokens(done) == tokens(wanted)
+            assert [each.finish_reason for each in done] == [each.finish_reason for each in wanted]
+            assert whole(engine)
+
+
+def test_a_stop_text_ends_it_one_step_late_and_nobody_sees(real_model):
+    engine = load(real_model, run_ahead="on", max_sequences=2, max_length=256)
+    reference = load(real_model, max_sequences=2, max_length=256)
+    settings = {"max_new_tokens": 24, "stop": (" blue", "\n")}
+    prompts = ["The colour of the sky is", "One, two, three,"]
+    done, wanted = (each.generate(prompts, **settings) for each in (engine, reference))
+    assert [(each.text, each.tokens, each.finish_reason) for each in done] == [
+        (each.text, each.tokens, each.finish_reason) for each in wanted
+    ]
+    assert "stop" in [each.finish_reason for each in done]
+
+
+def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
+    """What was begun beyond an end is not part of what follows."""
+    engine, reference = engine_for(llama), plain(llama)
+    told = []
+    for one in (engine, reference):
+        with one.session(PROMPTS[2]) as session:
+            session.generate(max_new_tokens=5, ignore_eos=True)
+            fork = session.fork()
+            session.generate(max_new_tokens=4, temperature=1.0, seed=7)
+            session.rewind(len(session) - 2)
+            stream = session.stream(PROMPTS[1], max_new_tokens=9)
+            next(stream)
+            next(stream)
+            stream.close()
+            session.generate(max_new_tokens=3)
+            session.save(tmp_path / "x.kv")
+            fork.generate(PROMPTS[1], max_new_tokens=6)
+            told.append((session.tokens, fork.tokens))
+            fork.close()
+        with one.open(tmp_path / "x.kv") as session:
+            told[-1] += (session.generate(max_new_tokens=6).tokens,)
+        assert whole(one)
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("where", ["_note", "_deliver", "_choose", "_overtake", "_end"])
+def test_an_interrupt_costs_nothing(where, llama):
+    engine = engine_for(llama)
+    wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
+    stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
+    pieces = [next(stream)]
+    real = getattr(engine, where)
+
+    def interrupted(*args):
+        real(*args)
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        setattr(engine, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(PROMPTS[1:], max_new_tokens=6)
+        setattr(engine, where, real)
+    pieces += stream
+    assert sum((piece.tokens for piece in pieces), ()) == wanted
+    assert whole(engine)
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone(llama):
+    engine = engine_for(llama)
+    wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=10, ignore_eos=True).tokens
+    run = engine.runner.run
+
+    def poisoned(plan, fed_R=None):
+        logits_RV = run(plan, fed_R).clone()
+        for row, work in enumerate(plan.work):
+            if work.sequence.num_prompt_tokens == len(PROMPTS[2]) and work.start > len(PROMPTS[2]) + 2:
+                logits_RV[row] = float("nan")
+        return logits_RV
+
+    good = engine.stream(PROMPTS[0], max_new_tokens=10, ignore_eos=True)
+    first = next(good).tokens
+    engine.runner.run = poisoned
+    for sampling in ({}, {"temperature": 0.7, "seed": 1}):
+        with pytest.raises(RequestError, match="not finite"):
+            engine.generate(PROMPTS[2], max_new_tokens=10, ignore_eos=True, **sampling)
+    assert first + sum((piece.tokens for piece in good), ()) == wanted
+    assert whole(engine)
+
+
+def test_with_others_that_come_and_go(llama):
+    engine, reference = engine_for(llama), plain(llama)
+    streams = [engine.stream(one, max_new_tokens=9, ignore_eos=True) for one in PROMPTS]
+    texts = [()] * len(PROMPTS)
+    for number, stream in enumerate(streams):  # one comes after two steps of the one before
+        for other in range(number + 1):
+            for _ in range(2):
+                piece = next(streams[other], None)
+                texts[other] += piece.tokens if piece else ()
+        assert engine.score(PROMPTS[1], [PROMPTS[0][:3]]) == pytest.approx(
+            reference.score(PROMPTS[1], [PROMPTS[0][:3]]), abs=1e-4
+        )
+        del stream
+    texts = [text + sum((piece.tokens for piece in rest), ()) for text, rest in zip(texts, streams, strict=True)]
+    assert texts == [reference.generate(one, max_new_tokens=9, ignore_eos=True).tokens for one in PROMPTS]
+    assert whole(engine)
+
+
+def test_a_proposer_needs_the_tokens(llama):
+    with pytest.raises(ConfigError, match="run_ahead"):
+        load(llama, run_ahead="on", proposer="prompt_lookup")
+    assert not load(llama).ahead
