@@ -1,16 +1,22 @@
 // Attention over the cache: tasks for the threads, splits of a sequence folded in one order.
 #include "model.h"
 
-// Tasks are numbered alike on all threads; whoever is free takes the next one.
+// Tasks are numbered alike on all threads; whoever is free takes the next one, unless that is settled.
 void Model::attend(const TmOp& op, size_t number, int me) {
-  int task = 0, mine = next_[number].fetch_add(1, std::memory_order_relaxed);
+  const auto next = [&](int after) {
+    if (task_owner_.empty()) return next_[number].fetch_add(1, std::memory_order_relaxed);
+    do after++;
+    while (after < (int)task_owner_.size() && task_owner_[(size_t)after] != me);
+    return after;
+  };
+  int task = 0, mine = next(-1);
   for (const Span& span : spans_) {
     // Where there are splits enough for all threads, a task takes all heads of one: the cache is read in one stream.
     const bool whole = enough_ && span.count <= FEW_QUERIES;
     const int heads = whole ? 1 : m_.num_kv_heads;
     const int64_t pieces = span.partials >= 0 ? span.num_splits : (span.count + QUERY_TILE - 1) / QUERY_TILE;
     const int64_t tasks = pieces * heads;
-    for (; mine < task + tasks; mine = next_[number].fetch_add(1, std::memory_order_relaxed)) {
+    for (; mine < task + tasks; mine = next(mine)) {
       const int64_t piece = pieces - 1 - (mine - task) / heads;  // the longest first
       const int head = (int)((mine - task) % heads);
       if (span.partials < 0) {
@@ -25,6 +31,7 @@ void Model::attend(const TmOp& op, size_t number, int me) {
   const auto [from, to] = few_ ? std::pair<int, int>(0, step_->num_tokens) : share(step_->num_tokens, me);
   for (int t = from; t < to; t++) hand_over(op, t, me);
   if (!few_) threads_->meet();
+  expect(following_[number + 1], me);
 }
 
 Attend Model::job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end, Desk& desk) const {

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "abi.h"
 #include "kernels.h"
 
 constexpr int NUM_BUFFERS = 5;
@@ -67,7 +68,7 @@ struct Buffer {
     }
   }
   Act as(int form) const {
-    return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), sums.get()};
+    return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), sums.get(), nullptr};
   }
   // One whole row; x has zeros up to the padded width.
   void put(const Kernels& kernels, const float* x, int token, int from, int to) const {
@@ -78,8 +79,13 @@ struct Buffer {
 
 inline int form_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8; }
 
-// What one thread has for itself.
+// What one thread has for itself. coming: the attention whose cached rows are fetched while products are computed, or null;
+// stretch, of_values, offset: how far.
 struct Desk {
+  const TmOp* coming = nullptr;
+  size_t stretch = 0;
+  bool of_values = false;
+  int64_t offset = 0;
   Buffer buffers[NUM_BUFFERS];
   Room<float> row, tile, gate, values, best, total;
   Room<uint8_t> attend;

@@ -5,10 +5,11 @@
 enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, NUM_SCHEMES = 7 };
 enum Form { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
-enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128 };
+enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128, COMING = 128 };
 
 // Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
-// sums: of a group's bytes. moments: scale times sum, for weights that have minimums.
+// sums: of a group's bytes. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
+// fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null.
 struct Act {
   int form, k;
   float* floats;
@@ -17,6 +18,7 @@ struct Act {
   float* scales;
   float* moments;
   int32_t* sums;
+  const uint8_t* coming;
 };
 
 // Attention over the positions [begin, end) of one sequence, end - begin <= SPLIT: `num_rows` query rows for each of the kv heads

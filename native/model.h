@@ -24,6 +24,11 @@ struct Span : TmSpan {
   int64_t num_splits;  // of its last position
 };
 
+// Rows of the cache that lie one behind the other.
+struct Stretch {
+  int64_t slot, count;
+};
+
 class Model {
  public:
   explicit Model(const TmModel& m);
@@ -35,6 +40,7 @@ class Model {
   void prepare(const TmStep& step);
   void make(Buffer& buffer, int number, int64_t tokens);
   void place_spans(const TmStep& step);
+  void settle_tasks();
   std::vector<std::vector<int>> divide(const TmOp& op) const;
 
   // On every thread; nothing here allocates, since an exception on one thread would leave the others waiting.
@@ -44,7 +50,10 @@ class Model {
   void embed(const TmOp& op, int me);
   void norm(const TmOp& op, int me);
   void linear(const TmOp& op, const std::vector<int>& units, int me);
-  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride);
+  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride,
+                int me);
+  void expect(const TmOp* attention, int me);
+  const uint8_t* coming(int64_t bytes, int me);
   void finish(const TmOp& op, const TmUnit& unit, int token, float* out, float* gate);
   void put_columns(const TmOp& op, const TmUnit& unit, int token, float* values);
   void finish_head(const TmOp& op, const TmUnit& unit, int token, float* out);
@@ -104,4 +113,7 @@ class Model {
   std::vector<Span> spans_;
   std::vector<int> owner_;
   std::vector<std::atomic<int>> next_;
+  std::vector<const TmOp*> following_;            // op → the attention after it, or null
+  std::vector<int> task_owner_;                   // who attends to what, where that is settled before
+  std::vector<std::vector<Stretch>> stretches_;   // thread → what it will read then
 };

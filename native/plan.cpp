@@ -35,6 +35,9 @@ Model::Model(const TmModel& m) : m_(m), ops_(m.ops, m.ops + m.num_ops), kernels_
       shares_.emplace_back();
     }
   forms_[TM_MLP_IN] |= forms_[TM_GATHERED];
+  following_.resize(ops_.size() + 1);
+  for (size_t i = ops_.size(); i-- > 0;) following_[i] = ops_[i].kind == TM_ATTEND ? &ops_[i] : following_[i + 1];
+  stretches_.resize((size_t)m.num_threads);
 }
 
 const Kernels& Model::find_build(const char* wanted) {
@@ -47,6 +50,7 @@ const Kernels& Model::find_build(const char* wanted) {
 void Model::run(const TmStep& step) {
   prepare(step);
   threads_->run([this](int me) {
+    expect(following_[0], me);
     for (size_t i = 0; i < ops_.size(); i++) perform(i, me);
   });
 }
@@ -76,6 +80,7 @@ void Model::prepare(const TmStep& step) {
     desk.q.resize((size_t)rows), desk.first.resize((size_t)rows), desk.last.resize((size_t)rows);
   }
   place_spans(step);
+  settle_tasks();
   next_ = std::vector<std::atomic<int>>(ops_.size());
 }
 
@@ -100,6 +105,34 @@ void Model::place_spans(const TmStep& step) {
     std::fill_n(owner_.begin() + span.first, span.count, i);
   }
   part_best_.at_least(partials), part_total_.at_least(partials), part_values_.at_least(partials * width_);
+}
+
+// While all sequences decode and there are many, everybody knows beforehand what it will read of the cache, and fetches it during
+// the products before: those are busy with arithmetic while memory idles.
+void Model::settle_tasks() {
+  task_owner_.clear();
+  for (auto& stretches : stretches_) stretches.clear();
+  if (!few_ || !enough_ || step_->num_tokens < 8) return;
+  for (const Span& span : spans_)
+    if (span.count > FEW_QUERIES) return;
+  std::vector<int64_t> loads((size_t)m_.num_threads, 0);
+  for (const Span& span : spans_)
+    for (int64_t split = span.num_splits - 1; split >= 0; split--) {
+      const size_t least = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
+      const int64_t begin = split * SPLIT, end = std::min(begin + SPLIT, span.start + span.count);
+      task_owner_.push_back((int)least), loads[least] += end - begin;
+      std::vector<Stretch>& stretches = stretches_[least];
+      if (span.base >= 0) {
+        stretches.push_back({span.base + begin, end - begin});
+        continue;
+      }
+      for (int64_t p = begin; p < end; p++) {
+        if (p > begin && span.slots[p] == span.slots[p - 1] + 1)
+          stretches.back().count++;
+        else
+          stretches.push_back({span.slots[p], 1});
+      }
+    }
 }
 
 // Units per thread, the heaviest first to whoever has least; each thread's in the order of memory.

@@ -13,8 +13,21 @@ template <int N> TM void fetch(const void* weights) {
 #endif
 }
 
+// With eight tokens, integer schemes leave memory idle: what comes next is fetched into the second cache.
+template <bool COMES> TM void fetch_coming(const uint8_t*& at) {
+#if defined(__GNUC__)
+  if (!COMES) return;
+  for (int i = 0; i < COMING; i += 64) __builtin_prefetch(at + i, 0, 2);
+  at += COMING;
+#endif
+}
+
+template <bool COMES> TM const uint8_t* coming_at(const Act& x, int first) {
+  return COMES ? x.coming + (int64_t)(first / 8) * (x.k / GROUP) * COMING : nullptr;
+}
+
 // float32: [k][16 rows]. Four sums, k mod 4 each, folded in pairs.
-template <int N>
+template <int N, bool>
 void tile_float(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
   const float* w = (const float*)weights;
   F sums[N][2];
@@ -32,7 +45,7 @@ void tile_float(const uint8_t* weights, const Act& x, int first, float* out, int
 }
 
 // bfloat16: [k / 2][16 rows][2].
-template <int N>
+template <int N, bool>
 void tile_bfloat(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
   const uint16_t* w = (const uint16_t*)weights;
   F sums[N][2];
@@ -50,8 +63,9 @@ void tile_bfloat(const uint8_t* weights, const Act& x, int first, float* out, in
 
 // Integer schemes: per 64 inputs a header and two groups. The integer dot product of a group is exact; its float product is
 // added in the order of the groups.
-template <int N>
+template <int N, bool COMES>
 void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  const uint8_t* coming = coming_at<COMES>(x, first);
   const int groups = x.k / GROUP;
   F sums[N];
   for (int t = 0; t < N; t++) sums[t] = set1(0);
@@ -59,6 +73,7 @@ void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) 
     for (int g = 0; g < 2; g++) {
       const int group = 2 * pair + g;
       const uint8_t* codes = w + 64 + 512 * g;
+      fetch_coming<COMES>(coming);
       I dots[N];
       for (int t = 0; t < N; t++) dots[t] = iset1(-128 * x.sums[(int64_t)(first + t) * groups + group]);
       for (int i = 0; i < 8; i++) {
@@ -76,8 +91,9 @@ void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) 
 
 // HEADER: bytes before the nibbles of two groups. Scales are half floats, or floats where wide; so are minimums. In a PAIR both
 // groups have the same.
-template <int N, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
+template <int N, bool COMES, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
 void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  const uint8_t* coming = coming_at<COMES>(x, first);
   const int groups = x.k / GROUP;
   F sums[N];
   for (int t = 0; t < N; t++) sums[t] = set1(0);
@@ -85,6 +101,7 @@ void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) 
     for (int g = 0; g < 2; g++) {
       const int group = 2 * pair + g;
       const uint8_t* codes = w + HEADER + 256 * g;
+      fetch_coming<COMES>(coming);
       const int8_t* bytes = x.bytes + (int64_t)first * x.k + 32 * group;
       const int64_t at = (int64_t)first * groups + group;
       I dots[N];
@@ -106,27 +123,28 @@ void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) 
   for (int t = 0; t < N; t++) store(out + t * stride, sums[t]);
 }
 
-template <int N> void tile_q4_plain(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, 64, false, false>(w, x, first, out, stride);
+template <int N, bool COMES> void tile_q4_plain(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, 64, false, false>(w, x, first, out, stride);
 }
-template <int N> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, 128, true, false>(w, x, first, out, stride);
+template <int N, bool COMES> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, 128, true, false>(w, x, first, out, stride);
 }
-template <int N> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, 64, true, false, true>(w, x, first, out, stride);
+template <int N, bool COMES> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, 64, true, false, true>(w, x, first, out, stride);
 }
-template <int N> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, 256, true, true>(w, x, first, out, stride);
+template <int N, bool COMES> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, 256, true, true>(w, x, first, out, stride);
 }
 
 // Any number of tokens, eight at a time.
-#define TM_ANY(NAME, OF)                                                                             \
-  void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {          \
-    for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride) OF<8>(w, x, first, out, stride); \
-    if (count >= 4) OF<4>(w, x, first, out, stride), count -= 4, first += 4, out += 4 * (int64_t)stride;    \
-    if (count == 3) OF<3>(w, x, first, out, stride);                                                 \
-    if (count == 2) OF<2>(w, x, first, out, stride);                                                 \
-    if (count == 1) OF<1>(w, x, first, out, stride);                                                 \
+#define TM_ANY(NAME, OF)                                                                                          \
+  void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {                       \
+    for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride)                                        \
+      x.coming ? OF<8, true>(w, x, first, out, stride) : OF<8, false>(w, x, first, out, stride);                  \
+    if (count >= 4) OF<4, false>(w, x, first, out, stride), count -= 4, first += 4, out += 4 * (int64_t)stride;   \
+    if (count == 3) OF<3, false>(w, x, first, out, stride);                                                       \
+    if (count == 2) OF<2, false>(w, x, first, out, stride);                                                       \
+    if (count == 1) OF<1, false>(w, x, first, out, stride);                                                       \
   }
 TM_ANY(any_float, tile_float)
 TM_ANY(any_bfloat, tile_bfloat)

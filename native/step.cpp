@@ -61,8 +61,8 @@ void Model::linear(const TmOp& op, const std::vector<int>& units, int me) {
     for (int first = begin; first < end; first += TOKEN_BLOCK) {
       const int count = std::min(TOKEN_BLOCK, end - first);
       const int stride = (int)rounded(unit.count, GROUP);  // so that a short last group has room for its zeros
-      multiply(op, unit.data, unit.scheme, unit.count, in, first, count, desk.tile.get(), stride);
-      if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, in, first, count, desk.gate.get(), stride);
+      multiply(op, unit.data, unit.scheme, unit.count, in, first, count, desk.tile.get(), stride, me);
+      if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, in, first, count, desk.gate.get(), stride, me);
       for (int t = 0; t < count; t++)
         finish(op, unit, first + t, desk.tile.get() + t * stride, desk.gate.get() + t * stride);
     }
@@ -70,10 +70,36 @@ void Model::linear(const TmOp& op, const std::vector<int>& units, int me) {
 }
 
 void Model::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out,
-              int stride) {
-  const Act act = in.as(form_of(scheme));
-  const int64_t bytes = tile_bytes(scheme, op.inputs);
-  for (int row = 0; row < rows; row += TILE, data += bytes) kernels_.tile[scheme](data, act, first, count, out + row, stride);
+              int stride, int me) {
+  Act act = in.as(form_of(scheme));
+  const int64_t bytes = tile_bytes(scheme, op.inputs), groups = act.k / GROUP;
+  for (int row = 0; row < rows; row += TILE, data += bytes) {
+    act.coming = coming(count / 8 * groups * COMING, me);
+    kernels_.tile[scheme](data, act, first, count, out + row, stride);
+  }
+}
+
+void Model::expect(const TmOp* attention, int me) {
+  Desk& desk = desks_[(size_t)me];
+  desk.coming = attention && !attention->window && !stretches_[(size_t)me].empty() ? attention : nullptr;
+  desk.stretch = 0, desk.of_values = false, desk.offset = 0;
+}
+
+// The next so many bytes of the cache that this thread will read, or null. They may reach beyond what it needs.
+const uint8_t* Model::coming(int64_t bytes, int me) {
+  Desk& desk = desks_[(size_t)me];
+  if (!desk.coming || !bytes) return nullptr;
+  const int64_t row = (m_.cache_form == AS_FLOAT32 ? 4 : m_.cache_form == AS_BFLOAT16 ? 2 : 1) * (int64_t)m_.num_kv_heads * m_.head_dim;
+  const std::vector<Stretch>& stretches = stretches_[(size_t)me];
+  const Stretch& stretch = stretches[desk.stretch];
+  const uint8_t* at = (const uint8_t*)(desk.of_values ? desk.coming->v_rows : desk.coming->k_rows) + stretch.slot * row + desk.offset;
+  const int64_t left = stretch.count * row - desk.offset;
+  desk.offset += bytes;
+  if (left <= bytes) {
+    desk.offset = 0, desk.of_values = !desk.of_values;
+    if (!desk.of_values && ++desk.stretch == stretches.size()) desk.coming = nullptr;
+  }
+  return 2 * left < bytes ? nullptr : at;
 }
 
 void Model::finish(const TmOp& op, const TmUnit& unit, int token, float* out, float* gate) {

@@ -32,7 +32,7 @@ struct Row {
   Row(int tokens, int k)
       : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats(tokens * k), bytes(tokens * k), sums(scales.size()) {}
   Act as(int form, int k) {
-    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), sums.data()};
+    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), sums.data(), nullptr};
   }
 };
 
@@ -66,15 +66,17 @@ static void tiles(const Kernels& kernels) {
       for (int form = 0; form < 3; form++) kernels.put(x.data(), rows.as(form, k), t, 0, k);
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
-      const Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
+      Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
       const std::vector<uint8_t> tile = weights(scheme, k);
       std::vector<float> alone(most * 16);
       for (int t = 0; t < most; t++) kernels.tile[scheme](tile.data(), act, t, 1, alone.data() + 16 * t, 16);
-      for (int count = 1; count <= most; count++) {
-        std::vector<float> together(count * 16);
-        kernels.tile[scheme](tile.data(), act, 0, count, together.data(), 16);
-        expect(!memcmp(together.data(), alone.data(), together.size() * 4), "tile", scheme, k, count);
-      }
+      for (const uint8_t* coming : {(const uint8_t*)nullptr, (const uint8_t*)tile.data()})
+        for (int count = 1; count <= most; count++) {
+          std::vector<float> together(count * 16);
+          act.coming = coming;
+          kernels.tile[scheme](tile.data(), act, 0, count, together.data(), 16);
+          expect(!memcmp(together.data(), alone.data(), together.size() * 4), "tile", scheme, k, count);
+        }
       for (int row = 0; scheme == FLOAT32 && row < 16; row++) {
         double sum = 0;
         for (int i = 0; i < k; i++) sum += (double)((const float*)tile.data())[16 * i + row] * rows.floats[i];
