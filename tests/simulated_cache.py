@@ -52,14 +52,13 @@ class SimulatedCache:
             self._write(work.sequence, work.start, work.start + work.count)
         for work in plan.work:
             self._check_reads(work.sequence, work.start + work.count)
-        sampled = []
+        chosen = []
         for sequence, start, count, num_logits in plan.work:
             assert num_logits <= count
-            if sequence.score_from is None:
-                known = sequence.tokens + sequence.drafts
-                end = start + count
-                sampled += [next_token(known[: p + 1]) for p in range(end - num_logits, end)]
-        self.scheduler.commit(plan, verify(plan, sampled))
+            known, end = sequence.tokens + sequence.drafts, start + count
+            places = range(end - num_logits, end) if sequence.score_from is None else ()
+            chosen.append([next_token(known[: p + 1]) for p in places])
+        self.scheduler.commit(plan, verify(plan, chosen))
         self.scheduler.check_integrity()
         return plan
 

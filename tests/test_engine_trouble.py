@@ -58,7 +58,7 @@ def test_scores_do_not_suffer_from_other_threads(path):
     assert intact(engine)
 
 
-@pytest.mark.parametrize("where", ["_note", "_deliver", "_choose"])
+@pytest.mark.parametrize("where", ["_note", "_deliver", "_end"])
 def test_an_interrupt_anywhere_in_a_step_costs_the_others_nothing(path, where):
     engine = tokenmill.load(path, block_size=4, max_sequences=2)
     settings = {"max_new_tokens": 5, "logprobs": 0}

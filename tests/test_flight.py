@@ -3,11 +3,16 @@
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
-from tokenmill import ConfigError, RequestError, load
+from tokenmill import ConfigError, RequestError, assemble, load
+from tokenmill.assemble import resolve_config
+from tokenmill.config import EngineConfig
+from tokenmill.model.families import read_config
 from tokenmill.program import compiled as module
 from tokenmill.program.captured import plain_calls
+from tokenmill.weights.checkpoint import open_checkpoint
 
 PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "min_p": 0.01, "seed": 4}, "p": {"top_p": 0.9}}
@@ -121,7 +126,7 @@ def test_it_ends_where_it_should(llama):
 
 def test_a_stop_text_ends_it_one_step_late_and_nobody_sees(real_model):
     engine = load(real_model, run_ahead="on", max_sequences=2, max_length=256)
-    reference = load(real_model, max_sequences=2, max_length=256)
+    reference = load(real_model, run_ahead="off", max_sequences=2, max_length=256)
     settings = {"max_new_tokens": 24, "stop": (" blue", "\n")}
     prompts = ["The colour of the sky is", "One, two, three,"]
     done, wanted = (each.generate(prompts, **settings) for each in (engine, reference))
@@ -156,26 +161,123 @@ def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize("where", ["_note", "_deliver", "_choose", "_overtake", "_end"])
-def test_an_interrupt_costs_nothing(where, llama):
-    engine = engine_for(llama)
-    wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
-    stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
-    pieces = [next(stream)]
-    real = getattr(engine, where)
+def unread(engine):
+    return [sequence for sequence in (*engine.scheduler.running, *engine.scheduler.waiting) if sequence.is_ahead]
+
+
+@pytest.mark.parametrize("cache_tokens", [None, 40])
+@pytest.mark.parametrize("where", ["plan", "run", "settle", "_note", "_deliver", "_end", "_overtake"])
+def test_an_interrupt_costs_nothing(where, cache_tokens, llama):
+    """While tokens are unread, among them those of sequences that were preempted, or just after."""
+    engine = engine_for(llama, block_size=2, cache_tokens=cache_tokens)
+    settings = {"max_new_tokens": 12, "ignore_eos": True}
+    prompts = PROMPTS[:3] if cache_tokens is None else [PROMPTS[0], PROMPTS[3][:10], PROMPTS[0][:5]]
+    wanted = tokens(plain(llama).generate(prompts, **settings))
+    owner = {"plan": engine.scheduler, "settle": engine.scheduler, "run": engine.runner}.get(where, engine)
+    real, found, preempted = getattr(owner, where), [], []
 
     def interrupted(*args):
-        real(*args)
-        raise KeyboardInterrupt
+        before = unread(engine) or (where == "_deliver" and engine._flight and engine._flight.plan.work)
+        done = real(*args)
+        if before:
+            found.append(len(before))
+            waits = [each for each in unread(engine) if each in engine.scheduler.waiting]
+            preempted.extend(waits)
+            if len(found) in (2, 7, 15) or (waits and len(preempted) == 1):
+                raise KeyboardInterrupt
+        return done
 
-    for _ in range(3):
-        setattr(engine, where, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.generate(PROMPTS[1:], max_new_tokens=6)
-        setattr(engine, where, real)
-    pieces += stream
-    assert sum((piece.tokens for piece in pieces), ()) == wanted
+    setattr(owner, where, interrupted)
+    streams = [engine.stream(one, **settings) for one in prompts]
+    texts = [() for _ in prompts]
+    while any(len(text) < 12 for text in texts):
+        for number, one in enumerate(streams):
+            if len(texts[number]) == 12:
+                continue
+            try:
+                piece = next(one)
+                texts[number] += piece.tokens
+            except (KeyboardInterrupt, StopIteration):
+                streams[number] = engine.stream(prompts[number], **settings)  # it is gone: the others are not
+                texts[number] = ()
+    assert texts == wanted
+    if where == "_overtake":
+        assert not found  # nothing is unread when it begins
+    else:
+        assert len(found) > 4 and (where != "plan" or cache_tokens is None or preempted)
+    for one in streams:
+        one.close()
     assert whole(engine)
+
+
+@pytest.mark.parametrize("how", ["append", "edit", "generate"])
+def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path):
+    """A stream is closed while its next step is begun, and its session does something else before that step is read."""
+    engine, reference = engine_for(llama), plain(llama)
+    session = engine.session(PROMPTS[2])
+    stream = session.stream(max_new_tokens=20, ignore_eos=True)
+    other = engine.stream(PROMPTS[0], max_new_tokens=16, ignore_eos=True)
+    text = ()
+    for _ in range(2):
+        next(stream)
+        text += next(other).tokens
+    stream.close()
+    assert engine._flight is not None
+    if how == "append":
+        session.append(PROMPTS[3])
+        session.prefill()
+    elif how == "edit":
+        session.edit(5, [1, 2, 3])
+        session.save(tmp_path / "x.kv")
+    settings = {"max_new_tokens": 5, "temperature": 1.2, "seed": 8, "ignore_eos": True}
+    before = session.tokens
+    assert session.generate(**settings).tokens == reference.generate(list(before), **settings).tokens
+    text += sum((piece.tokens for piece in other), ())
+    assert text == reference.generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True).tokens
+    session.close()
+    assert whole(engine)
+
+
+def test_nothing_is_left_when_all_have_ended(llama):
+    engine = engine_for(llama)
+    stop = plain(llama).generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True).tokens[3]
+    engine.generate(PROMPTS[0], max_new_tokens=20, stop_token_ids=(stop,))
+    assert engine._flight is None
+
+
+def test_what_is_beyond_the_end_fails_nobody(llama):
+    engine, reference = engine_for(llama), plain(llama)
+    stop = reference.generate(PROMPTS[0], max_new_tokens=5, ignore_eos=True).tokens[4]
+    settings = {"max_new_tokens": 12, "stop_token_ids": (stop,)}
+    wanted = reference.generate(PROMPTS, **settings)
+    last = {len(one): len(one) + len(each.tokens) for one, each in zip(PROMPTS, wanted, strict=True)}
+    run = engine.runner.run
+
+    def poisoned(plan, fed_R=None):
+        logits_RV = run(plan, fed_R).clone()
+        for row, work in enumerate(plan.work):
+            if work.start + work.count >= last[work.sequence.num_prompt_tokens]:
+                logits_RV[row] = float("nan")
+        return logits_RV
+
+    engine.runner.run = poisoned
+    done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(wanted)
+
+
+def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
+    engine = engine_for(llama)
+    run = engine.runner.run
+    engine.runner.run = lambda plan, fed_R=None: run(plan, fed_R).clone().fill_(float("nan"))
+    session = engine.session()
+    with pytest.raises(RequestError, match="not finite"):
+        session.generate(PROMPTS[2], max_new_tokens=4)
+    assert engine.scheduler.parked and not any(each.is_ahead for each in engine.scheduler.parked)
+    session.close()
+    assert not engine.scheduler.allocator._block_of
+    del engine.runner.run
+    engine.generate(PROMPTS[2], max_new_tokens=4, ignore_eos=True)
+    assert len(engine.scheduler.allocator._block_of) == (len(PROMPTS[2]) + 3) // 8
 
 
 def test_a_row_that_cannot_be_sampled_fails_alone(llama):
@@ -221,4 +323,35 @@ def test_with_others_that_come_and_go(llama):
 def test_a_proposer_needs_the_tokens(llama):
     with pytest.raises(ConfigError, match="run_ahead"):
         load(llama, run_ahead="on", proposer="prompt_lookup")
-    assert not load(llama).ahead
+
+
+def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
+    model = read_config(open_checkpoint(llama).config)
+    for device, settings, wanted in (
+        ("cpu", {}, "off"),
+        ("cuda", {}, "on"),
+        ("cuda", {"proposer": "prompt_lookup"}, "off"),
+        ("cuda", {"run_ahead": "off"}, "off"),
+    ):
+        monkeypatch.setattr(assemble, "find_device", lambda _, device=device: torch.device(device))
+        assert resolve_config(EngineConfig(scheme="dense", **settings), model).run_ahead == wanted
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("program", ["eager", "compiled"])
+def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
+    engine = engine_for(llama, device="cuda", program=program)
+    settings = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.8, "top_k": 20, "seed": 1}
+    wanted = tokens(plain(llama, device="cuda", program=program).generate(PROMPTS, **settings))
+    engine.generate(PROMPTS, **settings)
+    overtake = engine._overtake
+
+    def watched(flight):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            overtake(flight)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine._overtake = watched
+    assert tokens(engine.generate(PROMPTS, **settings)) == wanted

@@ -2,7 +2,7 @@
 
     drafts  → plan → run → sample → verify → commit → outputs
 
-`step` is that loop's body; everything else here puts sequences in or takes results out. Read this file first.
+`_step` is that loop's body; everything else here puts sequences in or takes results out. Read this file first.
 """
 
 import threading
@@ -86,30 +86,30 @@ class Engine:
     def step(self) -> None:
         """Move every running sequence by one step."""
         with self.alone():
-            self._step(self.ahead)
+            try:
+                if self._unsettled:
+                    self._deliver(list(self._trackers.values()))
+                    self._unsettled = False
+                self._step()
+            except BaseException:
+                # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
+                self._flight, self._unsettled = None, True
+                self.scheduler.restart()
+                raise
 
-    def _step(self, ahead: bool) -> None:
-        try:
-            if self._unsettled:
-                self._deliver(list(self._trackers.values()))
-                self._unsettled = False
-            self.mark("begin", None)
-            flight, self._flight = self._flight, None
-            begun = flight is not None
-            if flight is None and (flight := self._begin()) is None:
+    def _step(self) -> None:
+        """The body: begin a step, unless one is begun; begin the next where that can be; end this one."""
+        self.mark("begin", None)
+        flight, self._flight = self._flight, None
+        if flight is None:
+            if (flight := self._begin()) is None:
                 return  # another thread's step has finished everything
-            if begun:
-                self.mark("plan", flight.plan)
-            if ahead and flight.can_be_overtaken:
-                self._overtake(flight)
-            if begun:
-                self.mark("run", None)
-            self._end(flight)
-        except BaseException:
-            # Ctrl-C, no memory, …: what this step has written is not to be relied on, and not all was delivered.
-            self._flight, self._unsettled = None, True
-            self.scheduler.restart()
-            raise
+            self._overtake(flight)
+        else:
+            self.mark("plan", flight.plan)
+            self._overtake(flight)
+            self.mark("run", None)
+        self._end(flight)
 
     def _begin(self) -> Flight | None:
         """Plan, run and choose, as far as that goes without waiting for the device."""
@@ -119,50 +119,50 @@ class Engine:
         self.mark("plan", plan)
         logits_RV = self.runner.run(plan)
         self.mark("run", None)
-        return self._choose(plan, logits_RV)
+        collect(self.collectors, plan, logits_RV)
+        return Flight(plan, logits_RV)
 
     def _overtake(self, flight: Flight) -> None:
-        """Begin the next step before this one is read."""
+        """Begin the next step before this one is read, where that is wanted and possible."""
+        if not (self.ahead and flight.can_be_overtaken):
+            return
         self.scheduler.advance(flight.plan, flight.unread)
         flight.is_overtaken = True
         plan = self._plan()
         if plan.work:
-            self._flight = self._choose(plan, self.runner.run(plan, flight.ids_R))
+            logits_RV = self.runner.run(plan, flight.ids_R)
+            collect(self.collectors, plan, logits_RV)
+            self._flight = Flight(plan, logits_RV)
 
     def _end(self, flight: Flight) -> None:
         """Wait for what was chosen, and keep and deliver what stands."""
         sampled, errors = flight.read()
         self.mark("sample", None)
-        accepted = verify(flight.plan, sampled.tokens)
-        self._note(flight.plan, accepted, sampled, errors)
-        (self.scheduler.settle if flight.is_overtaken else self.scheduler.commit)(flight.plan, accepted)
+        accepted = verify(flight.plan, [sampled.tokens[place.start : place.stop] for place in flight.places])
+        self._note(flight, accepted, sampled, errors)
+        if flight.is_overtaken:
+            self.scheduler.settle(flight.plan, accepted)
+        else:
+            self.scheduler.commit(flight.plan, accepted)
         self._deliver([t for work in flight.plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
         self.mark("deliver", None)
 
     def _plan(self) -> Plan:
         return self.scheduler.plan(self._proposer.propose(self.scheduler.running, self.config.num_drafts))
 
-    def _choose(self, plan: Plan, logits_RV: Tensor) -> Flight:
-        collect(self.collectors, plan, logits_RV)
-        return Flight(plan, logits_RV)
-
     def _note(
-        self, plan: Plan, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
+        self, flight: Flight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
     ) -> None:
         """Keep the log-probabilities of accepted tokens; end sequences one of whose accepted rows is bad."""
-        place = 0
-        for work, tokens in zip(plan.work, accepted, strict=True):
-            if work.sequence.score_from is not None:
-                continue
+        for work, place, tokens in zip(flight.plan.work, flight.places, accepted, strict=True):
             tracker = self._trackers.get(work.sequence.id)
             position = work.start + work.count - work.num_logits + 1
-            for index in range(len(tokens)):
+            for index, row in enumerate(place[: len(tokens)]):
                 if tracker is not None:
-                    tracker.logprobs[position + index] = sampled.logprobs[place + index]
-                if place + index in errors:
-                    self._fail(work.sequence, errors[place + index])
+                    tracker.logprobs[position + index] = sampled.logprobs[row]
+                if row in errors:
+                    self._fail(work.sequence, errors[row])
                     break
-            place += work.num_logits
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End one sequence with an error; the others go on."""
@@ -197,6 +197,7 @@ class Engine:
                 yield
             finally:
                 self._busy = False
+                self._leave_out_finished()
 
     # ---- faces for people
 
@@ -295,8 +296,6 @@ class Engine:
 
     def _submit(self, sequences: List[Sequence]) -> list[Tracker]:
         with self.alone():
-            if self._flight is not None:
-                self._step(ahead=False)  # a sequence that is resumed here has no part in it
             trackers = []
             for sequence in sequences:
                 params = sequence.params
@@ -326,12 +325,18 @@ class Engine:
             if not self._busy:
                 self._let_go()
 
+    def _leave_out_finished(self) -> None:
+        """What has ended since it was planned takes no part, even if it goes on before that step is read."""
+        if self._flight is not None and not self._flight.leave_out_finished():
+            self._flight = None
+
     def _let_go(self) -> None:
         while self._abandoned:
             sequence = self._abandoned.popleft()
             (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
             self._trackers.pop(sequence.id, None)
             self.collectors.pop(sequence.id, None)
+        self._leave_out_finished()
 
 
 def _raise_error(tracker: Tracker) -> None:

@@ -8,36 +8,48 @@ from torch import Tensor
 
 from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import Row, Sampled, choose, sample_singly
+from tokenmill.sample.sampler import Row, Sampled, choose, sample_singly, take
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 __all__ = ["Flight"]
 
 
 class Flight:
-    """`unread` holds, per work of the plan, what stands for the token that was chosen there, or nothing.
+    """places: per work of the plan, which of the rows that are sampled are its own.
 
-    is_overtaken: the scheduler has gone on with those.
+    is_overtaken: the scheduler has gone on with what stands for the tokens, `unread`.
     """
 
     def __init__(self, plan: Plan, logits_RV: Tensor) -> None:
         """logits_RV: of every wanted row of the plan. The choice is begun."""
         self.plan, self.is_overtaken = plan, False
-        self.unread: list[list[int]] = []
+        self.places: list[range] = []
         self._rows: list[Row] = []
         picked: list[int] = []
         first = 0
         for work in plan.work:
             samples = work.num_logits if work.sequence.score_from is None else 0
-            self.unread.append([-1 - len(self._rows)] if samples else [])
+            self.places.append(range(len(self._rows), len(self._rows) + samples))
             self._rows += [_row(work.sequence, index) for index in range(samples)]
             picked += range(first, first + samples)
             first += work.num_logits
-        self._logits_RV = logits_RV[picked] if 0 < len(picked) < len(logits_RV) else logits_RV
+        self._logits_RV = take(logits_RV, picked) if picked else logits_RV
         try:
             self._choice = choose(self._logits_RV, self._rows) if self._rows else None
         except RequestError:  # `read` will find out whose
             self._choice = None
+
+    @property
+    def unread(self) -> list[list[int]]:
+        """Per work what stands for the token that was chosen there, or nothing."""
+        return [[-1 - place.start] if place else [] for place in self.places]
+
+    def leave_out_finished(self) -> bool:
+        """Sequences that have ended since have no part in it any more, even if they go on later; False if all have."""
+        kept = [index for index, work in enumerate(self.plan.work) if work.sequence.finish_reason is None]
+        self.plan = Plan([self.plan.work[index] for index in kept], self.plan.copies)
+        self.places = [self.places[index] for index in kept]
+        return bool(kept)
 
     @property
     def ids_R(self) -> Tensor | None:
@@ -71,7 +83,7 @@ def _row(sequence: Sequence, index: int) -> Row:
 
 
 def _is_foreseen(work: Work) -> bool:
-    """Whether it brings exactly one token that the next choice does not depend on but through the model."""
+    """Whether it brings at most one token, that the next choice does not depend on but through the model."""
     sequence, params = work.sequence, work.sequence.params
     return sequence.score_from is None and not sequence.drafts and not _looks_back(params)
 

@@ -1,7 +1,8 @@
 """What the steps of an engine took, phase by phase: the raw material of every benchmark and profile.
 
 A step has four phases: plan (proposer and scheduler), run (the forward), sample (logits to tokens; on a GPU it waits
-there for the forward), deliver (commit and text). Recording costs five clock readings a step, under a microsecond.
+there for the forward), deliver (commit and text). With run_ahead a step's run is the planning and launch of the next
+one. Recording costs five clock readings a step, under a microsecond.
 """
 
 import time

@@ -66,9 +66,10 @@ class Imaged(InPieces):
 
 def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
     """The packages of an image by name. ImageMismatch for what torch's loader refuses."""
-    number = -1 if device.type == "cpu" else device.index or 0
-    try:
-        return {name: Loader(str(folder / name), "model", False, 1, number) for name in names}
+    on_cpu = device.type == "cpu"
+    number = -1 if on_cpu else device.index or 0
+    try:  # told that calls come one after the other, it does not wait on a GPU for the one before
+        return {name: Loader(str(folder / name), "model", not on_cpu, 1, number) for name in names}
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]
         raise ImageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error

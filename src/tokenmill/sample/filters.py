@@ -57,7 +57,7 @@ def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor)
 
 def forbid(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
     """Token ids_N[i] of row rows_N[i] set to -inf."""
-    return logits_RV.index_put((rows_N, ids_N), logits_RV.new_tensor(-_INF))
+    return logits_RV.index_put((rows_N, ids_N), logits_RV.new_full((), -_INF))
 
 
 def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from tokenmill.sample.mass import draw, log_probability
 from tokenmill.sample.noise import uniform
 from tokenmill.transfer import Numbers, Reading, to_device
 
-__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly"]
+__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly", "take"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,8 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     if len(drawn) == len(rows):
         ids_R = _draw(processed_RV, rows)
     elif drawn:
-        ids_R[drawn] = _draw(processed_RV[drawn], [rows[index] for index in drawn])
+        ids_P = _draw(take(processed_RV, drawn), [rows[index] for index in drawn])
+        ids_R = ids_R.index_copy(0, to_device(drawn, ids_R.device), ids_P)
     # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
     return Choice(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
 
@@ -176,7 +177,7 @@ def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tens
         if len(picked) == len(rows):
             logits_RV = stage(logits_RV, rows)
         elif picked:
-            changed_PV = stage(logits_RV[picked], [rows[index] for index in picked])
+            changed_PV = stage(take(logits_RV, picked), [rows[index] for index in picked])
             logits_RV = logits_RV.index_copy(0, to_device(picked, logits_RV.device), changed_PV)
     return logits_RV
 
@@ -240,6 +241,13 @@ _WARPERS: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
     (lambda row: row.params.top_p < 1, _top_p),
     (lambda row: row.params.min_p > 0, _min_p),
 )
+
+
+def take(logits_RV: Tensor, picked: Sequence[int]) -> Tensor:
+    """Some rows, in order. Indexing with a list would wait for the device."""
+    if len(picked) == len(logits_RV):
+        return logits_RV
+    return logits_RV.index_select(0, to_device(picked, logits_RV.device))
 
 
 def _column(logits_RV: Tensor, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:

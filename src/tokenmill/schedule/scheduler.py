@@ -204,18 +204,18 @@ class Scheduler:
                 continue
             sequence.tokens += tokens
             sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
-            self.prefixes.publish(sequence)
 
     def settle(self, plan: Plan, accepted: List[List[int]]) -> None:
         """Put in the tokens that `advance` went ahead of, and end what they end."""
         for (sequence, *_), tokens in zip(plan.work, accepted, strict=True):
-            if not sequence.is_ahead:
-                continue  # a chunk of a prompt
             if sequence.finish_reason is not None:
                 self._forget_unread(sequence)
                 continue
-            sequence.tokens.pop()
-            reason = self._append(sequence, tokens)
+            reason = None
+            if sequence.is_ahead:  # and no chunk of a prompt
+                sequence.tokens.pop()
+                reason = self._append(sequence, tokens)
+            self.prefixes.publish(sequence)  # not before: the rows may have been no numbers
             if reason:
                 self.finish(sequence, reason)
 
