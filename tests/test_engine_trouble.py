@@ -92,8 +92,8 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
     owner = {"plan": engine.scheduler, "run": engine.runner}[where]
     real = getattr(owner, where)
 
-    def interrupted(argument):
-        real(argument)
+    def interrupted(*arguments):
+        real(*arguments)
         raise KeyboardInterrupt
 
     setattr(owner, where, interrupted)

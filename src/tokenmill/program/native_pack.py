@@ -60,12 +60,12 @@ def pack(stored: Stored, rows: Tensor, scheme: int, num_inputs: int) -> Tensor:
     if stored.minimums is not None or wide:
         minimums = stored.minimums if stored.minimums is not None else -8 * stored.scales
         header.append(_header(minimums, rows, width, wide, pairs))
-    codes = _take(stored.codes, rows, width).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4, 4)
-    # tile, row, pair, group, quad, 4 → tile, pair, group, quad, row, 4
-    quads = codes.permute(0, 2, 3, 4, 1, 5)
+    # Four codes as one number: tile, row, pair, group, quad → tile, pair, group, quad, row
+    fours = _take(stored.codes, rows, width).view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4)
+    quads = fours.permute(0, 2, 3, 4, 1)
     if scheme != SCHEMES["q8"]:
         quads = quads[:, :, :, :4] | quads[:, :, :, 4:] << 4
-    packed = torch.cat([*header, quads.flatten(2)], dim=2).flatten(1)
+    packed = torch.cat([*header, quads.flatten(2).view(torch.uint8)], dim=2).flatten(1)
     assert packed.shape[1] == library().tm_tile_bytes(scheme, num_inputs)
     return packed
 
@@ -84,7 +84,10 @@ def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) 
 
 
 def _take(matrix: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Those rows, with zeros for -1 and up to `width`."""
+    """Those rows, with zeros for -1 and up to `width`; not copied where all of them lie there in that order."""
+    first, count = int(rows[0]), len(rows)
+    if width == matrix.shape[1] and first >= 0 and torch.equal(rows, torch.arange(first, first + count)):
+        return matrix[first : first + count].contiguous()
     taken = matrix.new_zeros(len(rows), width)
     real = rows >= 0
     taken[real, : matrix.shape[1]] = matrix[rows[real]]

@@ -41,7 +41,7 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes [R, G, C] uint8, scales and minimums [R, G]."""
     if bits == 8:
         scales_RG = _half(groups_RGC.abs().amax(-1) / 127)
-        codes_RGC = torch.round(groups_RGC / _safe(scales_RG)).clamp_(-127, 127) + 128
+        codes_RGC = (groups_RGC / _safe(scales_RG)).round_().clamp_(-127, 127).add_(128)
         return codes_RGC.to(torch.uint8), scales_RG, scales_RG
     low_RG, high_RG = groups_RGC.amin(-1), groups_RGC.amax(-1)
     best: tuple[Tensor, Tensor, Tensor] | None = None
