@@ -71,7 +71,7 @@ def test_the_text_of_every_family(family, sampling, models):
         {"cache": False, "max_step_tokens": 11},
         {"cache_format": "int8"},
         {"program": "native", "kernel": "auto"},
-        {"program": "compiled", "compile": "static", "compile_backend": "eager", "compile_phases": "both"},
+        {"program": "compiled", "compile": "dynamic", "compile_backend": "eager"},
         {"program": "compiled", "compile": "no"},
     ],
     ids=str,
