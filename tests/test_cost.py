@@ -64,6 +64,13 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
     assert predicted.cache_bytes == engine.memory["cache_bytes"]
 
 
+@pytest.mark.parametrize("program", ["native", "eager"])
+def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
+    engine = tokenmill.load(real_model, program=program, scheme="file", max_length=256)
+    predicted = cost_of(engine.config, engine.model_config, CPU)
+    assert predicted.weights_bytes == pytest.approx(engine.memory["weights_bytes"], rel=0.05)
+
+
 def test_known_figures():
     """SmolLM2-135M's model card says 135 M; 2 · layers · kv heads · head dim · 2 bytes by hand."""
     assert sum(count_parameters(SMOLLM2).values()) == 134_515_008

@@ -45,6 +45,8 @@ class Eager:
         copied = resolve(SCHEMES[scheme]).copies_tied_head
         tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
         rest = (sum(parts.values()) - numbers + tied) * dtype.itemsize
+        if scheme == "file" and model.code_bits:
+            scheme = "q4" if model.code_bits < 7 else "q8"  # a byte for each code in any case
         if scheme not in ("q8", "q4"):
             return rest + (numbers - (0 if copied else tied)) * dtype.itemsize
         # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.

@@ -182,7 +182,7 @@ class Ops:
 def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
     """What the weights will take, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
 
-    A file's own codes are smaller than the numbers that are assumed for scheme "file".
+    Of scheme "file" about: its tensors may have codes of several kinds.
     """
     layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
     tiles = {
@@ -194,6 +194,8 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
         tile = int(library().tm_tile_bytes(SCHEMES[layout], inputs))
         packed += count * tile * tiles.get(role, -(-outputs // TILE))
         numbers += count * outputs * inputs
+    if scheme == "file" and model.code_bits:
+        packed = int(numbers * model.code_bits / 8)
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]
     tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0

@@ -26,7 +26,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
-from tokenmill.weights.gguf_codes import KINDS, decode
+from tokenmill.weights.gguf_codes import BITS, KINDS, decode
 from tokenmill.weights.gguf_config import read_gguf_config
 from tokenmill.weights.gguf_header import TensorInfo, read_header
 
@@ -66,7 +66,7 @@ class GGUFCheckpoint:
         self.config = read_gguf_config(path, header, None if factors is None else self._rope_factors(factors))
         self.rounded = _say_rounded(header.tensors.values())
         if any(info.type not in _FLOATS for info in header.tensors.values()):
-            self.config["stored_as_codes"] = True
+            self.config["stored_as_codes"] = _code_bits(header.tensors)
         self._sources = self._find_sources(header.tensors)
         self.shapes: Mapping[str, tuple[int, ...]] = {
             name: source.stored_shape[::-1] if source.turn is _transpose else source.stored_shape
@@ -157,6 +157,17 @@ class GGUFCheckpoint:
             raise CheckpointError(
                 f"{self.path}: tensor {info.name!r} is of type {info.type.name}, which cannot be dequantised"
             ) from None
+
+
+def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
+    """Bits per number of the matrices that tokens are multiplied with, a tied head among them."""
+    tables = ("position_embd.", "token_embd." if "output.weight" in tensors else "position_embd.")
+    sizes = [
+        (prod(info.shape), BITS.get(info.type, 8.5))
+        for name, info in tensors.items()
+        if len(info.shape) > 1 and not name.startswith(tables)
+    ]
+    return sum(size * bits for size, bits in sizes) / max(sum(size for size, _ in sizes), 1)
 
 
 def _say_rounded(tensors: Iterable[TensorInfo]) -> str:

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from tokenmill.quant.stored import Stored
 
-__all__ = ["KINDS", "decode"]
+__all__ = ["BITS", "KINDS", "decode"]
 
 Bytes = NDArray[np.uint8]
 KIND = gguf.GGMLQuantizationType
 KINDS = (KIND.Q4_0, KIND.Q4_1, KIND.Q5_0, KIND.Q8_0, KIND.Q4_K)
+BITS = {KIND.F32: 32.0, KIND.Q4_0: 4.5, KIND.Q4_1: 5.0, KIND.Q4_K: 6.0, KIND.F16: 16.0, KIND.BF16: 16.0}
+"""Per number once it is packed, with scales; of all others 8.5."""
 
 
 def decode(rows: Bytes, kind: gguf.GGMLQuantizationType) -> Stored:

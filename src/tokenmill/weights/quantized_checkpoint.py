@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["QuantizedCheckpoint", "say_codes"]
 
 
+CODE_BITS = {4: 5.0, 8: 8.5}
+"""Per number once it is packed, with scales."""
+
+
 def say_codes(config: dict[str, Any]) -> dict[str, Any]:
     """The config of a quantised directory as a GGUF file's would be; any other as it is.
 
@@ -33,7 +37,7 @@ def say_codes(config: dict[str, Any]) -> dict[str, Any]:
     if quant_method(config) is None:
         return config
     dtypes = {key: "bfloat16" for key in ("dtype", "torch_dtype") if str(config.get(key)).endswith("float16")}
-    return config | dtypes | {"stored_as_codes": True}
+    return config | dtypes | {"stored_as_codes": CODE_BITS.get(read_layout(config).bits, True)}
 
 
 class QuantizedCheckpoint:

@@ -51,7 +51,9 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    "stored_as_codes" is ours: what a quantised file says of itself.
+    "stored_as_codes" is ours: what a quantised file says of itself, as bits per number or as True.
     """
     rest = {key: value for key, value in config.items() if key != "stored_as_codes"}
-    return replace(find_family(config).read(ConfigReader(rest)), codes=bool(config.get("stored_as_codes")))
+    codes = config.get("stored_as_codes")
+    bits = 0.0 if isinstance(codes, bool) or not codes else float(codes)
+    return replace(find_family(config).read(ConfigReader(rest)), codes=bool(codes), code_bits=bits)
