@@ -1,5 +1,5 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
-# make test   run the tests, two files at a time
+# make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
@@ -18,7 +18,7 @@ demo: .venv/.ready
 	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?"
 
 test: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -m compiler $(ARGS)

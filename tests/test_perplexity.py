@@ -20,7 +20,6 @@ from tokenmill.errors import ConfigError, RequestError
 from tokenmill.measure.perplexity import Window, choose_window, compare, perplexity, read_text, windows
 from tokenmill.program import native_abi as abi
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.checkpoint import open_checkpoint
 
 WORDS = [f"w{token}" for token in prompt(100)]
 
@@ -283,14 +282,3 @@ PROSE = (
     "years he found that it grew when he hurried, that it shrank when the stones were newly dressed, and that it did "
     "not depend at all on whether one farmer's grain was ground alone or together with another's. "
 )
-
-
-@pytest.mark.model
-def test_the_real_model_equals_transformers(real_model, real_peer):
-    engine = tokenmill.load(real_model, dtype="float32", max_length=128)
-    tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens
-    assert len(tokens) == 300
-    ours = perplexity(engine, tokens, 128, 64)
-    expected, count = recipe(real_peer, tokens, 128, 64)
-    assert ours.num_scored == count == 299
-    assert ours.perplexity == pytest.approx(expected, rel=1e-5)

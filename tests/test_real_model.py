@@ -8,6 +8,9 @@ import pytest
 import torch
 
 import tokenmill
+from tests.test_perplexity import PROSE, recipe
+from tokenmill.measure.perplexity import perplexity, read_text
+from tokenmill.weights.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.model
 
@@ -43,6 +46,16 @@ def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
         with torch.no_grad():
             logits = real_peer(torch.tensor([[*tokens, *done.tokens]])).logits[0]
         assert logits.argmax(-1)[len(tokens) - 1 : -1].tolist() == list(done.tokens), prompt
+
+
+def test_perplexity_equals_transformers(real_model, real_peer):
+    engine = tokenmill.load(real_model, dtype="float32", max_length=128)
+    tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens
+    assert len(tokens) == 300
+    ours = perplexity(engine, tokens, 128, 64)
+    expected, count = recipe(real_peer, tokens, 128, 64)
+    assert ours.num_scored == count == 299
+    assert ours.perplexity == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_batch_says_what_singles_say(batch, real_model):
