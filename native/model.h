@@ -76,6 +76,9 @@ class Model {
     return {(int)(count * (int64_t)me / n), (int)(count * (int64_t)(me + 1) / n)};
   }
 
+  // One head's entries of a cached row.
+  int64_t head_bytes() const { return (m_.cache_form == AS_FLOAT32 ? 4 : m_.cache_form == AS_BFLOAT16 ? 2 : 1) * (int64_t)m_.head_dim; }
+
   float* x(int64_t token) { return x_.get() + token * rounded(m_.hidden, PAD); }
 
   // Buffers are every thread's own while there are few rows, and all threads' together otherwise.

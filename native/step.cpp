@@ -89,7 +89,7 @@ void Model::expect(const TmOp* attention, int me) {
 const uint8_t* Model::coming(int64_t bytes, int me) {
   Desk& desk = desks_[(size_t)me];
   if (!desk.coming || !bytes) return nullptr;
-  const int64_t row = (m_.cache_form == AS_FLOAT32 ? 4 : m_.cache_form == AS_BFLOAT16 ? 2 : 1) * (int64_t)m_.num_kv_heads * m_.head_dim;
+  const int64_t row = head_bytes() * m_.num_kv_heads;
   const std::vector<Stretch>& stretches = stretches_[(size_t)me];
   const Stretch& stretch = stretches[desk.stretch];
   const uint8_t* at = (const uint8_t*)(desk.of_values ? desk.coming->v_rows : desk.coming->k_rows) + stretch.slot * row + desk.offset;
@@ -154,10 +154,9 @@ void Model::finish_head(const TmOp& op, const TmUnit& unit, int token, float* ou
   }
   const int kv_head = head - m_.num_heads - (is_v ? m_.num_kv_heads : 0);
   const int64_t at = step_->slots[token] * m_.num_kv_heads + kv_head;
-  const int64_t bytes = (m_.cache_form == AS_FLOAT32 ? 4 : m_.cache_form == AS_BFLOAT16 ? 2 : 1) * m_.head_dim;
   std::fill(out + m_.head_dim, out + width_, 0.0f);
   float* scales = is_v ? op.v_scales : op.k_scales;
-  kernels_.cache_row(out, m_.head_dim, m_.cache_form, (uint8_t*)(is_v ? op.v_rows : op.k_rows) + at * bytes,
+  kernels_.cache_row(out, m_.head_dim, m_.cache_form, (uint8_t*)(is_v ? op.v_rows : op.k_rows) + at * head_bytes(),
                      scales ? scales + at : nullptr);
 }
 
