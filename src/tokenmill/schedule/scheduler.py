@@ -197,11 +197,9 @@ class Scheduler:
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
         """Go on before anybody knows what was chosen: `unread` holds, per work, what stands for it, or nothing.
 
-        Nothing ends here. The next plan may be made; then `settle` has to follow.
+        None of them has ended, and nothing ends here. The next plan may be made; then `settle` has to follow.
         """
         for (sequence, start, count, _), tokens in zip(plan.work, unread, strict=True):
-            if sequence.finish_reason is not None:
-                continue
             sequence.tokens += tokens
             sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
 

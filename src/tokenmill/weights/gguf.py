@@ -161,7 +161,7 @@ class GGUFCheckpoint:
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
     """Bits per number of the matrices that tokens are multiplied with, a tied head among them."""
-    tables = ("position_embd.", "token_embd." if "output.weight" in tensors else "position_embd.")
+    tables = ("position_embd.", "token_embd.") if "output.weight" in tensors else ("position_embd.",)
     sizes = [
         (prod(info.shape), BITS.get(info.type, 8.5))
         for name, info in tensors.items()
