@@ -28,7 +28,7 @@ int64_t tile_bytes(int scheme, int k) {
 }
 
 int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
-  return rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + rounded(16 * 4 * (head_dim + 1), 64) + 16 * 4 * (head_dim + 16);
+  return rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 4) + 16 * 4 * (head_dim + 16);
 }
 
 extern "C" {

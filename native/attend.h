@@ -1,65 +1,50 @@
 // Attention of a few query rows over a stretch of the cache. Included by kernels.cpp, once per instruction set.
 //
 // A cached row holds all kv heads. Where a job has all of them, keys and values are read in the order of memory, 16 positions
-// at a time, and fetched one block ahead: head after head, the same reading took twice as long.
+// at a time, and fetched two blocks ahead: head after head, the same reading took twice as long.
 #pragma once
 #include "rows.h"
+#include "vec_attend.h"
 
 namespace {
 
-// 16 keys of one head, turned: [pair of entries][16 keys], a pair being one float or two bfloat16.
-void turn_keys(const uint32_t* const* keys, int words, uint32_t* out) {
-  int d = 0;
+// 16 keys of one head, four words of each side by side: [words / 4][4][16], lane 4 j + i of block g being word i of key
+// 4 j + g. A word is one float or two bfloat16.
+void lay_out(const uint32_t* const* keys, int words, uint32_t* out) {
+  int w = 0;
 #if TM_AVX512
-  for (; d + 16 <= words; d += 16) {
-    __m512i r[16], t[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(keys[i] + d);
-    for (int i = 0; i < 8; i++) {
-      t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-      t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  for (; w + 16 <= words; w += 16)
+    for (int g = 0; g < 4; g++) {
+      const __m512i a = _mm512_loadu_si512(keys[g] + w), b = _mm512_loadu_si512(keys[4 + g] + w);
+      const __m512i c = _mm512_loadu_si512(keys[8 + g] + w), d = _mm512_loadu_si512(keys[12 + g] + w);
+      const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x88), cd = _mm512_shuffle_i32x4(c, d, 0x88);
+      const __m512i ab1 = _mm512_shuffle_i32x4(a, b, 0xdd), cd1 = _mm512_shuffle_i32x4(c, d, 0xdd);
+      _mm512_storeu_si512(out + 16 * (w + g), _mm512_shuffle_i32x4(ab, cd, 0x88));
+      _mm512_storeu_si512(out + 16 * (w + 4 + g), _mm512_shuffle_i32x4(ab1, cd1, 0x88));
+      _mm512_storeu_si512(out + 16 * (w + 8 + g), _mm512_shuffle_i32x4(ab, cd, 0xdd));
+      _mm512_storeu_si512(out + 16 * (w + 12 + g), _mm512_shuffle_i32x4(ab1, cd1, 0xdd));
     }
-    for (int i = 0; i < 4; i++) {
-      r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-      r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-      r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-      r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-      t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-      t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-      t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-      t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 8; i++) {
-      _mm512_storeu_si512(out + 16 * (d + i), _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88));
-      _mm512_storeu_si512(out + 16 * (d + 8 + i), _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd));
+#endif
+  for (; w < words; w += 4)
+    for (int i = 0; i < 16; i++) memcpy(out + 16 * (w + i % 4) + i / 4 * 4, keys[i] + w, 16);
+}
+
+// Scores of `N` rows against 16 keys: each of four words in a row by itself, then together.
+template <int N, bool WIDE>
+void score(const Attend& job, const uint8_t* q, int64_t bytes, const uint32_t* keys, int words, float* out) {
+  F sums[N][4];
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int g = 0; g < 4; g++) sums[r][g] = set1(0);
+  for (int w = 0; w < words; w += 4) {
+    Quad x[N];
+    TM_UNROLL for (int r = 0; r < N; r++) x[r] = quad(q + r * bytes + 4 * w);
+    TM_UNROLL for (int g = 0; g < 4; g++) {
+      const Line four = load_line((const uint8_t*)(keys + 16 * (w + g)));
+      TM_UNROLL for (int r = 0; r < N; r++)
+        sums[r][g] = WIDE ? fma_quad(sums[r][g], four, x[r]) : dot2_quad(sums[r][g], four, x[r]);
     }
   }
-#endif
-  for (; d < words; d++)
-    for (int i = 0; i < 16; i++) out[16 * d + i] = keys[i][d];
-}
-
-template <bool WIDE>
-TM F word(F sums, const uint32_t* turned, const uint8_t* q, int d) {
-  if (WIDE) return fma(load((const float*)turned + 16 * d), set1(((const float*)q)[d]), sums);
-  return dot2(sums, (const uint16_t*)turned + 32 * d, (const uint16_t*)q + 2 * d);
-}
-
-// Scores of `N` rows against 16 turned keys: even and odd words apart, then together.
-template <int N, bool WIDE>
-void score(const Attend& job, const uint8_t* q, int64_t bytes, const uint32_t* turned, int words, float* out) {
-  F sums[N][2];
-  for (int r = 0; r < N; r++) sums[r][0] = sums[r][1] = set1(0);
-  int d = 0;
-  for (; d + 2 <= words; d += 2)
-    for (int r = 0; r < N; r++) {
-      sums[r][0] = word<WIDE>(sums[r][0], turned, q + r * bytes, d);
-      sums[r][1] = word<WIDE>(sums[r][1], turned, q + r * bytes, d + 1);
-    }
-  if (d < words)
-    for (int r = 0; r < N; r++) sums[r][0] = word<WIDE>(sums[r][0], turned, q + r * bytes, d);
-  for (int r = 0; r < N; r++) store(out + r * SPLIT, mul(add(sums[r][0], sums[r][1]), set1(job.scale)));
+  TM_UNROLL for (int r = 0; r < N; r++) store(out + r * SPLIT, mul(fold(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
 }
 
 // Entries [from, from + 16) of a cached row as floats; lanes behind head_dim are zero.
@@ -77,55 +62,83 @@ TM F value(const uint8_t* row, int from, int head_dim) {
 }
 
 // N rows: weights [N][SPLIT] times the values of `count` positions, W registers of 16 entries at a time, position after
-// position, on top of what is there.
+// position, on top of what is there. at: bytes from the rows' beginnings to the first of these entries.
 template <int N, int W, int FORM, bool WHOLE>
-void weigh(const Attend& job, const uint8_t* const* values, const float* weights, int count, int from, float* out) {
+void weigh(const Attend& job, const uint8_t* const* values, int64_t at, const float* weights, int count, int from, float* out) {
   const int width = (job.head_dim + 15) / 16 * 16;
   F sums[N][W];
-  for (int r = 0; r < N; r++)
-    for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
   for (int p = 0; p < count; p++) {
     F part[W];
-    for (int i = 0; i < W; i++) part[i] = value<FORM, WHOLE>(values[p], from + 16 * i, job.head_dim);
-    for (int r = 0; r < N; r++) {
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = value<FORM, WHOLE>(values[p] + at, from + 16 * i, job.head_dim);
+    TM_UNROLL for (int r = 0; r < N; r++) {
       const F weight = set1(weights[r * SPLIT + p]);
-      for (int i = 0; i < W; i++) sums[r][i] = fma(weight, part[i], sums[r][i]);
+      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = fma(weight, part[i], sums[r][i]);
     }
   }
-  for (int r = 0; r < N; r++)
-    for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
+}
+
+// The same for bfloat16, two positions at a time; behind an odd last one the weight is zero.
+template <int N, int W, bool WHOLE>
+void weigh_pairs(const Attend& job, const uint8_t* const* values, int64_t at, const uint16_t* weights, int count, int from,
+                 float* out) {
+  const int width = (job.head_dim + 15) / 16 * 16;
+  F sums[N][W];
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
+  for (int p = 0; p < count; p += 2) {
+    const uint16_t *a = (const uint16_t*)(values[p] + at) + from, *b = (const uint16_t*)(values[p + 1] + at) + from;
+    Both part[W];
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = both<WHOLE>(a + 16 * i, b + 16 * i, job.head_dim - from);
+    TM_UNROLL for (int r = 0; r < N; r++)
+      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = dot_both(sums[r][i], part[i], weights + r * 2 * SPLIT + p);
+  }
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
 }
 
 template <int N, int FORM>
-void weigh_all(const Attend& job, const uint8_t* const* values, const float* weights, int count, float* out) {
+void weigh_all(const Attend& job, const uint8_t* const* values, int64_t at, const float* weights, int count, float* out) {
   int from = 0;
-  for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, FORM, true>(job, values, weights, count, from, out);
-  for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, FORM, true>(job, values, weights, count, from, out);
-  if (from < job.head_dim) weigh<N, 1, FORM, false>(job, values, weights, count, from, out);
-}
-
-// Exponentials of one row's scores, zero where it may not look; notes the largest and the total.
-void soften(const Attend& job, int row, float* scores, int count) {
-  const int padded = (count + 15) / 16 * 16;
-  if (job.softcap > 0) softcap(scores, count, job.softcap);
-  const int64_t first = job.first[row % job.num_rows] - job.begin, last = job.last[row % job.num_rows] - job.begin;
-  for (int p = 0; p < first && p < padded; p++) scores[p] = -INFINITY;
-  for (int p = last > 0 ? (int)last : 0; p < padded; p++) scores[p] = -INFINITY;
-  F most = load(scores);
-  for (int p = 16; p < padded; p += 16) most = max(most, load(scores + p));
-  const float best = largest(most);
-  job.best[row] = best;
-  job.total[row] = 0;
-  if (best == -INFINITY) {  // sees nothing here
-    memset(scores, 0, sizeof(float) * (size_t)padded);
+  if (FORM == AS_BFLOAT16) {
+    const uint16_t* pairs = (const uint16_t*)weights;
+    for (; from + 64 <= job.head_dim; from += 64) weigh_pairs<N, 4, true>(job, values, at, pairs, count, from, out);
+    for (; from + 16 <= job.head_dim; from += 16) weigh_pairs<N, 1, true>(job, values, at, pairs, count, from, out);
+    if (from < job.head_dim) weigh_pairs<N, 1, false>(job, values, at, pairs, count, from, out);
     return;
   }
-  for (int p = 0; p < padded; p += 16) store(scores + p, exp(sub(load(scores + p), set1(best))));
-  for (int p = 0; p < first && p < padded; p++) scores[p] = 0;
-  for (int p = last > 0 ? (int)last : 0; p < padded; p++) scores[p] = 0;
-  F total = set1(0);
-  for (int p = 0; p < padded; p += 16) total = add(total, load(scores + p));
-  job.total[row] = sum(total);
+  for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, FORM, true>(job, values, at, weights, count, from, out);
+  for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, FORM, true>(job, values, at, weights, count, from, out);
+  if (from < job.head_dim) weigh<N, 1, FORM, false>(job, values, at, weights, count, from, out);
+}
+
+// Exponentials of one row's scores, zero where it may not look; notes the largest and the total. For values in bfloat16 they are
+// that too, from the beginning of the row on.
+template <int FORM>
+void soften(const Attend& job, int row, float* scores, int count) {
+  if (job.softcap > 0) softcap(scores, count, job.softcap);
+  const int first = (int)(job.first[row % job.num_rows] - job.begin), last = (int)(job.last[row % job.num_rows] - job.begin);
+  F most = set1(-INFINITY), total = set1(0);
+  for (int p = 0; p < count; p += 16) {
+    const F seen = within(load(scores + p), first - p, last - p, -INFINITY);
+    store(scores + p, seen), most = max(most, seen);
+  }
+  const float best = largest(most);
+  job.best[row] = best;
+  for (int p = 0; p < count; p += 16) {
+    F share = within(exp(sub(load(scores + p), set1(best))), first - p, last - p, 0);
+    if (FORM == AS_BFLOAT16) {
+      uint16_t* narrow = (uint16_t*)scores + p;
+      to_bfloat(narrow, share), share = bfloat(narrow);
+    } else {
+      store(scores + p, share);
+    }
+    total = add(total, share);
+  }
+  job.total[row] = sum(total);  // 0 where it sees nothing here
 }
 
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -134,7 +147,7 @@ int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 struct Room {
   uint8_t* queries;   // [heads * rows] of query_bytes
   float* scores;      // [heads * rows][SPLIT]
-  uint32_t* turned;   // [words][16]
+  uint32_t* keys;     // [words / 4][4][16]
   uint32_t* widened;  // [16] keys of words: those in bytes, and those of odd length
   int64_t query_bytes;
 };
@@ -146,7 +159,7 @@ Room cut(const Attend& job) {
   room.query_bytes = align(4 * ((int64_t)job.head_dim + 16));
   room.scores = (float*)at, at += rows * SPLIT * 4;
   room.queries = at, at += rows * room.query_bytes;
-  room.turned = (uint32_t*)at, at += align(16 * 4 * ((int64_t)job.head_dim + 1));
+  room.keys = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 4);
   room.widened = (uint32_t*)at;
   return room;
 }
@@ -155,15 +168,18 @@ int64_t slot_of(const Attend& job, int64_t position) { return job.base >= 0 ? jo
 
 constexpr int bytes_of(int form) { return form == AS_FLOAT32 ? 4 : form == AS_BFLOAT16 ? 2 : 1; }
 
-// Where the rows of one head and up to SPLIT positions lie.
+// Where the job's rows begin; behind the last they are the last one's, up to a multiple of 16.
 template <int FORM>
-void find(const Attend& job, const void* cache, int head, int from, int count, const uint8_t** rows) {
-  const int64_t bytes = bytes_of(FORM) * (int64_t)job.head_dim;
-  for (int p = 0; p < count; p++)
-    rows[p] = (const uint8_t*)cache + (slot_of(job, job.begin + from + p) * job.num_kv_heads + job.head + head) * bytes;
+int find(const Attend& job, const void* cache, const uint8_t** rows) {
+  const int64_t head = bytes_of(FORM) * (int64_t)job.head_dim, count = job.end - job.begin;
+  const uint8_t* first = (const uint8_t*)cache + job.head * head;
+  int p = 0;
+  for (; p < count; p++) rows[p] = first + slot_of(job, job.begin + p) * job.num_kv_heads * head;
+  for (; p % 16; p++) rows[p] = rows[p - 1];
+  return (int)count;
 }
 
-// A key as words: bytes become bfloat16, a key of odd length gets a zero behind it.
+// A key as words: bytes become bfloat16, a key that is no multiple of 16 bytes gets zeros behind it.
 template <int FORM>
 const uint32_t* words_of(const Attend& job, const uint8_t* key, int words, uint32_t* room) {
   if (FORM == AS_INT8) {
@@ -174,9 +190,9 @@ const uint32_t* words_of(const Attend& job, const uint8_t* key, int words, uint3
     }
     return room;
   }
-  if (FORM == AS_BFLOAT16 && job.head_dim % 2) {
-    room[words - 1] = 0;
-    memcpy(room, key, 2 * (size_t)job.head_dim);
+  if (job.head_dim * bytes_of(FORM) % 16) {
+    memset(room + words - 4, 0, 16);
+    memcpy(room, key, (size_t)(job.head_dim * bytes_of(FORM)));
     return room;
   }
   return (const uint32_t*)key;
@@ -195,22 +211,20 @@ void narrow(const Attend& job, const Room& room) {
   }
 }
 
-// Scores of one head's rows against the 16 positions from `from` on; behind the last they are the last one's.
+// Scores of one head's rows against the 16 keys from `from` on.
 template <int FORM>
-void score_block(const Attend& job, const Room& room, int head, int from, int count) {
+void score_block(const Attend& job, const Room& room, int head, int from, const uint8_t* const* rows) {
   constexpr bool wide = FORM == AS_FLOAT32;
-  const int words = wide ? job.head_dim : (job.head_dim + 1) / 2;
-  const uint8_t* keys[16];
-  find<FORM>(job, job.k, head, from, count, keys);
-  for (int i = count; i < 16; i++) keys[i] = keys[count - 1];
-  const uint32_t* block[16];
-  for (int i = 0; i < 16; i++) block[i] = words_of<FORM>(job, keys[i], words, room.widened + i * ((words + 7) / 8 * 8));
-  turn_keys(block, words, room.turned);
+  const int words = ((wide ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
+  const int64_t at = head * bytes_of(FORM) * (int64_t)job.head_dim;
+  const uint32_t* keys[16];
+  for (int i = 0; i < 16; i++) keys[i] = words_of<FORM>(job, rows[from + i] + at, words, room.widened + i * ((words + 7) / 8 * 8));
+  lay_out(keys, words, room.keys);
   const int first = head * job.num_rows;
   const uint8_t* q = room.queries + first * room.query_bytes;
   float* out = room.scores + (int64_t)first * SPLIT + from;
   int r = 0;
-#define TM_ROWS(N) score<N, wide>(job, q + r * room.query_bytes, room.query_bytes, room.turned, words, out + (int64_t)r * SPLIT)
+#define TM_ROWS(N) score<N, wide>(job, q + r * room.query_bytes, room.query_bytes, room.keys, words, out + (int64_t)r * SPLIT)
   for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
   if (job.num_rows - r == 3) TM_ROWS(3);
   if (job.num_rows - r == 2) TM_ROWS(2);
@@ -218,16 +232,16 @@ void score_block(const Attend& job, const Room& room, int head, int from, int co
 #undef TM_ROWS
   if (FORM != AS_INT8) return;
   alignas(64) float scales[16] = {};
-  for (int i = 0; i < count; i++) scales[i] = job.k_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
+  for (int i = 0; i < 16 && job.begin + from + i < job.end; i++)
+    scales[i] = job.k_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
   for (r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), load(scales)));
 }
 
 template <int FORM>
-void weigh_block(const Attend& job, const Room& room, int head, int from, int count) {
-  const uint8_t* values[SPLIT];
-  find<FORM>(job, job.v, head, from, count, values);
+void weigh_block(const Attend& job, const Room& room, int head, int from, int count, const uint8_t* const* rows) {
+  const int64_t at = head * bytes_of(FORM) * (int64_t)job.head_dim;
   const int first = head * job.num_rows, width = (job.head_dim + 15) / 16 * 16;
-  float* weights = room.scores + (int64_t)first * SPLIT + from;
+  float* weights = room.scores + (int64_t)first * SPLIT + (FORM == AS_BFLOAT16 ? from / 2 : from);
   float* out = job.values + (int64_t)first * width;
   if (FORM == AS_INT8)
     for (int i = 0; i < count; i++) {
@@ -235,7 +249,7 @@ void weigh_block(const Attend& job, const Room& room, int head, int from, int co
       for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
     }
   int r = 0;
-#define TM_ROWS(N) weigh_all<N, FORM>(job, values, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width)
+#define TM_ROWS(N) weigh_all<N, FORM>(job, rows + from, at, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width)
   for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
   if (job.num_rows - r == 3) TM_ROWS(3);
   if (job.num_rows - r == 2) TM_ROWS(2);
@@ -243,35 +257,34 @@ void weigh_block(const Attend& job, const Room& room, int head, int from, int co
 #undef TM_ROWS
 }
 
-// The rows of up to 16 positions, from where they are into the second cache.
-template <int FORM>
-TM void fetch_rows(const Attend& job, const void* cache, int from) {
+// Rows [from, from + 16) of all the job's heads, from where they are into the second cache.
+TM void fetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
 #if defined(__GNUC__)
-  const int64_t bytes = bytes_of(FORM) * (int64_t)job.head_dim;
-  for (int64_t p = job.begin + from; p < job.begin + from + 16 && p < job.end; p++) {
-    const uint8_t* row = (const uint8_t*)cache + (slot_of(job, p) * job.num_kv_heads + job.head) * bytes;
-    for (int64_t at = 0; at < bytes * job.num_heads; at += 64) __builtin_prefetch(row + at, 0, 2);
-  }
+  for (int p = from; p < from + 16 && p < count; p++)
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[p] + at, 0, 2);
 #endif
 }
 
 template <int FORM>
 void attend_in(const Attend& job) {
-  const int count = (int)(job.end - job.begin), width = (job.head_dim + 15) / 16 * 16;
+  const uint8_t *keys[SPLIT], *values[SPLIT];
+  const int count = find<FORM>(job, job.k, keys), width = (job.head_dim + 15) / 16 * 16;
+  find<FORM>(job, job.v, values);
   const Room room = cut(job);
   narrow<FORM>(job, room);
+  const int64_t bytes = bytes_of(FORM) * (int64_t)job.head_dim * job.num_heads;
+  fetch_rows(keys, 0, count, bytes), fetch_rows(keys, 16, count, bytes);
   for (int from = 0; from < count; from += 16) {
-    fetch_rows<FORM>(job, job.k, from + 16), fetch_rows<FORM>(job, job.v, from);
-    for (int head = 0; head < job.num_heads; head++)
-      score_block<FORM>(job, room, head, from, count - from < 16 ? count - from : 16);
+    fetch_rows(keys, from + 32, count, bytes), fetch_rows(values, from, count, bytes);
+    for (int head = 0; head < job.num_heads; head++) score_block<FORM>(job, room, head, from, keys);
   }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)
-    soften(job, r, room.scores + (int64_t)r * SPLIT, count);
+    soften<FORM>(job, r, room.scores + (int64_t)r * SPLIT, count);
   memset(job.values, 0, sizeof(float) * (size_t)(job.num_heads * job.num_rows * width));
   const int step = job.num_heads > 1 ? 16 : SPLIT;  // one head's values are near enough
   for (int from = 0; from < count; from += step)
     for (int head = 0; head < job.num_heads; head++)
-      weigh_block<FORM>(job, room, head, from, count - from < step ? count - from : step);
+      weigh_block<FORM>(job, room, head, from, count - from < step ? count - from : step, values);
 }
 
 void attend(const Attend& job) {

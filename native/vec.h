@@ -9,6 +9,7 @@
 #endif
 
 #define TM static inline __attribute__((always_inline))
+#define TM_UNROLL _Pragma("GCC unroll 16")  // else gcc keeps arrays of registers on the stack
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #define TM_AVX512 1
