@@ -12,7 +12,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // of the functions; everything else stays inside
 #endif
 
-enum { TM_ABI = 4 };
+enum { TM_ABI = 5 };
 
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_PART = 6 };
@@ -83,6 +83,8 @@ void* tm_make(const TmModel* model, char* why, int why_bytes);
 // 0, or 1 with the reason in `why`. One call at a time for one model.
 int tm_run(void* model, const TmStep* step, char* why, int why_bytes);
 void tm_free(void* model);
+// Per row of [rows, size] the place and value of its largest number, the first among equals; not-a-number is the largest.
+void tm_largest(const float* numbers, int64_t rows, int64_t size, int64_t* places, float* values);
 // Bytes of one tile of 16 rows and `inputs` columns.
 int64_t tm_tile_bytes(int scheme, int inputs);
 

@@ -67,5 +67,13 @@ int tm_run(void* model, const TmStep* step, char* why, int why_bytes) {
 
 void tm_free(void* model) { delete (Model*)model; }
 
+void tm_largest(const float* numbers, int64_t rows, int64_t size, int64_t* places, float* values) {
+  static const Kernels& kernels = Model::find_build("");
+  for (int64_t row = 0; row < rows; row++, numbers += size) {
+    places[row] = kernels.largest(numbers, size);
+    values[row] = numbers[places[row]];
+  }
+}
+
 int64_t tm_tile_bytes(int scheme, int inputs) { return tile_bytes(scheme, inputs); }
 }

@@ -1,31 +1,19 @@
 // Attention over the cache: tasks for the threads, splits of a sequence folded in one order.
 #include "model.h"
 
-// Tasks are numbered alike on all threads; whoever is free takes the next one, unless that is settled.
 void Model::attend(const TmOp& op, size_t number, int me) {
-  const auto next = [&](int after) {
-    if (task_owner_.empty()) return next_[number].fetch_add(1, std::memory_order_relaxed);
-    do after++;
-    while (after < (int)task_owner_.size() && task_owner_[(size_t)after] != me);
-    return after;
+  const auto next = [&] {
+    if (settled_) return take(task_shares_, number, me);
+    const int task = next_[number].fetch_add(1, std::memory_order_relaxed);  // whoever is free takes the next
+    return task < (int)tasks_.size() ? task : -1;
   };
-  int task = 0, mine = next(-1);
-  for (const Span& span : spans_) {
-    // Where there are splits enough for all threads, a task takes all heads of one: the cache is read in one stream.
-    const bool whole = enough_ && span.count <= FEW_QUERIES;
-    const int heads = whole ? 1 : m_.num_kv_heads;
-    const int64_t pieces = span.partials >= 0 ? span.num_splits : (span.count + QUERY_TILE - 1) / QUERY_TILE;
-    const int64_t tasks = pieces * heads;
-    for (; mine < task + tasks; mine = next(mine)) {
-      const int64_t piece = pieces - 1 - (mine - task) / heads;  // the longest first
-      const int head = (int)((mine - task) % heads);
-      if (span.partials < 0) {
-        attend_queries(op, span, piece * QUERY_TILE, head, me);
-      } else if ((piece + 1) * SPLIT > first_seen(op, span.start)) {
-        attend_split(op, span, piece, head, whole ? m_.num_kv_heads : 1, me);
-      }
-    }
-    task += (int)tasks;
+  for (int number_of_task; (number_of_task = next()) >= 0;) {
+    const Task& task = tasks_[(size_t)number_of_task];
+    const Span& span = spans_[(size_t)task.span];
+    if (span.partials < 0)
+      attend_queries(op, span, task.piece * QUERY_TILE, task.head, me);
+    else if ((task.piece + 1) * SPLIT > first_seen(op, span.start))
+      attend_split(op, span, task, me);
   }
   threads_->meet();
   const auto [from, to] = few_ ? std::pair<int, int>(0, step_->num_tokens) : share(step_->num_tokens, me);
@@ -45,10 +33,10 @@ Attend Model::job_for(const TmOp& op, const Span& span, int head, int64_t begin,
 }
 
 // All rows of a short span and some kv heads against one split.
-void Model::attend_split(const TmOp& op, const Span& span, int64_t split, int head, int num_heads, int me) {
-  const int64_t begin = split * SPLIT, at = place(span, split, head);
-  Attend job = job_for(op, span, head, begin, std::min(begin + SPLIT, span.start + span.count), desks_[(size_t)me]);
-  job.num_heads = num_heads;
+void Model::attend_split(const TmOp& op, const Span& span, const Task& task, int me) {
+  const int64_t begin = task.piece * SPLIT, at = place(span, task.piece, task.head);
+  Attend job = job_for(op, span, task.head, begin, std::min(begin + SPLIT, span.start + span.count), desks_[(size_t)me]);
+  job.num_heads = task.num_heads;
   job.best = part_best_.get() + at, job.total = part_total_.get() + at, job.values = part_values_.get() + at * width_;
   attend_rows(op, span, 0, span.count, job, me);
 }

@@ -16,5 +16,5 @@
 extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     TM_TEXT(TM_BUILD),
     {any_float, any_bfloat, any_q8, any_q4, any_q4_min, any_q4_wide, any_q4_pair},
-    put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to,
+    put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to, place_of_largest,
 };

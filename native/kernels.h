@@ -61,6 +61,7 @@ struct Kernels {
   // Fold one split's figures into those before it. A row without any split before has total 0.
   void (*merge)(float* best, float* total, float* values, float best2, float total2, const float* values2, int n);
   void (*add)(float* x, const float* y, int n);
+  int64_t (*largest)(const float* x, int64_t n);  // its place, the first among equals; not-a-number is the largest
 };
 
 int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows

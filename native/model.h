@@ -24,6 +24,12 @@ struct Span : TmSpan {
   int64_t num_splits;  // of its last position
 };
 
+// What one thread attends to at a time: a split of a short span, or a tile of a long one's positions, for some kv heads.
+struct Task {
+  int span, head, num_heads;
+  int64_t piece;
+};
+
 // Rows of the cache that lie one behind the other.
 struct Stretch {
   int64_t slot, count;
@@ -33,13 +39,15 @@ class Model {
  public:
   explicit Model(const TmModel& m);
   void run(const TmStep& step);
+  // By name, "" for the best that this processor runs.
+  static const Kernels& find_build(const char* wanted);
 
  private:
   // plan.cpp: before the threads start
-  static const Kernels& find_build(const char* wanted);
   void prepare(const TmStep& step);
   void make(Buffer& buffer, int number, int64_t tokens);
   void place_spans(const TmStep& step);
+  void list_tasks();
   void settle_tasks();
   std::vector<std::vector<int>> divide(const TmOp& op) const;
 
@@ -49,7 +57,8 @@ class Model {
   static float number(const void* table, int scheme, int64_t at);
   void embed(const TmOp& op, int me);
   void norm(const TmOp& op, int me);
-  void linear(const TmOp& op, const std::vector<int>& units, int me);
+  int take(const std::vector<std::vector<int>>& shares, size_t number, int me);
+  void linear(const TmOp& op, size_t number, int me);
   void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride,
                 int me);
   void expect(const TmOp* attention, int me);
@@ -65,7 +74,7 @@ class Model {
   // attention.cpp
   void attend(const TmOp& op, size_t number, int me);
   Attend job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end, Desk& desk) const;
-  void attend_split(const TmOp& op, const Span& span, int64_t split, int head, int num_heads, int me);
+  void attend_split(const TmOp& op, const Span& span, const Task& task, int me);
   void attend_rows(const TmOp& op, const Span& span, int64_t from, int64_t count, Attend& job, int me);
   void attend_queries(const TmOp& op, const Span& span, int64_t from, int head, int me);
   void write_head(int head, const float* values, float total, float* row) const;
@@ -103,7 +112,7 @@ class Model {
   int forms_[NUM_BUFFERS] = {}, widths_[NUM_BUFFERS] = {};
   int width_ = 0;
   const TmStep* step_ = nullptr;
-  bool few_ = true, enough_ = false;  // rows few enough; splits enough
+  bool few_ = true, enough_ = false, settled_ = false;  // rows few enough; splits enough; who attends to what is known
   int chosen_ = 0, num_experts_ = 0;
   Room<float> router_, parts_;                        // logits of the router; each pair's result
   std::vector<int> expert_first_, next_pair_;  // pairs [first, next) of an expert
@@ -116,7 +125,9 @@ class Model {
   std::vector<Span> spans_;
   std::vector<int> owner_;
   std::vector<std::atomic<int>> next_;
+  std::vector<std::atomic<uint64_t>> left_;       // thread, op → the units of its share that nobody has taken: from, to (high)
   std::vector<const TmOp*> following_;            // op → the attention after it, or null
-  std::vector<int> task_owner_;                   // who attends to what, where that is settled before
+  std::vector<Task> tasks_;                       // of every attention of this step
+  std::vector<std::vector<int>> task_shares_;     // thread → tasks, where that is settled before
   std::vector<std::vector<Stretch>> stretches_;   // thread → what it will read then
 };

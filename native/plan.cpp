@@ -37,7 +37,9 @@ Model::Model(const TmModel& m) : m_(m), ops_(m.ops, m.ops + m.num_ops), kernels_
   forms_[TM_MLP_IN] |= forms_[TM_GATHERED];
   following_.resize(ops_.size() + 1);
   for (size_t i = ops_.size(); i-- > 0;) following_[i] = ops_[i].kind == TM_ATTEND ? &ops_[i] : following_[i + 1];
-  stretches_.resize((size_t)m.num_threads);
+  stretches_.resize((size_t)m.num_threads), task_shares_.resize((size_t)m.num_threads);
+  next_ = std::vector<std::atomic<int>>(ops_.size());
+  left_ = std::vector<std::atomic<uint64_t>>(ops_.size() * (size_t)m.num_threads);
 }
 
 const Kernels& Model::find_build(const char* wanted) {
@@ -80,8 +82,14 @@ void Model::prepare(const TmStep& step) {
     desk.q.resize((size_t)rows), desk.first.resize((size_t)rows), desk.last.resize((size_t)rows);
   }
   place_spans(step);
+  list_tasks();
   settle_tasks();
-  next_ = std::vector<std::atomic<int>>(ops_.size());
+  for (size_t i = 0; i < ops_.size(); i++) {
+    next_[i].store(0, std::memory_order_relaxed);
+    const auto& shares = ops_[i].kind == TM_ATTEND ? task_shares_ : shares_[i];
+    for (size_t thread = 0; thread < shares.size(); thread++)
+      left_[thread * ops_.size() + i].store((uint64_t)shares[thread].size() << 32, std::memory_order_relaxed);
+  }
 }
 
 void Model::make(Buffer& buffer, int number, int64_t tokens) {
@@ -107,32 +115,44 @@ void Model::place_spans(const TmStep& step) {
   part_best_.at_least(partials), part_total_.at_least(partials), part_values_.at_least(partials * width_);
 }
 
+// The longest first. Where there are splits enough for all threads, a task takes all heads of one: the cache is read in one
+// stream.
+void Model::list_tasks() {
+  tasks_.clear();
+  for (size_t i = 0; i < spans_.size(); i++) {
+    const Span& span = spans_[i];
+    const int each = enough_ && span.count <= FEW_QUERIES ? m_.num_kv_heads : 1;
+    for (int64_t piece = span.partials >= 0 ? span.num_splits : (span.count + QUERY_TILE - 1) / QUERY_TILE; piece-- > 0;)
+      for (int head = 0; head < m_.num_kv_heads; head += each) tasks_.push_back({(int)i, head, each, piece});
+  }
+}
+
 // While all sequences decode and there are many, everybody knows beforehand what it will read of the cache, and fetches it during
 // the products before: those are busy with arithmetic while memory idles.
 void Model::settle_tasks() {
-  task_owner_.clear();
+  for (auto& share : task_shares_) share.clear();
   for (auto& stretches : stretches_) stretches.clear();
-  if (!few_ || !enough_ || step_->num_tokens < 8) return;
-  for (const Span& span : spans_)
-    if (span.count > FEW_QUERIES) return;
+  settled_ = few_ && enough_ && step_->num_tokens >= 8;
+  for (const Span& span : spans_) settled_ &= span.count <= FEW_QUERIES;
+  if (!settled_) return;
   std::vector<int64_t> loads((size_t)m_.num_threads, 0);
-  for (const Span& span : spans_)
-    for (int64_t split = span.num_splits - 1; split >= 0; split--) {
-      const size_t least = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
-      const int64_t begin = split * SPLIT, end = std::min(begin + SPLIT, span.start + span.count);
-      task_owner_.push_back((int)least), loads[least] += end - begin;
-      std::vector<Stretch>& stretches = stretches_[least];
-      if (span.base >= 0) {
-        stretches.push_back({span.base + begin, end - begin});
-        continue;
-      }
-      for (int64_t p = begin; p < end; p++) {
-        if (p > begin && span.slots[p] == span.slots[p - 1] + 1)
-          stretches.back().count++;
-        else
-          stretches.push_back({span.slots[p], 1});
-      }
+  for (size_t task = 0; task < tasks_.size(); task++) {
+    const size_t least = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
+    const Span& span = spans_[(size_t)tasks_[task].span];
+    const int64_t begin = tasks_[task].piece * SPLIT, end = std::min(begin + SPLIT, span.start + span.count);
+    task_shares_[least].push_back((int)task), loads[least] += end - begin;
+    std::vector<Stretch>& stretches = stretches_[least];
+    if (span.base >= 0) {
+      stretches.push_back({span.base + begin, end - begin});
+      continue;
     }
+    for (int64_t p = begin; p < end; p++) {
+      if (p > begin && span.slots[p] == span.slots[p - 1] + 1)
+        stretches.back().count++;
+      else
+        stretches.push_back({span.slots[p], 1});
+    }
+  }
 }
 
 // Units per thread, the heaviest first to whoever has least; each thread's in the order of memory.

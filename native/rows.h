@@ -110,6 +110,35 @@ void add_to(float* x, const float* y, int n) {
   for (; i < n; i++) x[i] += y[i];
 }
 
+// Largest of a stretch of at most 512, then its place in the best stretch.
+int64_t place_of_largest(const float* x, int64_t n) {
+  constexpr int64_t STRETCH = 512;
+  int64_t place, begin = 0;
+  float best = -INFINITY;
+  F odd[4] = {set1(0), set1(0), set1(0), set1(0)};  // stays 0 but for what is infinite or no number
+  for (int64_t from = 0; from < n; from += STRETCH) {
+    const int64_t end = n < from + STRETCH ? n : from + STRETCH;
+    F most[4] = {set1(-INFINITY), set1(-INFINITY), set1(-INFINITY), set1(-INFINITY)};
+    int64_t i = from;
+    for (; i + 64 <= end; i += 64)
+      TM_UNROLL for (int j = 0; j < 4; j++) {
+        const F part = load(x + i + 16 * j);
+        most[j] = max(most[j], part), odd[j] = fma(part, set1(0), odd[j]);
+      }
+    float here = largest(max(max(most[0], most[1]), max(most[2], most[3])));
+    bool bad = false;
+    for (; i < end; i++) here = x[i] > here ? x[i] : here, bad |= x[i] != x[i];
+    if (here > best) best = here, begin = from;
+    if (bad) odd[0] = set1(NAN);
+  }
+  if (sum(add(add(odd[0], odd[1]), add(odd[2], odd[3]))) != 0)
+    for (int64_t i = 0; i < n; i++)
+      if (x[i] != x[i]) return i;
+  for (place = begin; place + 1 < n && x[place] != best; place++) {
+  }
+  return place;
+}
+
 void cache_row(const float* x, int n, int form, void* row, float* scale) {  // x is padded with zeros to 16
   if (form == AS_FLOAT32) {
     memcpy(row, x, sizeof(float) * (size_t)n);

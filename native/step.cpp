@@ -6,7 +6,7 @@ void Model::perform(size_t number, int me) {
   switch (op.kind) {
     case TM_EMBED: embed(op, me), threads_->meet(); break;
     case TM_NORM: norm(op, me); break;
-    case TM_LINEAR: linear(op, shares_[number][(size_t)me], me), threads_->meet(); break;
+    case TM_LINEAR: linear(op, number, me), threads_->meet(); break;
     case TM_ATTEND: attend(op, number, me); break;
     case TM_CHOOSE: choose(op, me); break;
     case TM_COMBINE: combine(op, me), threads_->meet(); break;
@@ -47,15 +47,30 @@ void Model::norm(const TmOp& op, int me) {
   if (!few_) threads_->meet();
 }
 
-void Model::linear(const TmOp& op, const std::vector<int>& units, int me) {
+// What nobody has taken of an operation's units or tasks: the next of this thread's own share; when there is none, the last of
+// somebody else's, but for the very last, which its owner begins sooner than anybody could fetch it; else -1.
+int Model::take(const std::vector<std::vector<int>>& shares, size_t number, int me) {
+  for (int i = 0; i < m_.num_threads; i++) {
+    const size_t whose = (size_t)((me + i) % m_.num_threads);
+    std::atomic<uint64_t>& left = left_[whose * ops_.size() + number];
+    uint64_t now = left.load(std::memory_order_relaxed);
+    while ((uint32_t)now + (i ? 1 : 0) < (uint32_t)(now >> 32)) {
+      const uint64_t then = i ? now - (1ull << 32) : now + 1;
+      if (left.compare_exchange_weak(now, then, std::memory_order_relaxed)) return shares[whose][i ? then >> 32 : (uint32_t)now];
+    }
+  }
+  return -1;
+}
+
+void Model::linear(const TmOp& op, size_t number, int me) {
   // An MLP's inner activations and the experts' rows are made by all threads together.
   const bool own = few_ && op.from != TM_MLP_INNER && op.from != TM_GATHERED;
   const Buffer& in = buffer(op.from, me, own);
   const int tokens = op.epilogue == TM_LOGITS ? step_->num_rows : step_->num_tokens;
   Desk& desk = desks_[(size_t)me];
-  for (int number : units) {
-    const TmUnit& unit = op.units[number];
-    const int expert = op.experts ? number / (op.num_units / op.experts) : 0;
+  for (int taken; (taken = take(shares_[number], number, me)) >= 0;) {
+    const TmUnit& unit = op.units[taken];
+    const int expert = op.experts ? taken / (op.num_units / op.experts) : 0;
     const int begin = op.experts ? expert_first_[(size_t)expert] : 0;
     const int end = op.experts ? expert_first_[(size_t)expert + 1] : tokens;
     for (int first = begin; first < end; first += TOKEN_BLOCK) {

@@ -33,7 +33,7 @@ class Flight:
             self._rows += [_row(work.sequence, index) for index in range(samples)]
             picked += range(first, first + samples)
             first += work.num_logits
-        self._logits_RV = take(logits_RV, picked) if picked else logits_RV
+        self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV
         try:
             self._choice = choose(self._logits_RV, self._rows) if self._rows else None
         except RequestError:  # `read` will find out whose

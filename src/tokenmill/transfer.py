@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["Numbers", "Reading", "to_device"]
 
-Numbers = Tensor | NDArray[Any]
+Numbers = Tensor | NDArray[Any] | list[Any]
 
 
 def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -20,7 +20,7 @@ def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype =
 
 
 class Reading:
-    """Numbers, as many in each tensor or array, on their way to the host; `lists` waits for them."""
+    """Numbers, as many in each tensor, array or list, on their way to the host; `lists` waits for them."""
 
     def __init__(self, *numbers: Numbers) -> None:
         self._numbers, self._arrived = numbers, None
@@ -36,4 +36,4 @@ class Reading:
         """Their numbers; on CUDA all of them float64, which holds every float32 and every token id."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return [each.tolist() for each in self._numbers]
+        return [each if isinstance(each, list) else each.tolist() for each in self._numbers]

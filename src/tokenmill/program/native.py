@@ -8,6 +8,7 @@ matrices are given up as that happens.
 import ctypes
 import os
 import weakref
+from array import array
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.step import Step
+from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
@@ -101,10 +102,10 @@ class Native:
 
     def _make(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
-        why = ctypes.create_string_buffer(WHY_BYTES)
-        self._model = abi.library().tm_make(ctypes.byref(self._spec), why, WHY_BYTES)
+        self._call, self._why = abi.Step(), ctypes.create_string_buffer(WHY_BYTES)
+        self._model = abi.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
         if not self._model:
-            raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({why.value.decode()})")
+            raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
         self._process = os.getpid()
         self._finalizer = weakref.finalize(self, _free, self._model, self._process)
 
@@ -129,26 +130,35 @@ class Native:
         if os.getpid() != self._process:
             self._make()
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
-        spans = (abi.Span * len(step.spans))()
-        for target, span in zip(spans, step.spans, strict=True):
-            target.first, target.count, target.start = span.first, span.count, span.start
-            target.base = -1 if span.base is None else span.base
-            target.slots = None if span.slots_L is None else span.slots_L.data_ptr()
-        call = abi.Step(
-            num_tokens=len(step.token_ids_T),
-            num_spans=len(step.spans),
-            num_rows=step.num_rows,
-            tokens=step.token_ids_T.data_ptr(),
-            positions=step.positions_T.data_ptr(),
-            slots=step.slots_T.data_ptr(),
-            rows=None if step.rows_R is None else step.rows_R.data_ptr(),
-            spans=spans,
-            logits=logits_RV.data_ptr(),
-        )
-        why = ctypes.create_string_buffer(WHY_BYTES)
-        if abi.library().tm_run(self._model, ctypes.byref(call), why, WHY_BYTES):
-            raise RuntimeError(f"the native program failed: {why.value.decode()}")
+        # Arrays and not tensors, and one struct for every step: between two steps all of torch is out of the caches.
+        tokens = _ints(step.token_ids) if step.fed_R is None else step.token_ids_T
+        positions, slots = _ints(step.positions), _ints(step.slots)
+        rows = None if step.rows is None else _ints(step.rows)
+        spans = _ints([number for span in step.spans for number in _numbers(span)])
+        call = self._call
+        call.num_tokens, call.num_spans, call.num_rows = len(step.token_ids), len(step.spans), step.num_rows
+        call.tokens, call.positions, call.slots = _address(tokens), _address(positions), _address(slots)
+        call.rows, call.spans = None if rows is None else _address(rows), _address(spans)
+        call.logits = logits_RV.data_ptr()
+        if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
+            raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return logits_RV
+
+
+def _ints(numbers: Iterable[int]) -> "array[int]":
+    return array("q", numbers)
+
+
+def _address(numbers: "array[int] | Tensor") -> int:
+    return numbers.data_ptr() if isinstance(numbers, Tensor) else numbers.buffer_info()[0]
+
+
+def _numbers(span: Span) -> tuple[int, int, int, int, int]:
+    """TmSpan."""
+    if span.base is not None:
+        return span.first, span.count, span.start, span.base, 0
+    assert span.slots_L is not None, "one of the two is set"
+    return span.first, span.count, span.start, -1, span.slots_L.data_ptr()
 
 
 def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -6,9 +6,9 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from functools import cache
 from pathlib import Path
 
-__all__ = ["BUILDS", "Model", "Op", "Span", "Step", "Unit", "best_build", "library", "why_not"]
+__all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "why_not"]
 
-ABI = 4
+ABI = 5
 BUILDS = ("avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 
@@ -61,18 +61,6 @@ class Model(Structure):
     ]
 
 
-class Span(Structure):
-    """TmSpan."""
-
-    _fields_ = [
-        ("first", c_int64),
-        ("count", c_int64),
-        ("start", c_int64),
-        ("base", c_int64),
-        ("slots", c_void_p),
-    ]
-
-
 class Step(Structure):
     """TmStep."""
 
@@ -84,7 +72,7 @@ class Step(Structure):
         ("positions", c_void_p),
         ("slots", c_void_p),
         ("rows", c_void_p),
-        ("spans", POINTER(Span)),
+        ("spans", c_void_p),
         ("logits", c_void_p),
     ]
 
@@ -98,6 +86,8 @@ def library() -> ctypes.CDLL:
     loaded.tm_make.argtypes = [POINTER(Model), c_char_p, c_int]
     loaded.tm_run.argtypes = [c_void_p, POINTER(Step), c_char_p, c_int]
     loaded.tm_free.argtypes = [c_void_p]
+    loaded.tm_largest.restype = None
+    loaded.tm_largest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     loaded.tm_tile_bytes.restype = c_int64
     loaded.tm_tile_bytes.argtypes = [c_int, c_int]
     return loaded

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
 from tokenmill.sample import filters
+from tokenmill.sample.largest import largest
 from tokenmill.sample.mass import draw, log_probability
 from tokenmill.sample.noise import uniform
 from tokenmill.transfer import Numbers, Reading, to_device
@@ -77,8 +77,8 @@ class Choice:
     def read(self) -> Sampled:
         """Wait for it. RequestError as in `sample`."""
         ids, *checked = self._reading.lists()
-        for largest in checked:
-            _check(largest, self._rows)
+        for values in checked:
+            _check(values, self._rows)
         return Sampled([int(token) for token in ids], _logprobs(self._logits_RV, self._rows, self))
 
 
@@ -98,7 +98,7 @@ def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
     assert len(rows) == len(logits_RV)
     if all(map(_is_plain_greedy, rows)):
-        return Choice(logits_RV, rows, *_largest(logits_RV))
+        return Choice(logits_RV, rows, *largest(logits_RV))
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
@@ -125,16 +125,6 @@ def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict
     return sampled, errors
 
 
-def _largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
-    """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
-    if logits_RV.device.type == "cpu":  # numpy's argmax takes a tenth of the time of torch's
-        table_RV = logits_RV.float().numpy()
-        ids_R = table_RV.argmax(-1)
-        return ids_R, table_RV[np.arange(len(ids_R)), ids_R]
-    largest_R, ids_R = logits_RV.max(dim=-1)
-    return ids_R, largest_R
-
-
 def _is_plain_greedy(row: Row) -> bool:
     params = row.params
     return (
@@ -153,9 +143,9 @@ def _is_short(row: Row) -> bool:
     return bool(row.masked_ids) and row.position - row.num_prompt_tokens < row.params.min_new_tokens
 
 
-def _check(largest: list[float], rows: Sequence[Row]) -> None:
+def _check(values: list[float], rows: Sequence[Row]) -> None:
     """RequestError for the first row whose largest logit, NaN if any is, cannot be sampled from."""
-    for value, row in zip(largest, rows):
+    for value, row in zip(values, rows):
         if not math.isfinite(value):
             if value == -math.inf:
                 raise RequestError(f"every token is masked at position {row.position}; relax logit_bias or stop tokens")

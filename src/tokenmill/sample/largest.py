@@ -1,0 +1,39 @@
+"""The largest of each row, which is all that greedy sampling needs. On a CPU this is our own library's where there is
+one: one call, while torch's argmax takes ten times numpy's time and numpy's, between two steps, several times this.
+"""
+
+import ctypes
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokenmill.program import native_abi as abi
+from tokenmill.transfer import Numbers
+
+__all__ = ["largest"]
+
+
+def largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
+    """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
+    if logits_RV.device.type != "cpu":
+        largest_R, ids_R = logits_RV.max(dim=-1)
+        return ids_R, largest_R
+    if _has_library() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
+        return _by_library(logits_RV)
+    table_RV = logits_RV.float().numpy()
+    places_R = table_RV.argmax(-1)
+    return places_R, table_RV[np.arange(len(places_R)), places_R]
+
+
+def _by_library(logits_RV: Tensor) -> tuple[list[int], list[float]]:
+    num_rows, size = logits_RV.shape
+    ids, values = (ctypes.c_int64 * num_rows)(), (ctypes.c_float * num_rows)()
+    abi.library().tm_largest(logits_RV.data_ptr(), num_rows, size, ids, values)
+    return list(ids), list(values)
+
+
+@cache
+def _has_library() -> bool:
+    return abi.why_not() is None
