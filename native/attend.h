@@ -257,11 +257,11 @@ void weigh_block(const Attend& job, const Room& room, int head, int from, int co
 #undef TM_ROWS
 }
 
-// Rows [from, from + 16) of all the job's heads, from where they are into the second cache.
-TM void fetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
+// Rows [from, from + 16) of all the job's heads, from where they are into the second cache (2) or the first (3).
+template <int HINT> TM void fetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
 #if defined(__GNUC__)
   for (int p = from; p < from + 16 && p < count; p++)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[p] + at, 0, 2);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[p] + at, 0, HINT);
 #endif
 }
 
@@ -273,9 +273,10 @@ void attend_in(const Attend& job) {
   const Room room = cut(job);
   narrow<FORM>(job, room);
   const int64_t bytes = bytes_of(FORM) * (int64_t)job.head_dim * job.num_heads;
-  fetch_rows(keys, 0, count, bytes), fetch_rows(keys, 16, count, bytes);
+  fetch_rows<2>(keys, 0, count, bytes), fetch_rows<2>(keys, 16, count, bytes);
   for (int from = 0; from < count; from += 16) {
-    fetch_rows(keys, from + 32, count, bytes), fetch_rows(values, from, count, bytes);
+    fetch_rows<2>(keys, from + 32, count, bytes), fetch_rows<2>(values, from, count, bytes);
+    fetch_rows<3>(keys, from + 16, count, bytes);
     for (int head = 0; head < job.num_heads; head++) score_block<FORM>(job, room, head, from, keys);
   }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)

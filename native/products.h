@@ -5,11 +5,14 @@
 
 namespace {
 
-// With few tokens the processor looks far ahead by itself; with more, its window is full of arithmetic.
-constexpr int AHEAD = 4096;
-template <int N> TM void fetch(const void* weights) {
+// With one token the processor looks ahead by itself, and better than anything that follows. With more, its window is full of
+// arithmetic: weights are asked for twice, far ahead into the second cache and then into the first. Either alone is slower by a
+// tenth to a third.
+constexpr int NEAR = 4096, FAR = 16384;
+template <int N, bool FRESH> TM void fetch(const void* weights) {
 #if defined(__GNUC__)
-  if (N >= 3) __builtin_prefetch((const char*)weights + AHEAD, 0, 3);
+  if (N >= 2 && FRESH) __builtin_prefetch((const char*)weights + FAR, 0, 2);
+  if (N >= 2) __builtin_prefetch((const char*)weights + NEAR, 0, 3);
 #endif
 }
 
@@ -27,14 +30,14 @@ template <bool COMES> TM const uint8_t* coming_at(const Act& x, int first) {
 }
 
 // float32: [k][16 rows]. Four sums, k mod 4 each, folded in pairs.
-template <int N, bool>
+template <int N, bool, bool FRESH>
 void tile_float(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
   const float* w = (const float*)weights;
   F sums[N][2];
   for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
   for (int k = 0; k < x.k; k += 2) {
     const F w0 = load(w + 16 * k), w1 = load(w + 16 * k + 16);
-    fetch<N>(w + 16 * k), fetch<N>(w + 16 * k + 16);
+    fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 16);
     for (int t = 0; t < N; t++) {
       const float* row = x.floats + (int64_t)(first + t) * x.k + k;
       sums[t][0] = fma(w0, set1(row[0]), sums[t][0]);
@@ -45,13 +48,13 @@ void tile_float(const uint8_t* weights, const Act& x, int first, float* out, int
 }
 
 // bfloat16: [k / 2][16 rows][2].
-template <int N, bool>
+template <int N, bool, bool FRESH>
 void tile_bfloat(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
   const uint16_t* w = (const uint16_t*)weights;
   F sums[N][2];
   for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
   for (int k = 0; k < x.k; k += 4) {
-    fetch<N>(w + 16 * k), fetch<N>(w + 16 * k + 32);
+    fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 32);
     for (int t = 0; t < N; t++) {
       const uint16_t* row = x.bfloats + (int64_t)(first + t) * x.k + k;
       sums[t][0] = dot2(sums[t][0], w + 16 * k, row);
@@ -63,7 +66,7 @@ void tile_bfloat(const uint8_t* weights, const Act& x, int first, float* out, in
 
 // Integer schemes: per 64 inputs a header and two groups. The integer dot product of a group is exact; its float product is
 // added in the order of the groups.
-template <int N, bool COMES>
+template <int N, bool COMES, bool FRESH>
 void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) {
   const uint8_t* coming = coming_at<COMES>(x, first);
   const int groups = x.k / GROUP;
@@ -78,7 +81,7 @@ void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) 
       for (int t = 0; t < N; t++) dots[t] = iset1(-128 * x.sums[(int64_t)(first + t) * groups + group]);
       for (int i = 0; i < 8; i++) {
         const Line line = load_line(codes + 64 * i);
-        fetch<N>(codes + 64 * i);
+        fetch<N, FRESH>(codes + 64 * i);
         for (int t = 0; t < N; t++)
           dots[t] = dot4_byte(dots[t], line, x.bytes + (int64_t)(first + t) * x.k + 32 * group + 4 * i);
       }
@@ -91,7 +94,7 @@ void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) 
 
 // HEADER: bytes before the nibbles of two groups. Scales are half floats, or floats where wide; so are minimums. In a PAIR both
 // groups have the same.
-template <int N, bool COMES, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
+template <int N, bool COMES, bool FRESH, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
 void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) {
   const uint8_t* coming = coming_at<COMES>(x, first);
   const int groups = x.k / GROUP;
@@ -107,7 +110,7 @@ void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) 
       I dots[N];
       for (int t = 0; t < N; t++) dots[t] = iset1(MINIMUM ? 0 : -8 * x.sums[at + (int64_t)t * groups]);
       for (int i = 0; i < 4; i++) {
-        fetch<N>(codes + 64 * i);
+        fetch<N, FRESH>(codes + 64 * i);
         const Line line = load_line(codes + 64 * i), low = low_nibbles(line), high = high_nibbles(line);
         for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], low, bytes + (int64_t)t * x.k + 4 * i);
         for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], high, bytes + (int64_t)t * x.k + 16 + 4 * i);
@@ -123,28 +126,32 @@ void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) 
   for (int t = 0; t < N; t++) store(out + t * stride, sums[t]);
 }
 
-template <int N, bool COMES> void tile_q4_plain(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, 64, false, false>(w, x, first, out, stride);
+template <int N, bool COMES, bool FRESH> void tile_q4_plain(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, FRESH, 64, false, false>(w, x, first, out, stride);
 }
-template <int N, bool COMES> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, 128, true, false>(w, x, first, out, stride);
+template <int N, bool COMES, bool FRESH> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, FRESH, 128, true, false>(w, x, first, out, stride);
 }
-template <int N, bool COMES> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, 64, true, false, true>(w, x, first, out, stride);
+template <int N, bool COMES, bool FRESH> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, FRESH, 64, true, false, true>(w, x, first, out, stride);
 }
-template <int N, bool COMES> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, 256, true, true>(w, x, first, out, stride);
+template <int N, bool COMES, bool FRESH> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
+  tile_q4<N, COMES, FRESH, 256, true, true>(w, x, first, out, stride);
 }
 
-// Any number of tokens, eight at a time.
-#define TM_ANY(NAME, OF)                                                                                          \
-  void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {                       \
-    for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride)                                        \
-      x.coming ? OF<8, true>(w, x, first, out, stride) : OF<8, false>(w, x, first, out, stride);                  \
-    if (count >= 4) OF<4, false>(w, x, first, out, stride), count -= 4, first += 4, out += 4 * (int64_t)stride;   \
-    if (count == 3) OF<3, false>(w, x, first, out, stride);                                                       \
-    if (count == 2) OF<2, false>(w, x, first, out, stride);                                                       \
-    if (count == 1) OF<1, false>(w, x, first, out, stride);                                                       \
+// Any number of tokens, eight at a time. Weights are fresh to the first of them.
+#define TM_ANY(NAME, OF)                                                                                               \
+  void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {                            \
+    bool fresh = true;                                                                                                 \
+    for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride, fresh = false)                              \
+      if (x.coming)                                                                                                    \
+        fresh ? OF<8, true, true>(w, x, first, out, stride) : OF<8, true, false>(w, x, first, out, stride);            \
+      else                                                                                                             \
+        fresh ? OF<8, false, true>(w, x, first, out, stride) : OF<8, false, false>(w, x, first, out, stride);          \
+    if (count >= 4) OF<4, false, true>(w, x, first, out, stride), count -= 4, first += 4, out += 4 * (int64_t)stride; \
+    if (count == 3) OF<3, false, true>(w, x, first, out, stride);                                                      \
+    if (count == 2) OF<2, false, true>(w, x, first, out, stride);                                                      \
+    if (count == 1) OF<1, false, true>(w, x, first, out, stride);                                                      \
   }
 TM_ANY(any_float, tile_float)
 TM_ANY(any_bfloat, tile_bfloat)
