@@ -2,13 +2,16 @@
 #include "model.h"
 
 void Model::attend(const TmOp& op, size_t number, int me) {
-  const auto next = [&] {
-    if (settled_) return take(task_shares_, number, me);
-    const int task = next_[number].fetch_add(1, std::memory_order_relaxed);  // whoever is free takes the next
-    return task < (int)tasks_.size() ? task : -1;
+  const auto next = [&]() -> const Task* {
+    if (settled_) {
+      const Taken taken = take(number, me);
+      return taken.whose < 0 ? nullptr : &tasks_[(size_t)task_shares_[(size_t)taken.whose][taken.at]];
+    }
+    const size_t at = (size_t)next_[number].fetch_add(1, std::memory_order_relaxed);  // whoever is free takes the next
+    return at < tasks_.size() ? &tasks_[at] : nullptr;
   };
-  for (int number_of_task; (number_of_task = next()) >= 0;) {
-    const Task& task = tasks_[(size_t)number_of_task];
+  while (const Task* found = next()) {
+    const Task& task = *found;
     const Span& span = spans_[(size_t)task.span];
     if (span.partials < 0)
       attend_queries(op, span, task.piece * QUERY_TILE, task.head, me);

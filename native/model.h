@@ -16,6 +16,7 @@
 
 constexpr int FEW = 16;            // rows up to which every thread norms and folds all of them by itself: no barrier
 constexpr int TOKEN_BLOCK = 64;    // of a unit's outputs at a time
+constexpr int64_t NEAR_BYTES = 3 << 18;  // of activations that all units pass over before the next come: the second cache, nearly
 constexpr int QUERY_TILE = 16;     // positions whose queries attend together in a long chunk
 constexpr int FEW_QUERIES = 4;     // positions up to which all heads attend together
 
@@ -28,6 +29,12 @@ struct Span : TmSpan {
 struct Task {
   int span, head, num_heads;
   int64_t piece;
+};
+
+// The `at`th part of a thread's share of an operation; nobody's where there is none left.
+struct Taken {
+  int whose;
+  uint32_t at;
 };
 
 // Rows of the cache that lie one behind the other.
@@ -57,7 +64,7 @@ class Model {
   static float number(const void* table, int scheme, int64_t at);
   void embed(const TmOp& op, int me);
   void norm(const TmOp& op, int me);
-  int take(const std::vector<std::vector<int>>& shares, size_t number, int me);
+  Taken take(size_t number, int me);
   void linear(const TmOp& op, size_t number, int me);
   void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride,
                 int me);
@@ -79,6 +86,13 @@ class Model {
   void attend_queries(const TmOp& op, const Span& span, int64_t from, int head, int me);
   void write_head(int head, const float* values, float total, float* row) const;
   void hand_over(const TmOp& op, int token, int me);
+
+  // Tokens that stay near while all units pass over them, a multiple of TOKEN_BLOCK.
+  int64_t round_tokens(const TmOp& op) const {
+    const int64_t bytes = op.inputs * (int64_t)(form_of(op.units[0].scheme) == AS_INT8 ? 2 : 4);
+    return std::max<int64_t>(1, NEAR_BYTES / bytes / TOKEN_BLOCK) * TOKEN_BLOCK;
+  }
+  int64_t num_rounds(const TmOp& op) const { return rounded(step_->num_tokens, round_tokens(op)) / round_tokens(op); }
 
   std::pair<int, int> share(int count, int me) const {
     const int64_t n = m_.num_threads;

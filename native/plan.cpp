@@ -86,9 +86,11 @@ void Model::prepare(const TmStep& step) {
   settle_tasks();
   for (size_t i = 0; i < ops_.size(); i++) {
     next_[i].store(0, std::memory_order_relaxed);
-    const auto& shares = ops_[i].kind == TM_ATTEND ? task_shares_ : shares_[i];
+    const bool attends = ops_[i].kind == TM_ATTEND;
+    const auto& shares = attends ? task_shares_ : shares_[i];
+    const int64_t rounds = ops_[i].kind == TM_LINEAR ? num_rounds(ops_[i]) : 1;
     for (size_t thread = 0; thread < shares.size(); thread++)
-      left_[thread * ops_.size() + i].store((uint64_t)shares[thread].size() << 32, std::memory_order_relaxed);
+      left_[thread * ops_.size() + i].store(shares[thread].size() * (uint64_t)rounds << 32, std::memory_order_relaxed);
   }
 }
 

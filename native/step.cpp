@@ -47,19 +47,19 @@ void Model::norm(const TmOp& op, int me) {
   if (!few_) threads_->meet();
 }
 
-// What nobody has taken of an operation's units or tasks: the next of this thread's own share; when there is none, the last of
-// somebody else's, but for the very last, which its owner begins sooner than anybody could fetch it; else -1.
-int Model::take(const std::vector<std::vector<int>>& shares, size_t number, int me) {
+// What nobody has taken of an operation: the next of this thread's own share; when there is none, the last of somebody else's,
+// but for the very last, which its owner begins sooner than anybody could fetch it.
+Taken Model::take(size_t number, int me) {
   for (int i = 0; i < m_.num_threads; i++) {
-    const size_t whose = (size_t)((me + i) % m_.num_threads);
-    std::atomic<uint64_t>& left = left_[whose * ops_.size() + number];
+    const int whose = (me + i) % m_.num_threads;
+    std::atomic<uint64_t>& left = left_[(size_t)whose * ops_.size() + number];
     uint64_t now = left.load(std::memory_order_relaxed);
     while ((uint32_t)now + (i ? 1 : 0) < (uint32_t)(now >> 32)) {
       const uint64_t then = i ? now - (1ull << 32) : now + 1;
-      if (left.compare_exchange_weak(now, then, std::memory_order_relaxed)) return shares[whose][i ? then >> 32 : (uint32_t)now];
+      if (left.compare_exchange_weak(now, then, std::memory_order_relaxed)) return {whose, i ? (uint32_t)(then >> 32) : (uint32_t)now};
     }
   }
-  return -1;
+  return {-1, 0};
 }
 
 void Model::linear(const TmOp& op, size_t number, int me) {
@@ -68,11 +68,14 @@ void Model::linear(const TmOp& op, size_t number, int me) {
   const Buffer& in = buffer(op.from, me, own);
   const int tokens = op.epilogue == TM_LOGITS ? step_->num_rows : step_->num_tokens;
   Desk& desk = desks_[(size_t)me];
-  for (int taken; (taken = take(shares_[number], number, me)) >= 0;) {
-    const TmUnit& unit = op.units[taken];
-    const int expert = op.experts ? taken / (op.num_units / op.experts) : 0;
-    const int begin = op.experts ? expert_first_[(size_t)expert] : 0;
-    const int end = op.experts ? expert_first_[(size_t)expert + 1] : tokens;
+  const int round = (int)round_tokens(op);
+  for (Taken taken; (taken = take(number, me)).whose >= 0;) {
+    const std::vector<int>& units = shares_[number][(size_t)taken.whose];
+    const int at = units[taken.at % units.size()], skipped = (int)(taken.at / units.size()) * round;
+    const TmUnit& unit = op.units[at];
+    const int expert = op.experts ? at / (op.num_units / op.experts) : 0;
+    const int begin = (op.experts ? expert_first_[(size_t)expert] : 0) + skipped;
+    const int end = std::min(begin + round, op.experts ? expert_first_[(size_t)expert + 1] : tokens);
     for (int first = begin; first < end; first += TOKEN_BLOCK) {
       const int count = std::min(TOKEN_BLOCK, end - first);
       const int stride = (int)rounded(unit.count, GROUP);  // so that a short last group has room for its zeros
