@@ -88,6 +88,29 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
         assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
 
 
+@pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q4")])
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral"])
+def test_the_same_bits_where_rows_are_wide(kind, dtype, scheme, tmp_path):
+    """So wide that the tokens of a chunk pass over the weights in rounds of 64."""
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2} if kind == "Mixtral" else {}
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=101,
+        hidden_size=64,
+        intermediate_size=8200,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        **experts,
+    )
+    torch.manual_seed(2)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    tokens = [token % 101 for token in prompt(200, seed=3)]
+    pieces = native(tmp_path, dtype, scheme=scheme, max_step_tokens=50).logits(tokens)
+    for threads in (1, 2, 3):
+        assert torch.equal(native(tmp_path, dtype, scheme=scheme, threads=threads).logits(tokens), pieces)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_bits_beside_any_neighbours(dtype, models):
     """Log-probabilities carry every bit of the logits into the output."""

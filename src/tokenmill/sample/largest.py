@@ -17,7 +17,7 @@ __all__ = ["largest"]
 
 def largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
     """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
-    if logits_RV.device.type != "cpu":
+    if not logits_RV.is_cpu:
         largest_R, ids_R = logits_RV.max(dim=-1)
         return ids_R, largest_R
     if _has_library() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():

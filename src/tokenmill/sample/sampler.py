@@ -96,7 +96,7 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
 
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
-    assert len(rows) == len(logits_RV)
+    assert len(rows) == logits_RV.shape[0]
     if all(map(_is_plain_greedy, rows)):
         return Choice(logits_RV, rows, *largest(logits_RV))
     logits_RV = logits_RV.float()
