@@ -265,6 +265,11 @@ template <int HINT> TM void fetch_rows(const uint8_t* const* rows, int from, int
 #endif
 }
 
+// What the next two blocks of 16 need: keys and values one after the other, since two streams at once are slower than each.
+TM void fetch_ahead(const uint8_t* const* rows, int from, int count, int64_t bytes) {
+  fetch_rows<2>(rows, from + 32, count, bytes), fetch_rows<3>(rows, from + 16, count, bytes);
+}
+
 template <int FORM>
 void attend_in(const Attend& job) {
   const uint8_t *keys[SPLIT], *values[SPLIT];
@@ -275,17 +280,19 @@ void attend_in(const Attend& job) {
   const int64_t bytes = bytes_of(FORM) * (int64_t)job.head_dim * job.num_heads;
   fetch_rows<2>(keys, 0, count, bytes), fetch_rows<2>(keys, 16, count, bytes);
   for (int from = 0; from < count; from += 16) {
-    fetch_rows<2>(keys, from + 32, count, bytes), fetch_rows<2>(values, from, count, bytes);
-    fetch_rows<3>(keys, from + 16, count, bytes);
+    fetch_ahead(keys, from, count, bytes);
+    if (from + 16 >= count) fetch_rows<2>(values, 0, count, bytes), fetch_rows<2>(values, 16, count, bytes);
     for (int head = 0; head < job.num_heads; head++) score_block<FORM>(job, room, head, from, keys);
   }
   for (int r = 0; r < job.num_heads * job.num_rows; r++)
     soften<FORM>(job, r, room.scores + (int64_t)r * SPLIT, count);
   memset(job.values, 0, sizeof(float) * (size_t)(job.num_heads * job.num_rows * width));
   const int step = job.num_heads > 1 ? 16 : SPLIT;  // one head's values are near enough
-  for (int from = 0; from < count; from += step)
+  for (int from = 0; from < count; from += step) {
+    for (int at = from; at < from + step; at += 16) fetch_ahead(values, at, count, bytes);
     for (int head = 0; head < job.num_heads; head++)
       weigh_block<FORM>(job, room, head, from, count - from < step ? count - from : step, values);
+  }
 }
 
 void attend(const Attend& job) {
