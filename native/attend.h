@@ -143,12 +143,12 @@ void soften(const Attend& job, int row, float* scores, int count) {
 
 int64_t align(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Room that attend needs, cut up. Keys in bytes are turned as bfloat16, which holds them exactly.
+// Room that attend needs, cut up. Keys in bytes become bfloat16, which holds them exactly.
 struct Room {
   uint8_t* queries;   // [heads * rows] of query_bytes
   float* scores;      // [heads * rows][SPLIT]
   uint32_t* keys;     // [words / 4][4][16]
-  uint32_t* widened;  // [16] keys of words: those in bytes, and those of odd length
+  uint32_t* widened;  // [16] keys of words: those in bytes, and those that are no multiple of four words
   int64_t query_bytes;
 };
 

@@ -187,7 +187,7 @@ TM F half(const uint16_t* p) { F r; TM_EACH r.v[i] = half1(p[i]); return r; }
 TM F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); return r; }
 TM F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }
 
-struct Line { uint8_t v[64]; };
+struct Line { alignas(64) uint8_t v[64]; };
 TM Line load_line(const uint8_t* p) { Line r; memcpy(r.v, p, 64); return r; }
 TM Line low_nibbles(Line a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
 TM Line high_nibbles(Line a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
