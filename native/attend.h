@@ -47,17 +47,16 @@ void score(const Attend& job, const uint8_t* q, int64_t bytes, const uint32_t* k
   TM_UNROLL for (int r = 0; r < N; r++) store(out + r * SPLIT, mul(fold(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
 }
 
-// Entries [from, from + 16) of a cached row as floats; lanes behind head_dim are zero.
+// Entries [from, from + 16) of a cached row of floats or bytes, as floats; lanes behind head_dim are zero.
 template <int FORM, bool WHOLE>
 TM F value(const uint8_t* row, int from, int head_dim) {
   if (!WHOLE) {
     alignas(64) uint8_t copy[64] = {};
-    const int size = FORM == AS_FLOAT32 ? 4 : FORM == AS_BFLOAT16 ? 2 : 1;
+    const int size = FORM == AS_FLOAT32 ? 4 : 1;
     memcpy(copy, row + from * size, (size_t)((head_dim - from < 16 ? head_dim - from : 16) * size));
     return value<FORM, true>(copy, 0, 16);
   }
   if (FORM == AS_FLOAT32) return load((const float*)row + from);
-  if (FORM == AS_BFLOAT16) return bfloat((const uint16_t*)row + from);
   return from_bytes((const int8_t*)row + from);
 }
 
@@ -103,16 +102,16 @@ void weigh_pairs(const Attend& job, const uint8_t* const* values, int64_t at, co
 template <int N, int FORM>
 void weigh_all(const Attend& job, const uint8_t* const* values, int64_t at, const float* weights, int count, float* out) {
   int from = 0;
-  if (FORM == AS_BFLOAT16) {
+  if constexpr (FORM == AS_BFLOAT16) {
     const uint16_t* pairs = (const uint16_t*)weights;
     for (; from + 64 <= job.head_dim; from += 64) weigh_pairs<N, 4, true>(job, values, at, pairs, count, from, out);
     for (; from + 16 <= job.head_dim; from += 16) weigh_pairs<N, 1, true>(job, values, at, pairs, count, from, out);
     if (from < job.head_dim) weigh_pairs<N, 1, false>(job, values, at, pairs, count, from, out);
-    return;
+  } else {
+    for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, FORM, true>(job, values, at, weights, count, from, out);
+    for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, FORM, true>(job, values, at, weights, count, from, out);
+    if (from < job.head_dim) weigh<N, 1, FORM, false>(job, values, at, weights, count, from, out);
   }
-  for (; from + 64 <= job.head_dim; from += 64) weigh<N, 4, FORM, true>(job, values, at, weights, count, from, out);
-  for (; from + 16 <= job.head_dim; from += 16) weigh<N, 1, FORM, true>(job, values, at, weights, count, from, out);
-  if (from < job.head_dim) weigh<N, 1, FORM, false>(job, values, at, weights, count, from, out);
 }
 
 // Exponentials of one row's scores, zero where it may not look; notes the largest and the total. For values in bfloat16 they are

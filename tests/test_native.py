@@ -27,6 +27,13 @@ def native(path, dtype="float32", **settings):
     return load(path, program="native", dtype=dtype, **{"threads": 1, **settings})
 
 
+def save_sized(path, kind, seed, **sizes):
+    """A model of any sizes, with 101 tokens."""
+    config = transformers.AutoConfig.for_model(kind, vocab_size=101, **sizes)
+    torch.manual_seed(seed)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+
+
 @pytest.fixture
 def build(request, monkeypatch):
     """One of the builds of the kernels, where this processor runs it."""
@@ -89,22 +96,12 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
 
 
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q4")])
-@pytest.mark.parametrize("kind", ["Llama", "Mixtral"])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_the_same_bits_where_rows_are_wide(kind, dtype, scheme, tmp_path):
     """So wide that the tokens of a chunk pass over the weights in rounds of 64."""
-    experts = {"num_local_experts": 3, "num_experts_per_tok": 2} if kind == "Mixtral" else {}
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=101,
-        hidden_size=64,
-        intermediate_size=8200,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        **experts,
-    )
-    torch.manual_seed(2)
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path)
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    sizes = {"hidden_size": 64, "intermediate_size": 8200, "num_attention_heads": 2, "num_key_value_heads": 2}
+    save_sized(tmp_path, kind, seed=2, num_hidden_layers=1, max_position_embeddings=256, **sizes, **experts)
     tokens = [token % 101 for token in prompt(200, seed=3)]
     pieces = native(tmp_path, dtype, scheme=scheme, max_step_tokens=50).logits(tokens)
     for threads in (1, 2, 3):
@@ -125,18 +122,14 @@ def test_the_same_bits_beside_any_neighbours(dtype, models):
 
 
 def test_sizes_that_are_no_multiple_of_anything(tmp_path):
-    config = transformers.LlamaConfig(
-        vocab_size=101,
-        hidden_size=70,
-        intermediate_size=67,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        head_dim=14,
-        max_position_embeddings=128,
-    )
-    torch.manual_seed(1)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    sizes = {
+        "hidden_size": 70,
+        "intermediate_size": 67,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 14,
+    }
+    save_sized(tmp_path, "llama", seed=1, num_hidden_layers=2, max_position_embeddings=128, **sizes)
     for dtype in ("float32", "bfloat16"):
         ours = native(tmp_path, dtype)
         eager = load(tmp_path, program="eager", dtype=dtype).logits([t % 101 for t in LONG]).float()

@@ -1,5 +1,5 @@
 """The largest of each row, which is all that greedy sampling needs. On a CPU this is our own library's where there is
-one: one call, while torch's argmax takes ten times numpy's time and numpy's, between two steps, several times this.
+one: one call. torch's argmax takes ten times numpy's time, and numpy's way is three calls.
 """
 
 import ctypes
