@@ -5,7 +5,7 @@ matrices. What the first hands out it can describe, and the second hands the sam
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +21,7 @@ from tokenmill.weights.load import return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
 
-LAYOUT = 1
+LAYOUT = 2
 """Of the packed bytes and of the order in which they are asked for; grows when either changes."""
 
 
@@ -55,16 +55,17 @@ class Linear:
 
 @dataclass(frozen=True)
 class Run:
-    """`count` units of one scheme, one after the other."""
+    """`count` units of one scheme and `size` bytes, each `stride` bytes behind the one before."""
 
     address: int
     scheme: int
     count: int
     size: int
+    stride: int
 
     def units(self) -> Iterator[tuple[int, int]]:
         """Address and scheme of each."""
-        return ((self.address + at * self.size, self.scheme) for at in range(self.count))
+        return ((self.address + at * self.stride, self.scheme) for at in range(self.count))
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,10 @@ class Packing:
                 return_memory()  # of the matrices that were released
             placed = Placed([], [])
             for parts in linear.parts():
-                placed.data.extend(self._runs(linear, parts, linear.firsts))
-                placed.gates.extend(self._runs(linear, parts, linear.gates))
+                kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
+                for together in zip(*kinds, strict=True):
+                    for runs, run in zip((placed.data, placed.gates), self._laid_out(together), strict=False):
+                        runs.append(run)
             for matrix in linear.matrices:
                 matrix.release()
             self._placed.append(placed)
@@ -123,22 +126,21 @@ class Packing:
         self.num_bytes += self._arena.used
         return self._placed
 
-    def _runs(self, linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[Run]:
-        """A unit lies within one part of the matrix."""
-        begin = found = 0
-        for part in parts:
-            end = begin + part.num_rows
-            inside = [first for first in firsts if begin <= first < end]
-            if inside:
-                scheme, limit = scheme_of(part), inside[-1] + linear.count if linear.whole else end
-                rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
-                limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-                packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
-                place = self._arena.zeros(tuple(packed.shape), torch.uint8)
-                place.copy_(packed)
-                yield Run(place.data_ptr(), scheme, len(inside), packed.shape[1] * linear.tiles)
-            begin, found = end, found + len(inside)
-        assert found == len(firsts), "every unit lies within one part"
+    def _laid_out(self, kinds: tuple[tuple[int, Tensor], ...]) -> list[Run]:
+        """Units, or units and their gates: each with its gate, as they are read.
+
+        One stream of memory is faster than two: what follows is sent before it is asked for.
+        """
+        assert len({len(units) for _, units in kinds}) == 1, "units and their gates are cut alike"
+        count = len(kinds[0][1])
+        stride = sum(units.shape[1] for _, units in kinds)
+        place, at, runs = self._arena.zeros((count, stride), torch.uint8), 0, []
+        for scheme, units in kinds:
+            size = units.shape[1]
+            place[:, at : at + size] = units
+            runs.append(Run(place.data_ptr() + at, scheme, count, size, stride))
+            at += size
+        return runs
 
     def describe(self) -> dict[str, Any]:
         """How to find everything in `pieces`, for Packed."""
@@ -148,7 +150,7 @@ class Packing:
             end += _padded(tensor.nbytes)
         base = self._arena.address
         placed = [
-            [[[run.address - base, run.scheme, run.count, run.size] for run in runs] for runs in (one.data, one.gates)]
+            [[[run.address - base, *astuple(run)[1:]] for run in runs] for runs in (one.data, one.gates)]
             for one in self._placed
         ]
         return {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
@@ -199,9 +201,27 @@ class Packed:
                 if run.scheme not in SCHEMES.values():
                     return False
                 size = int(library().tm_tile_bytes(run.scheme, linear.op.inputs)) * linear.tiles
-                if run.size != size or not end - self._payload.nbytes <= run.address <= end - run.count * size:
+                if run.size != size or run.stride < size or run.count < 1:
+                    return False
+                if not end - self._payload.nbytes <= run.address <= end - (run.count - 1) * run.stride - size:
                     return False
         return True
+
+
+def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:
+    """Of each part that has units, its scheme and they, [units, bytes]. A unit lies within one part of the matrix."""
+    begin = found = 0
+    for part in parts:
+        end = begin + part.num_rows
+        inside = [first for first in firsts if begin <= first < end]
+        if inside:
+            scheme, limit = scheme_of(part), inside[-1] + linear.count if linear.whole else end
+            rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
+            limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
+            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
+            yield scheme, packed.view(len(inside), -1)
+        begin, found = end, found + len(inside)
+    assert found == len(firsts), "every unit lies within one part"
 
 
 def _padded(size: int) -> int:
