@@ -79,6 +79,14 @@ struct Buffer {
 
 inline int form_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8; }
 
+constexpr int MADE = 64 * 64;  // outputs of products that wait for what follows on them
+
+// Those of one unit for some tokens, and where they lie in a desk's tile and gate.
+struct Made {
+  const TmUnit* unit;
+  int first, count, at;
+};
+
 // What one thread has for itself. coming: the attention whose cached rows are fetched while products are computed, or null;
 // stretch, of_values, offset: how far.
 struct Desk {
@@ -89,6 +97,8 @@ struct Desk {
   Buffer buffers[NUM_BUFFERS];
   Room<float> row, tile, gate, values, best, total;
   Room<uint8_t> attend;
+  Made made[MADE / GROUP];
+  int num_made = 0, made_size = 0;
   std::vector<const float*> q;
   std::vector<int64_t> first, last;
 };

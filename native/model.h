@@ -66,7 +66,8 @@ class Model {
   void norm(const TmOp& op, int me);
   Taken take(size_t number, int me);
   void linear(const TmOp& op, size_t number, int me);
-  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out, int stride,
+  void finish_made(const TmOp& op, Desk& desk);
+  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Act& act, int first, int count, float* out, int stride,
                 int me);
   void expect(const TmOp* attention, int me);
   const uint8_t* coming(int64_t bytes, int me);

@@ -62,10 +62,12 @@ Taken Model::take(size_t number, int me) {
   return {-1, 0};
 }
 
+// The products of some units, then what follows on each of them: that does without memory, and a stream of weights that is
+// interrupted takes time to begin again.
 void Model::linear(const TmOp& op, size_t number, int me) {
   // An MLP's inner activations and the experts' rows are made by all threads together.
   const bool own = few_ && op.from != TM_MLP_INNER && op.from != TM_GATHERED;
-  const Buffer& in = buffer(op.from, me, own);
+  Act act = buffer(op.from, me, own).as(form_of(op.units[0].scheme));
   const int tokens = op.epilogue == TM_LOGITS ? step_->num_rows : step_->num_tokens;
   Desk& desk = desks_[(size_t)me];
   const int round = (int)round_tokens(op);
@@ -79,20 +81,34 @@ void Model::linear(const TmOp& op, size_t number, int me) {
     for (int first = begin; first < end; first += TOKEN_BLOCK) {
       const int count = std::min(TOKEN_BLOCK, end - first);
       const int stride = (int)rounded(unit.count, GROUP);  // so that a short last group has room for its zeros
-      multiply(op, unit.data, unit.scheme, unit.count, in, first, count, desk.tile.get(), stride, me);
-      if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, in, first, count, desk.gate.get(), stride, me);
-      for (int t = 0; t < count; t++)
-        finish(op, unit, first + t, desk.tile.get() + t * stride, desk.gate.get() + t * stride);
+      if (desk.made_size + count * stride > MADE) finish_made(op, desk);
+      float *out = desk.tile.get() + desk.made_size, *gate = desk.gate.get() + desk.made_size;
+      multiply(op, unit.data, unit.scheme, unit.count, act, first, count, out, stride, me);
+      if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, act, first, count, gate, stride, me);
+      desk.made[desk.num_made++] = {&unit, first, count, desk.made_size};
+      desk.made_size += count * stride;
     }
   }
+  finish_made(op, desk);
 }
 
-void Model::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, const Buffer& in, int first, int count, float* out,
-              int stride, int me) {
-  Act act = in.as(form_of(scheme));
+void Model::finish_made(const TmOp& op, Desk& desk) {
+  for (int i = 0; i < desk.num_made; i++) {
+    const Made& made = desk.made[i];
+    const int stride = (int)rounded(made.unit->count, GROUP);
+    for (int t = 0; t < made.count; t++) {
+      const int at = made.at + t * stride;
+      finish(op, *made.unit, made.first + t, desk.tile.get() + at, desk.gate.get() + at);
+    }
+  }
+  desk.num_made = desk.made_size = 0;
+}
+
+void Model::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Act& act, int first, int count, float* out, int stride,
+              int me) {
   const int64_t bytes = tile_bytes(scheme, op.inputs), groups = act.k / GROUP;
   for (int row = 0; row < rows; row += TILE, data += bytes) {
-    act.coming = coming(count / 8 * groups * COMING, me);
+    if (count >= 8) act.coming = coming(count / 8 * groups * COMING, me);
     kernels_.tile[scheme](data, act, first, count, out + row, stride);
   }
 }
