@@ -7,6 +7,7 @@ line and in the documentation. Nothing here imports torch: `--help` and bad opti
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import ConfigError
@@ -178,6 +179,12 @@ class SamplingParams:
         if self.max_new_tokens is not None:
             _whole("max_new_tokens", self.max_new_tokens, 1)
         self._check_ranges()
+
+    @cached_property
+    def takes_largest(self) -> bool:
+        """Whether every token is the likeliest by the model's own logits, and nothing else is asked about it."""
+        off = (self.temperature, self.presence_penalty, self.frequency_penalty) == (0, 0, 0)
+        return off and self.repetition_penalty == 1 and not self.logit_bias and self.logprobs is None
 
     def _make_plain(self) -> None:
         """Tuples for lists, a tuple for one text; containers and flags of the right kind."""

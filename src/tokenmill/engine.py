@@ -239,7 +239,7 @@ class Engine:
                 with self._lock:
                     _raise_error(tracker)
                     done = tracker.completion
-                    text, tracker.shown = "".join(tracker.shown), []
+                    text = tracker.take_text()
                     tokens, sent = tuple(tracker.tokens[sent:]), len(tracker.tokens)
                 if text or tokens or done:
                     yield Piece(text, tokens, done)

@@ -73,7 +73,10 @@ class Piece:
 
 @dataclass
 class Tracker:
-    """Follows one sequence. `started_s` is the clock at submission."""
+    """Follows one sequence. `started_s` is the clock at submission.
+
+    Tokens become text when somebody asks for it, at the latest at the end; at once where a stop string could end it.
+    """
 
     sequence: Sequence
     detokenizer: Detokenizer | None
@@ -81,30 +84,41 @@ class Tracker:
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
-    shown: list[str] = field(default_factory=list)
     completion: Completion | None = None
     error: Exception | None = None
+    _undecoded: list[int] = field(default_factory=list, init=False)
+    _unshown: str = field(default="", init=False)
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Take in accepted tokens; True when a stop string has ended the text."""
-        reason = self.sequence.finish_reason
-        text, stopped = "", False
-        if self.detokenizer is not None:
-            # A token that stops the sequence is no text.
-            visible = tokens[:-1] if reason in ("eos", "stop") else tokens
-            text = self.detokenizer.push(list(visible))
-            stopped = self.detokenizer.stopped is not None
-            if stopped:
+        # A token that stops the sequence is no text.
+        ended = self.sequence.finish_reason in ("eos", "stop")
+        self._undecoded += tokens[:-1] if ended else tokens
+        stopped = False
+        if self.detokenizer is not None and self.detokenizer.has_stops:
+            self._decode()
+            if stopped := self.detokenizer.stopped is not None:
                 tokens = tokens[: self.detokenizer.num_tokens_used - len(self.tokens)]
         self.tokens += tokens
         self.times_s += [now_s] * len(tokens)
-        self.shown.append(text)
         return stopped
+
+    def take_text(self) -> str:
+        """What is safe to show and has not been taken yet."""
+        self._decode()
+        text, self._unshown = self._unshown, ""
+        return text
+
+    def _decode(self) -> None:
+        if self.detokenizer is not None:
+            self._unshown += self.detokenizer.push(self._undecoded)
+        self._undecoded = []
 
     def finish(self, reason: str) -> None:
         """Flush what was held back and make the completion. A stop string may come to light only now."""
+        self._decode()
         if self.detokenizer is not None:
-            self.shown.append(self.detokenizer.finish())
+            self._unshown += self.detokenizer.finish()
             if self.detokenizer.stopped is not None:
                 reason = "stop"
                 del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]

@@ -21,7 +21,6 @@ class Runner:
         self.program, self.pool, self._device = program, pool, device
         self._block_size = pool.spec.block_size
 
-    @torch.inference_mode()
     def run(self, plan: Plan, fed_R: Tensor | None = None) -> Tensor:
         """Logits of every wanted row, [R, V], in the order of the plan's work. fed_R: see Step."""
         if plan.copies:

@@ -81,6 +81,7 @@ class Eager:
         """Refused: its weights are the model's own."""
         raise ConfigError("program", "eager", "native: only what is packed for a program has images")
 
+    @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
         """See Program."""
         logits_RV: Tensor = self._decoder(step, self._layers)

@@ -30,6 +30,8 @@ from tokenmill.weights.image import ImageCheckpoint
 __all__ = ["Native"]
 
 WHY_BYTES = 500
+SIZE = 8
+"""Bytes of a number."""
 CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
 
 
@@ -130,27 +132,23 @@ class Native:
         if os.getpid() != self._process:
             self._make()
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
-        # Arrays and not tensors, and one struct for every step: between two steps all of torch is out of the caches.
-        tokens = _ints(step.token_ids) if step.fed_R is None else step.token_ids_T
-        positions, slots = _ints(step.positions), _ints(step.slots)
-        rows = None if step.rows is None else _ints(step.rows)
-        spans = _ints([number for span in step.spans for number in _numbers(span)])
-        call = self._call
-        call.num_tokens, call.num_spans, call.num_rows = len(step.token_ids), len(step.spans), step.num_rows
-        call.tokens, call.positions, call.slots = _address(tokens), _address(positions), _address(slots)
-        call.rows, call.spans = None if rows is None else _address(rows), _address(spans)
-        call.logits = logits_RV.data_ptr()
+        # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
+        numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())
+        count = len(numbers)
+        numbers.extend(step.positions)
+        numbers.extend(step.slots)
+        numbers.extend(step.rows or ())
+        first_span = len(numbers)
+        for span in step.spans:
+            numbers.extend(_numbers(span))
+        call, at = self._call, numbers.buffer_info()[0]
+        call.num_tokens, call.num_spans, call.num_rows = count, len(step.spans), step.num_rows
+        call.tokens, call.positions, call.slots = at, at + SIZE * count, at + 2 * SIZE * count
+        call.rows = None if step.rows is None else at + 3 * SIZE * count
+        call.spans, call.logits = at + SIZE * first_span, logits_RV.data_ptr()
         if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return logits_RV
-
-
-def _ints(numbers: Iterable[int]) -> "array[int]":
-    return array("q", numbers)
-
-
-def _address(numbers: "array[int] | Tensor") -> int:
-    return numbers.data_ptr() if isinstance(numbers, Tensor) else numbers.buffer_info()[0]
 
 
 def _numbers(span: Span) -> tuple[int, int, int, int, int]:

@@ -44,6 +44,7 @@ class InPieces(Eager):
         """What runs that piece of a step, or None."""
         raise NotImplementedError
 
+    @torch.inference_mode()
     def run(self, step: Step) -> Tensor:
         """See Program."""
         parts: dict[int, Tensor] = {}

@@ -2,7 +2,7 @@
 one: one call. torch's argmax takes ten times numpy's time, and numpy's way is three calls.
 """
 
-import ctypes
+from array import array
 from functools import cache
 
 import numpy as np
@@ -29,9 +29,9 @@ def largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
 
 def _by_library(logits_RV: Tensor) -> tuple[list[int], list[float]]:
     num_rows, size = logits_RV.shape
-    ids, values = (ctypes.c_int64 * num_rows)(), (ctypes.c_float * num_rows)()
-    abi.library().tm_largest(logits_RV.data_ptr(), num_rows, size, ids, values)
-    return list(ids), list(values)
+    ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
+    abi.library().tm_largest(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
+    return ids.tolist(), values.tolist()
 
 
 @cache

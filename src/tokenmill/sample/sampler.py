@@ -97,7 +97,7 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
     assert len(rows) == logits_RV.shape[0]
-    if all(map(_is_plain_greedy, rows)):
+    if all(map(_takes_largest, rows)):
         return Choice(logits_RV, rows, *largest(logits_RV))
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
@@ -125,17 +125,8 @@ def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict
     return sampled, errors
 
 
-def _is_plain_greedy(row: Row) -> bool:
-    params = row.params
-    return (
-        params.temperature == 0
-        and params.logprobs is None
-        and not params.logit_bias
-        and params.repetition_penalty == 1
-        and params.presence_penalty == 0
-        and params.frequency_penalty == 0
-        and not _is_short(row)
-    )
+def _takes_largest(row: Row) -> bool:
+    return row.params.takes_largest and not _is_short(row)
 
 
 def _is_short(row: Row) -> bool:

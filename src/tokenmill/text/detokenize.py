@@ -36,6 +36,7 @@ class Detokenizer:
         self.num_tokens_used = 0
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._stop, self._include_stop = tuple(stop), include_stop
+        self.has_stops = bool(self._stop)
         # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
         self._tokens: list[int] = []
         self._first = self._shown = 0
