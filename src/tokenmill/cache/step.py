@@ -6,7 +6,8 @@ device, when they are first asked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from tokenmill.transfer import to_device
 __all__ = ["PaddedStep", "Span", "Step"]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.
 
     base: the slot of position 0 where the sequence lies in one block; slots_L: the slot of every position up to the
@@ -26,7 +26,7 @@ class Span:
     """
 
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
     start: int
     base: int | None
     slots_L: Tensor | None
@@ -40,7 +40,7 @@ class Span:
 
     def at(self, first: int) -> "Span":
         """The same in another packing, where its tokens begin at `first`."""
-        return replace(self, first=first)
+        return self._replace(first=first)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ change it. A filter runs on the rows that use it; when every row is plain greedy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,7 @@ from tokenmill.transfer import Numbers, Reading, to_device
 __all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly", "take"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of logits whose token is to be chosen.
 
     seed: of the sequence. position: index that the chosen token will have in its sequence. tokens: all before it
@@ -136,7 +136,9 @@ def _is_short(row: Row) -> bool:
 
 def _check(values: list[float], rows: Sequence[Row]) -> None:
     """RequestError for the first row whose largest logit, NaN if any is, cannot be sampled from."""
-    for value, row in zip(values, rows):
+    if all(map(math.isfinite, values)):
+        return
+    for value, row in zip(values, rows, strict=True):
         if not math.isfinite(value):
             if value == -math.inf:
                 raise RequestError(f"every token is masked at position {row.position}; relax logit_bias or stop tokens")
