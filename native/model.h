@@ -16,6 +16,7 @@
 
 constexpr int FEW = 16;            // rows up to which every thread norms and folds all of them by itself: no barrier
 constexpr int TOKEN_BLOCK = 64;    // of a unit's outputs at a time
+static_assert(TOKEN_BLOCK * GROUP <= MADE, "a desk has room for any unit but a head's");
 constexpr int64_t NEAR_BYTES = 3 << 18;  // of activations that all units pass over before the next come: the second cache, nearly
 constexpr int QUERY_TILE = 16;     // positions whose queries attend together in a long chunk
 constexpr int FEW_QUERIES = 4;     // positions up to which all heads attend together

@@ -75,7 +75,7 @@ void Model::prepare(const TmStep& step) {
   for (Desk& desk : desks_) {
     for (int b = 0; b < NUM_BUFFERS; b++) make(desk.buffers[b], b, few_ ? FEW : 0);
     desk.row.at_least(rounded(std::max({m_.hidden, m_.num_heads * m_.head_dim, m_.intermediate}), PAD));
-    desk.tile.at_least(TOKEN_BLOCK * (int64_t)std::max(width_, 64)), desk.gate.at_least(MADE);
+    desk.tile.at_least(std::max<int64_t>(MADE, TOKEN_BLOCK * rounded(width_, GROUP))), desk.gate.at_least(MADE);
     const int64_t rows = std::max(QUERY_TILE * (m_.num_heads / m_.num_kv_heads), FEW_QUERIES * m_.num_heads);
     desk.values.at_least(2 * rows * width_), desk.best.at_least(2 * rows), desk.total.at_least(2 * rows);
     desk.attend.at_least(attend_scratch_bytes(m_.head_dim, rows));

@@ -161,7 +161,8 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
     assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
 
 
-def test_a_text_that_cannot_be_decoded_fails_alone(path, tmp_path, monkeypatch):
+@pytest.mark.parametrize("where", ["tracker", "detokenizer"])
+def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
     engine = tokenmill.load(path, max_sequences=2, block_size=16)
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
     good = engine.stream(prompt(6), max_new_tokens=8)
@@ -170,10 +171,12 @@ def test_a_text_that_cannot_be_decoded_fails_alone(path, tmp_path, monkeypatch):
     next(bad)
     tracker = next(t for t in engine._trackers.values() if t.sequence.num_prompt_tokens == 9)
 
-    def push(tokens, now_s):
+    def push(*_):
         raise ValueError("no such text")
 
-    tracker.push = push
+    if tracker.detokenizer is None:
+        tracker.detokenizer = Detokenizer(Tokenizer(trained()))
+    (tracker if where == "tracker" else tracker.detokenizer).push = push
     with pytest.raises(ValueError, match="no such text"):
         list(bad)
     assert tokens + sum((piece.tokens for piece in good), ()) == expected

@@ -134,7 +134,10 @@ def test_other_versions_are_refused_by_field(image, tmp_path):
         ("layout", 99, "layout 99"),
         ("kept", weights["kept"][:-1], "where its config wants"),
         ("kept", [[1 << 40, size] for _, size in weights["kept"]], "where its config wants"),
+        ("kept", [[-1, size] for _, size in weights["kept"]], "where its config wants"),
         ("placed", weights["placed"][:-1], "matrices are not those"),
+        ("placed", [[[[*run[:4], 1 << 40] for run in runs] for runs in both] for both in weights["placed"]], "those"),
+        ("placed", [[[[*run[:4], -64] for run in runs] for runs in both] for both in weights["placed"]], "those"),
         ("placed", [[[[1 << 40, *run[1:]] for run in runs] for runs in both] for both in weights["placed"]], "those"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -137,6 +137,18 @@ def test_sizes_that_are_no_multiple_of_anything(tmp_path):
         torch.testing.assert_close(ours.logits([t % 101 for t in LONG]), eager, atol=bound, rtol=bound)
 
 
+@pytest.mark.parametrize("head_dim", [80, 100, 128])
+def test_wide_heads_in_whole_chunks(head_dim, tmp_path):
+    """64 tokens of one head are as many as a thread's desk ever holds of a unit; 80 is no multiple of 32."""
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim}
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    save_sized(tmp_path, "llama", seed=3, **sizes, **heads)
+    tokens = [t % 101 for t in prompt(200, seed=6)]
+    eager = load(tmp_path, program="eager", dtype="float32").logits(tokens)
+    for threads in (1, 2):
+        torch.testing.assert_close(native(tmp_path, threads=threads).logits(tokens), eager, atol=2e-5, rtol=1e-5)
+
+
 def test_a_window_and_long_sequences(models):
     """Past the window and past many splits of 128 positions, in short and long chunks."""
     path = save("mistral", models)

@@ -16,6 +16,10 @@ from tokenmill.text.tokenizer import Tokenizer
 __all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens", "make_detokenizer"]
 
 
+MOST_UNDECODED = 32
+"""Tokens: together they cost a fraction of one by one, after a step each, and nobody else waits long for them."""
+
+
 def hash_tokens(tokens: List[int]) -> str:
     """First 8 hex digits of SHA-256 over the ids as comma-separated decimals: comparable with any other engine's."""
     return sha256(",".join(map(str, tokens)).encode()).hexdigest()[:8]
@@ -75,7 +79,8 @@ class Piece:
 class Tracker:
     """Follows one sequence. `started_s` is the clock at submission.
 
-    Tokens become text when somebody asks for it, at the latest at the end; at once where a stop string could end it.
+    Tokens become text when somebody asks for it, a few at a time if nobody does, and one by one where a stop string
+    could end them.
     """
 
     sequence: Sequence
@@ -86,22 +91,17 @@ class Tracker:
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
     error: Exception | None = None
-    _undecoded: list[int] = field(default_factory=list, init=False)
     _unshown: str = field(default="", init=False)
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Take in accepted tokens; True when a stop string has ended the text."""
-        # A token that stops the sequence is no text.
-        ended = self.sequence.finish_reason in ("eos", "stop")
-        self._undecoded += tokens[:-1] if ended else tokens
-        stopped = False
-        if self.detokenizer is not None and self.detokenizer.has_stops:
-            self._decode()
-            if stopped := self.detokenizer.stopped is not None:
-                tokens = tokens[: self.detokenizer.num_tokens_used - len(self.tokens)]
         self.tokens += tokens
         self.times_s += [now_s] * len(tokens)
-        return stopped
+        if self.detokenizer is None:
+            return False
+        if self.detokenizer.has_stops or len(self.tokens) - self.detokenizer.num_tokens_used >= MOST_UNDECODED:
+            self._decode()
+        return self._cut()
 
     def take_text(self) -> str:
         """What is safe to show and has not been taken yet."""
@@ -111,17 +111,24 @@ class Tracker:
 
     def _decode(self) -> None:
         if self.detokenizer is not None:
-            self._unshown += self.detokenizer.push(self._undecoded)
-        self._undecoded = []
+            # A token that stops the sequence is no text.
+            end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
+            self._unshown += self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
+
+    def _cut(self) -> bool:
+        """Whether a stop string was found; then what came after it is no output."""
+        if self.detokenizer is None or self.detokenizer.stopped is None:
+            return False
+        del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
+        return True
 
     def finish(self, reason: str) -> None:
         """Flush what was held back and make the completion. A stop string may come to light only now."""
         self._decode()
         if self.detokenizer is not None:
             self._unshown += self.detokenizer.finish()
-            if self.detokenizer.stopped is not None:
-                reason = "stop"
-                del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
+        if self._cut():
+            reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
         start = self.sequence.num_prompt_tokens

@@ -28,7 +28,7 @@ class Runner:
         return self.program.run(self.stage(plan, fed_R))
 
     def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
-        """The plan as tensors."""
+        """The plan in the terms of a program."""
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []

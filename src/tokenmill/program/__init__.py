@@ -71,7 +71,10 @@ class Program(Protocol):
         """What an image of it says about its weights, and the weights. ConfigError where it has no images."""
 
     def run(self, step: Step) -> Tensor:
-        """Logits of the step's wanted rows, [R, V]; the cache rows of all its tokens are written."""
+        """Logits of the step's wanted rows, [R, V]; the cache rows of all its tokens are written.
+
+        One that computes with torch enters inference mode itself.
+        """
 
 
 def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:

@@ -176,7 +176,7 @@ class Packed:
     def keep(self, tensor: Tensor) -> int:
         """See Weights. The tensor has no memory; its size must be that of the one that was kept."""
         offset, size = next(self._next, (0, -1))
-        if size != tensor.nbytes or offset + size > self._payload.nbytes:
+        if size != tensor.nbytes or not 0 <= offset <= self._payload.nbytes - size:
             raise CheckpointError(f"the image holds {size} bytes where its config wants {tensor.nbytes}: make it again")
         return self._payload.data_ptr() + int(offset)
 
