@@ -200,7 +200,7 @@ def files() -> str:
 
 def overview() -> str:
     """One line per engine: decode alone and with 16 sequences, prefill."""
-    rows = [row for row in rows_of("peers") if row["prompt"] < 1000]
+    rows = [row for row in rows_of("peers") if row["prompt"] == 128]
     by = {(row["label"], row["batch"]): row for row in rows if row["status"] == "ok"}
     lines = []
     for name, computes in COMPUTES.items():
