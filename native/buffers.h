@@ -87,8 +87,8 @@ struct Made {
   int first, count, at;
 };
 
-// What one thread has for itself. made: the products in tile and gate, made_size of them. coming: the attention whose cached rows are fetched while products are computed, or null;
-// stretch, of_values, offset: how far.
+// What one thread has for itself. made: whose products lie in tile and gate, made_size numbers. coming: the attention whose
+// cached rows are fetched while products are computed, or null; stretch, of_values, offset: how far.
 struct Desk {
   const TmOp* coming = nullptr;
   size_t stretch = 0;
