@@ -81,10 +81,10 @@ inline int form_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme 
 
 constexpr int MADE = 64 * 64;  // outputs of products that wait for what follows on them
 
-// Those of one unit for some tokens, and where they lie in a desk's tile and gate.
+// Those of one unit for some tokens, and where they lie in a desk's tile and gate, `stride` numbers for each token.
 struct Made {
   const TmUnit* unit;
-  int first, count, at;
+  int first, count, at, stride;
 };
 
 // What one thread has for itself. made: whose products lie in tile and gate, made_size numbers. coming: the attention whose

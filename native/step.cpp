@@ -85,7 +85,7 @@ void Model::linear(const TmOp& op, size_t number, int me) {
       float *out = desk.tile.get() + desk.made_size, *gate = desk.gate.get() + desk.made_size;
       multiply(op, unit.data, unit.scheme, unit.count, act, first, count, out, stride, me);
       if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, act, first, count, gate, stride, me);
-      desk.made[desk.num_made++] = {&unit, first, count, desk.made_size};
+      desk.made[desk.num_made++] = {&unit, first, count, desk.made_size, stride};
       desk.made_size += count * stride;
     }
   }
@@ -95,9 +95,8 @@ void Model::linear(const TmOp& op, size_t number, int me) {
 void Model::finish_made(const TmOp& op, Desk& desk) {
   for (int i = 0; i < desk.num_made; i++) {
     const Made& made = desk.made[i];
-    const int stride = (int)rounded(made.unit->count, GROUP);
     for (int t = 0; t < made.count; t++) {
-      const int at = made.at + t * stride;
+      const int at = made.at + t * made.stride;
       finish(op, *made.unit, made.first + t, desk.tile.get() + at, desk.gate.get() + at);
     }
   }

@@ -174,8 +174,7 @@ def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
     def push(*_):
         raise ValueError("no such text")
 
-    if tracker.detokenizer is None:
-        tracker.detokenizer = Detokenizer(Tokenizer(trained()))
+    tracker.detokenizer = Detokenizer(Tokenizer(trained()))  # this model has none
     (tracker if where == "tracker" else tracker.detokenizer).push = push
     with pytest.raises(ValueError, match="no such text"):
         list(bad)

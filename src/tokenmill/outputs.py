@@ -91,7 +91,7 @@ class Tracker:
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
     error: Exception | None = None
-    _unshown: str = field(default="", init=False)
+    _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Take in accepted tokens; True when a stop string has ended the text."""
@@ -105,15 +105,18 @@ class Tracker:
 
     def take_text(self) -> str:
         """What is safe to show and has not been taken yet."""
+        if self.detokenizer is None:
+            return ""
         self._decode()
-        text, self._unshown = self._unshown, ""
+        text = self.detokenizer.text[self._num_shown :]
+        self._num_shown += len(text)
         return text
 
     def _decode(self) -> None:
         if self.detokenizer is not None:
             # A token that stops the sequence is no text.
             end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
-            self._unshown += self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
+            self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
 
     def _cut(self) -> bool:
         """Whether a stop string was found; then what came after it is no output."""
@@ -126,7 +129,7 @@ class Tracker:
         """Flush what was held back and make the completion. A stop string may come to light only now."""
         self._decode()
         if self.detokenizer is not None:
-            self._unshown += self.detokenizer.finish()
+            self.detokenizer.finish()
         if self._cut():
             reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))

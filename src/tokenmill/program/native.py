@@ -30,8 +30,6 @@ from tokenmill.weights.image import ImageCheckpoint
 __all__ = ["Native"]
 
 WHY_BYTES = 500
-SIZE = 8
-"""Bytes of a number."""
 CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
 
 
@@ -141,11 +139,11 @@ class Native:
         first_span = len(numbers)
         for span in step.spans:
             numbers.extend(_numbers(span))
-        call, at = self._call, numbers.buffer_info()[0]
+        call, at, size = self._call, numbers.buffer_info()[0], numbers.itemsize
         call.num_tokens, call.num_spans, call.num_rows = count, len(step.spans), step.num_rows
-        call.tokens, call.positions, call.slots = at, at + SIZE * count, at + 2 * SIZE * count
-        call.rows = None if step.rows is None else at + 3 * SIZE * count
-        call.spans, call.logits = at + SIZE * first_span, logits_RV.data_ptr()
+        call.tokens, call.positions, call.slots = at, at + size * count, at + 2 * size * count
+        call.rows = None if step.rows is None else at + 3 * size * count
+        call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
         if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return logits_RV
