@@ -112,19 +112,23 @@ class Packing:
         for number, linear in enumerate(linears):
             if number % 16 == 0:
                 return_memory()  # of the matrices that were released
-            placed = Placed([], [])
-            for parts in linear.parts():
-                kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
-                for together in zip(*kinds, strict=True):
-                    for runs, run in zip((placed.data, placed.gates), self._laid_out(together), strict=False):
-                        runs.append(run)
+            self._placed.append(self._pack(linear))
             for matrix in linear.matrices:
                 matrix.release()
-            self._placed.append(placed)
         return_memory()
         self.num_matrix_bytes = self._arena.used
         self.num_bytes += self._arena.used
         return self._placed
+
+    def _pack(self, linear: Linear) -> Placed:
+        """One of them. What it takes meanwhile is free when it returns, so that return_memory finds it."""
+        placed = Placed([], [])
+        for parts in linear.parts():
+            kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
+            for together in zip(*kinds, strict=True):
+                for runs, run in zip((placed.data, placed.gates), self._laid_out(together), strict=False):
+                    runs.append(run)
+        return placed
 
     def _laid_out(self, kinds: tuple[tuple[int, Tensor], ...]) -> list[Run]:
         """Units, or units and their gates: each with its gate, as they are read.
