@@ -26,8 +26,10 @@ LIBRARY = ROOT / "src" / "tokenmill" / "program" / "libtokenmill.so"
 # rows of the cache are turned as words of 32 bits, whatever numbers they hold.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing"]
+AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split()
 X86 = {
-    "avx512": "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split(),
+    "amx": [*AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
+    "avx512": AVX512,
     "avx2": "-mavx2 -mfma -mf16c".split(),
 }
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).

@@ -57,7 +57,7 @@ typedef struct {
   const float* sines;
   const TmOp* ops;
   int32_t num_ops, num_threads;
-  const char* build;     // "avx512", "avx2", "portable", or "" for the best there is
+  const char* build;     // "amx", "avx512", "avx2", "portable", or "" for the best there is
 } TmModel;
 
 typedef struct {

@@ -3,6 +3,11 @@
 
 #include <cstdio>
 #include <exception>
+#if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "model.h"
 
@@ -10,6 +15,18 @@ namespace {
 
 void explain(char* why, int bytes, const char* reason) {
   if (why && bytes > 0) std::snprintf(why, (size_t)bytes, "%s", reason);
+}
+
+// Whether there is a matrix unit and the system lets this process use it: its registers take 8 KB of each thread that does.
+bool may_use_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILES | INT8;
+  constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+  unsigned a, b, c, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & ALL) == ALL && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -28,7 +45,10 @@ int64_t tile_bytes(int scheme, int k) {
 }
 
 int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
-  return rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 4) + 16 * 4 * (head_dim + 16);
+  const int64_t lanes = rounded(rows, TILE), tiles = lanes / TILE + rows;  // a tile of lanes may hold every row's another head
+  const int64_t by_matrix = SPLIT * lanes * 6 + SPLIT * 64 * 2 + 1024 + 32 * head_dim + tiles * 32 * head_dim;
+  const int64_t by_rows = rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 4) + 16 * 4 * (head_dim + 16);
+  return std::max(by_matrix, by_rows);
 }
 
 extern "C" {
@@ -40,7 +60,7 @@ const char* tm_best_build(void) {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-    return "avx512";
+    return may_use_amx() ? "amx" : "avx512";
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
 #endif
   return "portable";

@@ -294,7 +294,16 @@ void attend_in(const Attend& job) {
   }
 }
 
+}  // namespace
+
+#include "attend_matrix.h"
+
+namespace {
+
 void attend(const Attend& job) {
+#if defined(TM_AMX)
+  if (job.cache_form == AS_BFLOAT16 && job.head_dim % 32 == 0) return attend_by_matrix(job);
+#endif
   if (job.cache_form == AS_FLOAT32)
     attend_in<AS_FLOAT32>(job);
   else if (job.cache_form == AS_BFLOAT16)

@@ -47,7 +47,7 @@ struct Buffer {
   void make(int64_t tokens) {
     const int64_t padded = rounded(k, PAD), groups = padded / GROUP;
     if (forms & 1 << AS_FLOAT32) floats.at_least(tokens * padded);
-    if (forms & 1 << AS_BFLOAT16) bfloats.at_least(tokens * padded);
+    if (forms & 1 << AS_BFLOAT16) bfloats.at_least((tokens + TILE - 1) * padded);
     if (forms & 1 << AS_INT8) {
       bytes.at_least(tokens * padded), scales.at_least(tokens * groups);
       moments.at_least(tokens * groups), sums.at_least(tokens * groups);

@@ -14,7 +14,7 @@
 #define TM_TEXT(a) TM_TEXT2(a)
 
 extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
-    TM_TEXT(TM_BUILD),
+    TM_TEXT(TM_BUILD), begin_step, end_step,
     {any_float, any_bfloat, any_q8, any_q4, any_q4_min, any_q4_wide, any_q4_pair},
     put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to, place_of_largest,
 };

@@ -9,7 +9,8 @@ enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128, COMING = 128 };
 
 // Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
 // sums: of a group's bytes. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
-// fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null.
+// fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null. Behind the last row of bfloats there is
+// room for 15 more, which are read and mean nothing.
 struct Act {
   int form, k;
   float* floats;
@@ -47,6 +48,9 @@ struct Attend {
 
 struct Kernels {
   const char* name;
+  // Around the products of a step, on every thread.
+  void (*begin_step)();
+  void (*end_step)();
   // out[t * stride + row] for 16 rows and the tokens [first, first + count).
   void (*tile[NUM_SCHEMES])(const uint8_t* weights, const Act& x, int first, int count, float* out, int stride);
   // Columns [from, to) of one token, both multiples of 32, into the form of `act`.
@@ -67,4 +71,4 @@ struct Kernels {
 int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows
 int64_t attend_scratch_bytes(int head_dim, int64_t rows);  // of all heads; cut up in attend.h
 
-extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512;
+extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;

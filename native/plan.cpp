@@ -7,6 +7,9 @@
 namespace {
 
 const Kernels* const BUILDS[] = {
+#if defined(TM_WITH_AMX)
+    &kernels_amx,
+#endif
 #if defined(TM_WITH_AVX512)
     &kernels_avx512,
 #endif
@@ -43,17 +46,22 @@ Model::Model(const TmModel& m) : m_(m), ops_(m.ops, m.ops + m.num_ops), kernels_
 }
 
 const Kernels& Model::find_build(const char* wanted) {
-  const std::string name = *wanted ? wanted : tm_best_build();
-  for (const Kernels* build : BUILDS)
-    if (name == build->name) return *build;
-  throw std::runtime_error("there is no build " + name);
+  const std::string best = tm_best_build(), name = *wanted ? wanted : best;
+  bool runs = false;
+  for (const Kernels* build : BUILDS) {
+    runs |= best == build->name;  // and so do those behind it
+    if (name == build->name && runs) return *build;
+  }
+  throw std::runtime_error("there is no build " + name + " for this processor");
 }
 
 void Model::run(const TmStep& step) {
   prepare(step);
   threads_->run([this](int me) {
+    kernels_.begin_step();
     expect(following_[0], me);
     for (size_t i = 0; i < ops_.size(); i++) perform(i, me);
+    kernels_.end_step();
   });
 }
 

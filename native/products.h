@@ -1,20 +1,10 @@
 // Weights times activations, tile by tile. Included by kernels.cpp, once per instruction set.
 #pragma once
 #include "kernels.h"
+#include "matrix.h"
 #include "vec.h"
 
 namespace {
-
-// With one token the processor looks ahead by itself, and better than anything that follows. With more, its window is full of
-// arithmetic: weights are asked for twice, far ahead into the second cache and then into the first. Either alone is slower by a
-// tenth to a third.
-constexpr int NEAR = 4096, FAR = 16384;
-template <int N, bool FRESH> TM void fetch(const void* weights) {
-#if defined(__GNUC__)
-  if (N >= 2 && FRESH) __builtin_prefetch((const char*)weights + FAR, 0, 2);
-  if (N >= 2) __builtin_prefetch((const char*)weights + NEAR, 0, 3);
-#endif
-}
 
 // With eight tokens, integer schemes leave memory idle: what comes next is fetched into the second cache.
 template <bool COMES> TM void fetch_coming(const uint8_t*& at) {
@@ -139,10 +129,22 @@ template <int N, bool COMES, bool FRESH> void tile_q4_wide(const uint8_t* w, con
   tile_q4<N, COMES, FRESH, 256, true, true>(w, x, first, out, stride);
 }
 
+// By the matrix unit, as many tokens as fill its tiles.
+#if defined(TM_AMX)
+#define TM_MATRIX(...)                                                                                                 \
+  if (const int whole = count / TOKENS * TOKENS) {                                                      \
+    tile_matrix<__VA_ARGS__>(w, x, first, whole, out, stride);                                                         \
+    count -= whole, first += whole, out += whole * (int64_t)stride, fresh = false;                                     \
+  }
+#else
+#define TM_MATRIX(...)
+#endif
+
 // Any number of tokens, eight at a time. Weights are fresh to the first of them.
-#define TM_ANY(NAME, OF)                                                                                               \
+#define TM_ANY(NAME, OF, BEFORE)                                                                                       \
   void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {                            \
     bool fresh = true;                                                                                                 \
+    BEFORE                                                                                                             \
     for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride, fresh = false)                              \
       if (x.coming)                                                                                                    \
         fresh ? OF<8, true, true>(w, x, first, out, stride) : OF<8, true, false>(w, x, first, out, stride);            \
@@ -153,12 +155,14 @@ template <int N, bool COMES, bool FRESH> void tile_q4_wide(const uint8_t* w, con
     if (count == 2) OF<2, false, true>(w, x, first, out, stride);                                                      \
     if (count == 1) OF<1, false, true>(w, x, first, out, stride);                                                      \
   }
-TM_ANY(any_float, tile_float)
-TM_ANY(any_bfloat, tile_bfloat)
-TM_ANY(any_q8, tile_q8)
-TM_ANY(any_q4, tile_q4_plain)
-TM_ANY(any_q4_min, tile_q4_min)
-TM_ANY(any_q4_wide, tile_q4_wide)
-TM_ANY(any_q4_pair, tile_q4_pair)
+TM_ANY(any_float, tile_float, )
+#if !defined(TM_AMX)
+TM_ANY(any_bfloat, tile_bfloat, )
+#endif
+TM_ANY(any_q8, tile_q8, TM_MATRIX(8, 64, false, false, false))
+TM_ANY(any_q4, tile_q4_plain, TM_MATRIX(4, 64, false, false, false))
+TM_ANY(any_q4_min, tile_q4_min, TM_MATRIX(4, 128, true, false, false))
+TM_ANY(any_q4_wide, tile_q4_wide, TM_MATRIX(4, 256, true, true, false))
+TM_ANY(any_q4_pair, tile_q4_pair, TM_MATRIX(4, 64, true, false, true))
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "../native/abi.h"
 #include "../native/kernels.h"
 
 static std::mt19937 generator(1);
@@ -30,7 +31,7 @@ struct Row {
   std::vector<int8_t> bytes;
   std::vector<int32_t> sums;
   Row(int tokens, int k)
-      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats(tokens * k), bytes(tokens * k), sums(scales.size()) {}
+      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats((tokens + 15) * k), bytes(tokens * k), sums(scales.size()) {}
   Act as(int form, int k) {
     return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), sums.data(), nullptr};
   }
@@ -58,7 +59,7 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 
 static void tiles(const Kernels& kernels) {
   for (int k : {64, 192}) {
-    const int most = 19;
+    const int most = 85;
     Row rows(most, k);
     std::vector<float> x(k);
     for (int t = 0; t < most; t++) {
@@ -71,7 +72,7 @@ static void tiles(const Kernels& kernels) {
       std::vector<float> alone(most * 16);
       for (int t = 0; t < most; t++) kernels.tile[scheme](tile.data(), act, t, 1, alone.data() + 16 * t, 16);
       for (const uint8_t* coming : {(const uint8_t*)nullptr, (const uint8_t*)tile.data()})
-        for (int count = 1; count <= most; count++) {
+        for (int count = 1; count <= most; count += count < 19 ? 1 : 11) {
           std::vector<float> together(count * 16);
           act.coming = coming;
           kernels.tile[scheme](tile.data(), act, 0, count, together.data(), 16);
@@ -97,7 +98,7 @@ static double number(const std::vector<uint8_t>& rows, const std::vector<float>&
   return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
 }
 
-static void attention(const Kernels& kernels, int form, int head_dim, int heads, int length, int num_rows) {
+static void attention(const Kernels& kernels, int form, int head_dim, int heads, int length, int num_rows, bool scattered) {
   const int size = form == AS_FLOAT32 ? 4 : form == AS_BFLOAT16 ? 2 : 1, width = (head_dim + 15) / 16 * 16;
   Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
   cache.v = cache.k, cache.v_scales = cache.k_scales;
@@ -115,13 +116,13 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     for (int d = 0; d < head_dim; d++) q[r][d] = bfloat((uint16_t)(0x3f00 + (generator() & 0x80ff)));
     q_at.push_back(q[r].data()), first[r] = r % 3 == 2 ? length / 2 : 0, last[r] = length - r % 2 * (length > 1);
   }
-  for (int p = 0; p < length; p++) slots[p] = length - 1 - p;
-  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim, num_rows));
+  for (int p = 0; p < length; p++) slots[p] = scattered ? length - 1 - p : p;
+  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim, num_rows * heads));
   std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
   Attend job{};
   job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
   job.cache_form = form, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
-  job.base = -1, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
+  job.base = scattered ? -1 : 0, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
   job.num_rows = num_rows, job.q = q_at.data(), job.first = first.data(), job.last = last.data();
   job.best = best.data(), job.total = total.data(), job.values = values.data(), job.scratch = scratch.data();
   kernels.attend(job);
@@ -151,15 +152,33 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     kernels.attend(one);
     expect(one_total == total[r] && !memcmp(alone.data(), values.data() + r * width, width * 4), "a row alone", form, head_dim, r);
   }
+  // All heads together: each row as by itself.
+  std::vector<float> all_best(num_rows * heads), all_total(all_best), all_values(num_rows * heads * width);
+  std::vector<const float*> all_q;
+  for (int h = 0; h < heads; h++) all_q.insert(all_q.end(), q_at.begin(), q_at.end());
+  job.head = 0, job.num_heads = heads, job.q = all_q.data();
+  job.best = all_best.data(), job.total = all_total.data(), job.values = all_values.data();
+  kernels.attend(job);
+  const int last_head = (heads - 1) * num_rows;
+  for (int r = 0; r < num_rows; r++)
+    expect(all_total[last_head + r] == total[r] && !memcmp(&all_values[(last_head + r) * width], &values[r * width], width * 4),
+           "all heads", form, head_dim, r);
 }
 
 int main(int argc, char** argv) {
+  tm_best_build();  // asks the system for the matrix unit
   for (const Kernels* kernels : {TM_TESTED}) {
     if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
+    kernels->begin_step();
     tiles(*kernels);
     for (int form = 0; form < 3; form++)
-      for (int head_dim : {1, 7, 16, 20, 64, 80})
-        for (int length : {1, 15, 17, 128}) attention(*kernels, form, head_dim, 2, length, 1 + length % 9);
+      for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
+        for (int length : {1, 15, 17, 128})
+          for (bool scattered : {true, false}) {
+            attention(*kernels, form, head_dim, 2, length, 1 + length % 9, scattered);
+            if (length > 15) attention(*kernels, form, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered);
+          }
+    kernels->end_step();
     std::printf("%s: %d differences\n", kernels->name, failures);
   }
   return failures != 0;

@@ -9,7 +9,7 @@ from pathlib import Path
 __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "why_not"]
 
 ABI = 5
-BUILDS = ("avx512", "avx2", "portable")
+BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 
 
