@@ -35,7 +35,6 @@ template <int BITS, bool MINIMUM> TM void spread(const uint8_t* codes, uint8_t* 
   const __m512i middle = _mm512_set1_epi8(BITS == 8 ? (char)128 : MINIMUM ? 0 : 8);
   for (int i = 0; i < BITS; i++) {
     const Line line = load_line(codes + 64 * i);
-    fetch<8, true>(codes + 64 * i);
     if (BITS == 8) {
       _mm512_store_si512(out + 64 * i, _mm512_sub_epi8(line, middle));
     } else {
@@ -69,15 +68,18 @@ void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* ou
   alignas(64) float scales[AT_ONCE][16], minimums[AT_ONCE][16];
   alignas(64) int32_t dots[4][256];
   const int groups = x.k / GROUP;
+  const uint8_t* coming = x.coming;
+  constexpr int PAIR_BYTES = HEADER + 2 * 64 * BITS;
   for (int from = 0; from < groups; from += AT_ONCE) {
     const int size = groups - from < AT_ONCE ? groups - from : AT_ONCE;  // even
+    const uint8_t* block = w;
     for (int i = 0; i < size; i++) {
       const int g = i % 2;
       spread<BITS, MINIMUM>(w + HEADER + 64 * BITS * g, codes[i]);
       store(scales[i], WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 0 : 32 * g))));
       if (MINIMUM)
         store(minimums[i], WIDE ? load((const float*)(w + 128 + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 32 : 64 + 32 * g))));
-      if (g) w += HEADER + 2 * 64 * BITS;
+      if (g) w += PAIR_BYTES;
     }
     for (int token = 0; token < count; token += TOKENS) {
       const int8_t* bytes = x.bytes + (int64_t)(first + token) * x.k + GROUP * from;
@@ -89,11 +91,13 @@ void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* ou
       multiply_tile<1>(codes[1], bytes + GROUP, x.k, dots[1]);
       for (int pair = 0; pair < size; pair += 2) {
         const int here = pair & 2, next = here ^ 2;
+        for (int line = 0; !token && line < PAIR_BYTES; line += 64) fetch<TOKENS, true>(block + pair / 2 * PAIR_BYTES + line);
         if (pair + 2 < size) {
           multiply_tile<0>(codes[pair + 2], bytes + GROUP * (pair + 2), x.k, dots[next]);
           multiply_tile<1>(codes[pair + 3], bytes + GROUP * (pair + 3), x.k, dots[next + 1]);
         }
         for (int i = pair; i < pair + 2; i++) {
+          if (coming) fetch_coming<true>(coming), fetch_coming<true>(coming);  // for eight tokens, and eight
           const F scale = load(scales[i]);
           TM_UNROLL for (int t = 0; t < TOKENS; t++) {
             const F dot = from_int({_mm512_load_si512(dots[here + i - pair] + 16 * t)});
@@ -122,7 +126,7 @@ void tile_bfloat_matrix(const uint8_t* w, const uint16_t* rows, int k, int count
   _tile_zero(6);
   _tile_zero(7);
   for (int at = 0; at < k; at += 32, w += 1024, rows += 32) {
-    for (int i = 0; i < 16; i++) fetch<TILES == 1 ? 1 : 8, true>(w + 64 * i);
+    for (int i = 0; i < 16; i++) fetch<TILES, true>(w + 64 * i);
     _tile_loadd(3, w, 64);
     _tile_loadd(0, rows, 2 * k);
     _tile_dpbf16ps(4, 0, 3);

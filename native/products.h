@@ -6,15 +6,6 @@
 
 namespace {
 
-// With eight tokens, integer schemes leave memory idle: what comes next is fetched into the second cache.
-template <bool COMES> TM void fetch_coming(const uint8_t*& at) {
-#if defined(__GNUC__)
-  if (!COMES) return;
-  for (int i = 0; i < COMING; i += 64) __builtin_prefetch(at + i, 0, 2);
-  at += COMING;
-#endif
-}
-
 template <bool COMES> TM const uint8_t* coming_at(const Act& x, int first) {
   return COMES ? x.coming + (int64_t)(first / 8) * (x.k / GROUP) * COMING : nullptr;
 }

@@ -58,9 +58,10 @@ def test_logits_are_those_of_eager(family, build, models):
 def test_builds_agree(family, dtype, scheme, models, monkeypatch):
     """To the bit where the processor multiplies and adds with one rounding.
 
-    The matrix unit sums bfloat16 in an order of its own, whose last bits rounding to bfloat16 makes 2**-9 here and there:
-    0.006 of the logits' spread (0.03 allowed). Its integers are the same. The portable build on x86 rounds twice: activations in 8 bits then turn to their neighbour here and there, which was
-    worth 0.04 of the logits' spread (0.1 allowed).
+    The matrix unit sums bfloat16 in an order of its own, whose last bits rounding to bfloat16 makes 2**-9 here and
+    there (0.03 of the logits' spread allowed). Its integers are the same. The portable build on x86 rounds twice:
+    activations in 8 bits then turn to their neighbour here and there, which was worth 0.04 of the logits' spread (0.1
+    allowed).
     """
     path = save(family, models)
     logits = {}
@@ -102,7 +103,7 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
 @pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [(6, 32, None), (4, 64, 40), (1, 96, None)])
 def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_path):
-    """Heads that a matrix unit takes whole, beside each other in its tiles or alone, some behind a window; several splits."""
+    """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one behind a window; three splits."""
     sizes = {"hidden_size": heads * head_dim, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": head_dim}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 3), "max_position_embeddings": 512}
     if heads == 4:
