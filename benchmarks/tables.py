@@ -178,15 +178,25 @@ def peers() -> str:
 
 def files() -> str:
     """Ours and llama.cpp's, on files of several kinds."""
-    rows = sorted(rows_of("files"), key=lambda row: (row["model"], row["prompt"], row["batch"]))
+    return _against(rows_of("files"))
+
+
+def matrix_unit() -> str:
+    """The same, and OpenVINO, on a processor with a matrix unit."""
+    return _against(rows_of("matrix_unit"))
+
+
+def _against(rows: list[Row]) -> str:
+    rows = sorted(rows, key=lambda row: (row["model"], row["prompt"], row["batch"]))
     by = {(row["label"], row["model"], row["test"]): row for row in rows if row["status"] == "ok"}
+    others = list(dict.fromkeys(label for label, _, _ in by if label != "tokenmill"))
     lines = []
     for (label, model, test), theirs in by.items():
         if label != "tokenmill":
             ours = by["tokenmill", model, test]
             lines.append(
                 [
-                    f"`{model}`, {test}",
+                    f"`{model}`, {test}" + (f", {label}" if len(others) > 1 else ""),
                     *(f"{row['decode_tok_s']:,.0f}" for row in (ours, theirs)),
                     _ratio(theirs, "decode"),
                     *(f"{row['prefill_tok_s']:,.0f}" for row in (ours, theirs)),
@@ -194,7 +204,8 @@ def files() -> str:
                     f"{ours['probe_gb_s']:.0f}",
                 ]
             )
-    header = ["file, test", "decode", "llama.cpp", "ratio", "prefill", "llama.cpp", "ratio", "probe GB/s"]
+    theirs = others[0] if len(others) == 1 else "theirs"
+    header = ["file, test", "decode", theirs, "ratio", "prefill", theirs, "ratio", "probe GB/s"]
     return markdown(header, lines) + origin(rows, "in turn")
 
 
@@ -259,6 +270,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "overview": overview,
     "peers": peers,
     "files": files,
+    "matrix unit": matrix_unit,
     "transformers": transformers,
 }
 

@@ -18,7 +18,7 @@ void explain(char* why, int bytes, const char* reason) {
 }
 
 // Whether there is a matrix unit and the system lets this process use it: its registers take 8 KB of each thread that does.
-bool may_use_amx() {
+bool ask_for_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILES | INT8;
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
@@ -45,7 +45,7 @@ int64_t tile_bytes(int scheme, int k) {
 }
 
 int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
-  const int64_t lanes = rounded(rows, TILE), tiles = lanes / TILE + rows;  // a tile of lanes may hold every row's another head
+  const int64_t lanes = rounded(rows, TILE), tiles = lanes / TILE + rows;  // each row may be another head's
   const int64_t by_matrix = SPLIT * lanes * 6 + SPLIT * 64 * 2 + 1024 + 32 * head_dim + tiles * 32 * head_dim;
   const int64_t by_rows = rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 4) + 16 * 4 * (head_dim + 16);
   return std::max(by_matrix, by_rows);
@@ -59,8 +59,10 @@ const char* tm_best_build(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16"))
-    return may_use_amx() ? "amx" : "avx512";
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
+    static const bool amx = ask_for_amx();  // once: all models of a process take the same build
+    return amx ? "amx" : "avx512";
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
 #endif
   return "portable";

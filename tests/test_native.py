@@ -103,7 +103,7 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
 @pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [(6, 32, None), (4, 64, 40), (1, 96, None)])
 def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_path):
-    """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one behind a window; three splits."""
+    """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one with a window."""
     sizes = {"hidden_size": heads * head_dim, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": head_dim}
     sizes |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 3), "max_position_embeddings": 512}
     if heads == 4:

@@ -14,6 +14,7 @@ from tokenmill.assemble import load
 from tokenmill.measure.bench import take_sample
 from tokenmill.measure.machine import instruction_sets
 from tokenmill.measure.points import Point
+from tokenmill.program.native_abi import best_build
 
 
 class Tokenmill:
@@ -24,9 +25,10 @@ class Tokenmill:
             model, threads=threads, dtype=dtype, max_length=max_length, max_sequences=batch, **options
         )
         config = engine.config
+        kernels = f"kernels {best_build()}" if engine.program_name == "native" else instruction_sets()
         return {
             "versions": {"tokenmill": __version__, "torch": torch.__version__},
-            "note": f"{config.dtype}, scheme {config.scheme}, program {engine.program_name}, {instruction_sets()}",
+            "note": f"{config.dtype}, scheme {config.scheme}, program {engine.program_name}, {kernels}",
         }
 
     def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
