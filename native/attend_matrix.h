@@ -12,10 +12,10 @@ namespace {
 
 constexpr int LANES = 16, WORDS = 16, TILE_BYTES = 1024;  // a tile: 16 rows of 16 words, a word being two bfloat16
 
-// 16 rows of 16 words, `stride` words apart, turned: word w of row r becomes word r of row w.
-void turn(const uint32_t* in, int64_t stride, uint32_t* out) {
+// 16 rows of 16 words, turned: word w of row r becomes word r of row w.
+void turn(const uint32_t* in, uint32_t* out) {
   __m512i a[16], b[16];
-  TM_UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(in + i * stride);
+  TM_UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(in + 16 * i);
   TM_UNROLL for (int i = 0; i < 16; i += 2) {
     b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]), b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
   }
@@ -72,7 +72,7 @@ TM Lanes lanes_of(const Attend& job, int head, int tile) {
 }
 
 // Where a head's queries for a tile of lanes begin: heads share at most one tile with the next.
-TM uint32_t* queries_at(const Attend& job, const Field& f, int head, int tile) {
+TM uint32_t* queries_at(const Field& f, int head, int tile) {
   return f.queries + (int64_t)(head + tile) * f.words * LANES;
 }
 
@@ -87,11 +87,11 @@ void place_queries(const Attend& job, const Field& f) {
           uint16_t* to = (uint16_t*)(f.part + i * WORDS);
           to_bfloat(to, load(q)), to_bfloat(to + 16, load(q + 16));
         }
-        turn(f.part, WORDS, queries_at(job, f, head, tile) + word * LANES);
+        turn(f.part, queries_at(f, head, tile) + word * LANES);
       }
 }
 
-// Keys [from, from + 16) times four tiles of lanes from `first` on.
+// Keys [from, from + 16) times the tiles of lanes [first, first + TILES).
 template <int TILES>
 void score_tiles(const Attend& job, const Field& f, int first, int from, const uint8_t* const* rows) {
   const int64_t row = 2 * (int64_t)job.head_dim * job.num_kv_heads;
@@ -111,7 +111,7 @@ void score_tiles(const Attend& job, const Field& f, int first, int from, const u
     if (!together) keys = f.keys;
     settle();
     for (int word = 0; word < f.words; word += WORDS) {
-      const uint32_t* queries = queries_at(job, f, head, first) + word * LANES;
+      const uint32_t* queries = queries_at(f, head, first) + word * LANES;
       const int64_t next = (int64_t)f.words * LANES;
       _tile_loadd(0, keys + 4 * word, stride);
       if (low <= 0 && high >= 0) {
@@ -191,7 +191,7 @@ void soften_tile(const Attend& job, const Field& f, int tile, int count) {
       total[1] = add(total[1], {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)))});
       _mm512_storeu_si512(f.part + (p - from) / 2 * LANES, pair);
     }
-    turn(f.part, LANES, f.weights + ((int64_t)tile * (SPLIT / 32) + from / 32) * 256);
+    turn(f.part, f.weights + ((int64_t)tile * (SPLIT / 32) + from / 32) * 256);
   }
   alignas(64) float bests[LANES], totals[LANES];
   store(bests, best), store(totals, add(total[0], total[1]));

@@ -1,9 +1,10 @@
-// The same products sixteen tokens at a time, by the matrix unit of processors that have one (AMX). Included by products.h and attend_matrix.h.
+// The same products sixteen tokens at a time, by the matrix unit of processors that have one (AMX). Included by products.h and
+// attend_matrix.h.
 //
 // Integer dot products are exact, and what becomes of them is done in the order of products.h: the bits are the same.
 #pragma once
-#include "kernels.h"
 #include "fetch.h"
+#include "kernels.h"
 #include "vec.h"
 
 #if defined(__AMX_INT8__)
@@ -16,12 +17,13 @@ constexpr int AT_ONCE = 8;  // groups whose codes are spread out for all tokens
 
 // Tiles are numbered. Of bytes: 0 sums [16 tokens][16 rows], 1 activations [16 tokens][32], 2 codes [8][16 rows][4 inputs]. Of
 // bfloat16: 0 activations [16 tokens][32], 3 weights [16][16 rows][2 inputs], 4 to 7 sums [16 tokens][16 rows].
+// Not on a stack: gcc 12 thinks that only 8 bytes of them are read.
 struct Shapes {
   uint8_t palette, start, reserved[14];
   uint16_t bytes[16];
   uint8_t rows[16];
 };
-alignas(64) const Shapes SHAPES = {1, 0, {}, {64, 32, 64, 64, 64, 64, 64, 64}, {16, 16, 8, 16, 16, 16, 16, 16}};  // not on a stack: gcc 12 thinks that 8 bytes are read
+alignas(64) const Shapes SHAPES = {1, 0, {}, {64, 32, 64, 64, 64, 64, 64, 64}, {16, 16, 8, 16, 16, 16, 16, 16}};
 
 void begin_step() { _tile_loadconfig(&SHAPES); }
 
