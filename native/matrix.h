@@ -46,24 +46,17 @@ template <int BITS, bool MINIMUM> TM void spread(const uint8_t* codes, uint8_t* 
   }
 }
 
-template <int TILE_OF_SUMS> TM void multiply_tile(const uint8_t* codes, const int8_t* bytes, int k, int32_t* dots) {
+// The sums of a group, [16 tokens][16 rows].
+TM void multiply_tile(const uint8_t* codes, const int8_t* bytes, int k, int32_t* dots) {
   settle();
-  if (TILE_OF_SUMS) {
-    _tile_loadd(2, codes, 64);
-    _tile_loadd(1, bytes, k);
-    _tile_zero(4);
-    _tile_dpbssd(4, 1, 2);
-    _tile_stored(4, dots, 64);
-  } else {
-    _tile_loadd(2, codes, 64);
-    _tile_loadd(1, bytes, k);
-    _tile_zero(0);
-    _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, dots, 64);
-  }
+  _tile_loadd(2, codes, 64);
+  _tile_loadd(1, bytes, k);
+  _tile_zero(0);
+  _tile_dpbssd(0, 1, 2);
+  _tile_stored(0, dots, 64);
 }
 
-// Layouts are those of products.h.
+// Layouts are those of products.h. The unit is two groups ahead of what becomes of its sums.
 template <int BITS, int HEADER, bool MINIMUM, bool WIDE, bool PAIR>
 void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
   alignas(64) uint8_t codes[AT_ONCE][512];
@@ -89,14 +82,14 @@ void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* ou
       float* to = out + (int64_t)token * stride;
       F sums[TOKENS];
       TM_UNROLL for (int t = 0; t < TOKENS; t++) sums[t] = from ? load(to + t * (int64_t)stride) : set1(0);
-      multiply_tile<0>(codes[0], bytes, x.k, dots[0]);
-      multiply_tile<1>(codes[1], bytes + GROUP, x.k, dots[1]);
+      multiply_tile(codes[0], bytes, x.k, dots[0]);
+      multiply_tile(codes[1], bytes + GROUP, x.k, dots[1]);
       for (int pair = 0; pair < size; pair += 2) {
         const int here = pair & 2, next = here ^ 2;
         for (int line = 0; !token && line < PAIR_BYTES; line += 64) fetch<TOKENS, true>(block + pair / 2 * PAIR_BYTES + line);
         if (pair + 2 < size) {
-          multiply_tile<0>(codes[pair + 2], bytes + GROUP * (pair + 2), x.k, dots[next]);
-          multiply_tile<1>(codes[pair + 3], bytes + GROUP * (pair + 3), x.k, dots[next + 1]);
+          multiply_tile(codes[pair + 2], bytes + GROUP * (pair + 2), x.k, dots[next]);
+          multiply_tile(codes[pair + 3], bytes + GROUP * (pair + 3), x.k, dots[next + 1]);
         }
         for (int i = pair; i < pair + 2; i++) {
           if (coming) fetch_coming<true>(coming), fetch_coming<true>(coming);  // for eight tokens, and eight
