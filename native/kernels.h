@@ -69,6 +69,6 @@ struct Kernels {
 };
 
 int64_t tile_bytes(int scheme, int k);    // of one tile of 16 rows
-int64_t attend_scratch_bytes(int head_dim, int64_t rows);  // of all heads; cut up in attend.h
+int64_t attend_scratch_bytes(int head_dim, int64_t rows);  // of all heads; cut up in attend.h and attend_matrix.h
 
 extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;

@@ -123,7 +123,7 @@ template <int N, bool COMES, bool FRESH> void tile_q4_wide(const uint8_t* w, con
 // By the matrix unit, as many tokens as fill its tiles.
 #if defined(TM_AMX)
 #define TM_MATRIX(...)                                                                                                 \
-  if (const int whole = count / TOKENS * TOKENS) {                                                      \
+  if (const int whole = count / TOKENS * TOKENS) {                                                                     \
     tile_matrix<__VA_ARGS__>(w, x, first, whole, out, stride);                                                         \
     count -= whole, first += whole, out += whole * (int64_t)stride, fresh = false;                                     \
   }
