@@ -177,8 +177,6 @@ void soften_tile(const Attend& job, const Field& f, int tile, int count) {
   }
   const F best = max(most[0], most[1]);
   F total[2] = {set1(0), set1(0)};
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
-                                         23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int from = 0; from < count; from += 32) {
     for (int p = from; p < from + 32; p += 2) {
       __m512 share[2];
@@ -186,7 +184,7 @@ void soften_tile(const Attend& job, const Field& f, int tile, int count) {
         const F away = sub(load(scores + (int64_t)(p + i) * f.lanes), best);
         share[i] = _mm512_maskz_mov_ps(sees(p + i), exp(away).v);
       }
-      const __m512i pair = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(share[1], share[0]));
+      const __m512i pair = interleaved((__m512i)_mm512_cvtne2ps_pbh(share[1], share[0]));
       total[0] = add(total[0], {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16))});
       total[1] = add(total[1], {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)))});
       _mm512_storeu_si512(f.part + (p - from) / 2 * LANES, pair);

@@ -27,11 +27,15 @@ TM F fold(F a, F b, F c, F d) {
 
 // 16 entries of two rows, side by side, times one weight for each.
 typedef __m512i Both;
-TM Both both_whole(const uint16_t* a, const uint16_t* b) {
+// Sixteen halves of words and sixteen more: the first of both, the second of both, …
+TM __m512i interleaved(__m512i halves) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                          23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, halves);
+}
+TM Both both_whole(const uint16_t* a, const uint16_t* b) {
   const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
-  return _mm512_permutexvar_epi16(order, _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1));
+  return interleaved(_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1));
 }
 TM F dot_both(F sums, Both rows, const uint16_t* weights) {
   int32_t pair;
