@@ -1,6 +1,10 @@
 """What every test shares."""
 
 import gc
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch

@@ -8,7 +8,7 @@ import pytest
 from tests.tiny_models import save
 from tokenmill.cli.main import main
 from tokenmill.kernels.attend import sdpa
-from tokenmill.measure import machine
+from tokenmill.measure import golden, machine
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.rows import read_rows
 
@@ -122,8 +122,16 @@ def test_bad_input_is_one_line(tm, arguments, says):
     assert err.splitlines()[-1].startswith("error: ") and "Traceback" not in err
 
 
+@pytest.fixture
+def few_texts(monkeypatch):
+    """Three of the eight: the plain programs take ten seconds for all of them."""
+    texts = golden.GOLDEN["smollm2-135m"]
+    monkeypatch.setitem(golden.GOLDEN, "smollm2-135m", dict(list(texts.items())[3:6]))
+
+
 @pytest.mark.model
-def test_a_broken_kernel_makes_the_benchmark_fail(tm, monkeypatch):
+@pytest.mark.usefixtures("few_texts")
+def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
     """The text is compared before anything is timed."""
     attend = sdpa.scaled_dot_product_attention
 
@@ -132,12 +140,13 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, monkeypatch):
         return attend(*arguments, **keywords)
 
     monkeypatch.setattr(sdpa, "scaled_dot_product_attention", broken)
-    code, out, err = tm("--tests", "tg4", "-r", 1, "--program", "eager")
+    code, out, err = tm(real_model, "--tests", "tg4", "-r", 1, "--program", "eager")
     assert code == 1 and "not those of transformers" in err and "medians" not in out
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("few_texts")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_right_text_is_said_to_be_right(tm, dtype):
-    code, out, _ = tm("--tests", "tg2", "-r", 1, "--dtype", dtype)
-    assert code == 0 and "8 texts as transformers'" in out
+def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
+    code, out, _ = tm(real_model, "--tests", "tg2", "-r", 1, "--dtype", dtype)
+    assert code == 0 and "3 texts as transformers'" in out
