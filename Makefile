@@ -21,7 +21,7 @@ test: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-compiler: .venv/.ready-dev
-	$(BIN)/python -m pytest -m compiler $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m compiler $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
