@@ -12,7 +12,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // of the functions; everything else stays inside
 #endif
 
-enum { TM_ABI = 5 };
+enum { TM_ABI = 6 };
 
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_PART = 6 };
@@ -65,13 +65,17 @@ typedef struct {
   const int64_t* slots;  // of every position, where base < 0
 } TmSpan;
 
+// A token of -1 stands for the likeliest after the one before it, whose logits have to be wanted. It is found and put in its place,
+// and the rest of the span computed in a pass of its own; where it is one of `stops`, nothing of that span follows, the rest stays
+// -1 and its logits are not written.
 typedef struct {
-  int32_t num_tokens, num_spans, num_rows;
-  const int64_t* tokens;
+  int32_t num_tokens, num_spans, num_rows, num_stops;
+  int64_t* tokens;
   const int64_t* positions;
   const int64_t* slots;
   const int64_t* rows;   // null: all
   const TmSpan* spans;
+  const int64_t* stops;
   float* logits;         // [rows, vocab]
 } TmStep;
 

@@ -26,6 +26,13 @@ struct Span : TmSpan {
   int64_t num_splits;  // of its last position
 };
 
+// The part of a step that is computed together: a step of its own, and the rows of the whole step's logits that its own are.
+struct Pass {
+  std::vector<int64_t> tokens, positions, slots, rows, places;
+  std::vector<TmSpan> spans;
+  std::vector<int> whose;  // of the step's spans
+};
+
 // What one thread attends to at a time: a split of a short span, or a tile of a long one's positions, for some kv heads.
 struct Task {
   int span, head, num_heads;
@@ -51,6 +58,10 @@ class Model {
   static const Kernels& find_build(const char* wanted);
 
  private:
+  // passes.cpp: what is computed together
+  void run_pass(const TmStep& step);
+  bool collect(const TmStep& step);
+  void find_next(const TmStep& step);
   // plan.cpp: before the threads start
   void prepare(const TmStep& step);
   void make(Buffer& buffer, int number, int64_t tokens);
@@ -128,6 +139,9 @@ class Model {
   int forms_[NUM_BUFFERS] = {}, widths_[NUM_BUFFERS] = {};
   int width_ = 0;
   const TmStep* step_ = nullptr;
+  const int64_t* places_ = nullptr;  // row → where its logits go; null: where it is
+  Pass pass_;
+  std::vector<int64_t> done_, row_of_;  // span → its tokens that are computed; token → its row, or -1
   bool few_ = true, enough_ = false, settled_ = false;  // rows few enough; splits enough; who attends to what is known
   int chosen_ = 0, num_experts_ = 0;
   Room<float> router_, parts_;                        // logits of the router; each pair's result

@@ -55,16 +55,6 @@ const Kernels& Model::find_build(const char* wanted) {
   throw std::runtime_error("there is no build " + name + " for this processor");
 }
 
-void Model::run(const TmStep& step) {
-  prepare(step);
-  threads_->run([this](int me) {
-    kernels_.begin_step();
-    expect(following_[0], me);
-    for (size_t i = 0; i < ops_.size(); i++) perform(i, me);
-    kernels_.end_step();
-  });
-}
-
 void Model::prepare(const TmStep& step) {
   step_ = &step;
   const int64_t tokens = step.num_tokens;

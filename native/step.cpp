@@ -161,7 +161,8 @@ void Model::finish(const TmOp& op, const TmUnit& unit, int token, float* out, fl
     case TM_LOGITS: {
       add_bias(op, unit, out, 0);
       if (op.softcap > 0) kernels_.softcap(out, unit.count, op.softcap);
-      memcpy(step_->logits + (int64_t)token * m_.vocab + unit.first, out, sizeof(float) * (size_t)unit.count);
+      const int64_t place = places_ ? places_[token] : token;
+      memcpy(step_->logits + place * m_.vocab + unit.first, out, sizeof(float) * (size_t)unit.count);
       break;
     }
   }

@@ -106,7 +106,7 @@ def test_the_numbers_reconcile(path, point):
 
 def test_decode_counts_steps_of_the_whole_batch_only(path):
     point = Point(17, 9, batch=3)
-    taken, steps, _ = sample(path, point, max_step_tokens=16)
+    taken, steps, _ = sample(path, point, max_step_tokens=16, proposer="none")
     whole = [step for step in steps if step.is_decode and step.num_sequences == 3]
     assert taken.decode_steps == len(whole) < 8, "prompts end in different steps, so sequences do too"
     assert taken.decode_tokens == 3 * len(whole)
@@ -128,9 +128,10 @@ def test_without_a_cache_the_steps_after_the_first_token_are_decode(path):
     assert taken.decode_tokens == 4
 
 
-def test_speculation_counts_what_was_accepted(path):
+@pytest.mark.parametrize("proposer", ["auto", "prompt_lookup"])
+def test_speculation_counts_what_was_accepted(path, proposer):
     point = Point(30, 40)
-    taken, _, done = sample(path, point, proposer="prompt_lookup")
+    taken, _, done = sample(path, point, proposer=proposer)
     assert taken.decode_tokens == len(done[0].tokens) - 1
     assert taken.decode_steps <= taken.decode_tokens
 

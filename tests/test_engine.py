@@ -37,7 +37,8 @@ def test_hash_is_sha256_of_comma_separated_ids():
     assert hash_tokens([1, 22, 333]) == "89155167"
 
 
-def test_times_add_up_on_a_scripted_clock(engine):
+def test_times_add_up_on_a_scripted_clock(path):
+    engine = tokenmill.load(path, proposer="none")
     ticks = itertools.count(start=10.0, step=0.5)
     engine._clock = lambda: next(ticks)
     timing = engine.generate(prompt(5), max_new_tokens=4).timing

@@ -238,7 +238,7 @@ def test_what_cannot_be_meant_is_refused(path, tokens, settings, error, message)
 
 def test_settings_without_effect_are_named(path):
     with pytest.warns(UserWarning, match="num_drafts = 9 is ignored: proposer is 'none'"):
-        tokenmill.load(path, num_drafts=9)
+        tokenmill.load(path, num_drafts=9, program="eager")
 
 
 def test_the_same_number_said_twice_is_no_error_but_two_numbers_are(tmp_path):

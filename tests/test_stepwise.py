@@ -25,7 +25,7 @@ def eager(path):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_what_was_fed(llama, cache):
-    engine = load(llama, cache=cache, max_step_tokens=16)
+    engine = load(llama, cache=cache, max_step_tokens=16, proposer="none")
     with traced(engine) as rows:
         done = engine.generate(START, max_new_tokens=5, ignore_eos=True)
     assert tuple(token for row in rows for token in row.chosen) == done.tokens
@@ -52,7 +52,7 @@ def test_drafts_are_compared_too(llama):
 
 
 def test_wrong_numbers_are_found(llama, monkeypatch):
-    engine = load(llama, dtype="float32")
+    engine = load(llama, dtype="float32", proposer="none")
     run = type(engine.runner.program).run
     calls = []
 

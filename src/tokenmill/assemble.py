@@ -5,7 +5,6 @@ Every refusal happens here, before the first prompt: features compose when the e
 
 import logging
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from tokenmill.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint
@@ -86,7 +86,7 @@ def build(
     assert max_length is not None, "resolved above"
     kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
     forms = choose_forms(config, model_config, device)
-    config = replace(config, scheme=forms.scheme_name)
+    config = choose_proposer(replace(config, scheme=forms.scheme_name), forms.program.finds_drafts)
     identity = _identify(checkpoint)  # before the weights: later the files may be others
     if config.image is not None:
         config, forms = _with_code(config, forms, identity, model_config, device)
@@ -273,11 +273,9 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     block_size = config.block_size or max_length
     if block_size > max_length:
         raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
-    if config.proposer == "none" and config.num_drafts != EngineConfig.num_drafts:
-        warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
     ahead = config.run_ahead
     if ahead == "auto":
-        ahead = "on" if find_device(config.device).type == "cuda" and config.proposer == "none" else "off"
+        ahead = "on" if find_device(config.device).type == "cuda" and config.proposer in ("auto", "none") else "off"
     # As many whole blocks as all sequences need at their longest.
     default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
     resolved = replace(

@@ -48,7 +48,8 @@ class EngineConfig:
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
     prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.
     cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
-    kernel, cache_format, scheme, proposer: names in the registries of those rooms.
+    kernel, cache_format, scheme, proposer: names in the registries of those rooms. proposer "auto" is multi_step with
+    program native, where greedy texts then come several tokens at a time, up to 25 ms of them; else none.
     num_drafts: most tokens a proposer may guess per step.
     threads: CPU threads of torch (default: torch's own choice).
     compile: how program "compiled" compiles; asking for one of these is asking for that program. "static" declares a
@@ -81,7 +82,7 @@ class EngineConfig:
     kernel: str = "auto"
     cache_format: str = "dense"
     scheme: str = "auto"
-    proposer: str = "none"
+    proposer: str = "auto"
     num_drafts: int = 4
     threads: int | None = None
     compile: str = "auto"
@@ -106,9 +107,9 @@ class EngineConfig:
         if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
             raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
         _one_of("run_ahead", self.run_ahead, ("auto", "on", "off"))
-        if self.run_ahead == "on" and self.proposer != "none":
+        if self.run_ahead == "on" and self.proposer not in ("auto", "none"):
             raise ConfigError("run_ahead", "on", f"auto or off, because proposer {self.proposer!r} reads every token")
-        if not self.cache and self.proposer != "none":
+        if not self.cache and self.proposer not in ("auto", "none"):
             raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
         if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]
             raise ConfigError("block_size", self.block_size, f"at most max_length, which is {self.max_length}")

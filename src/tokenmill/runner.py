@@ -9,7 +9,7 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.program import Program
-from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
 __all__ = ["Runner"]
 
@@ -22,10 +22,15 @@ class Runner:
         self._block_size = pool.spec.block_size
 
     def run(self, plan: Plan, fed_R: Tensor | None = None) -> Tensor:
-        """Logits of every wanted row, [R, V], in the order of the plan's work. fed_R: see Step."""
+        """Logits of every wanted row, [R, V], in the order of the plan's work. fed_R: see Step.
+
+        Drafts that nobody had guessed are known afterwards; the plan is without those that were not computed.
+        """
         if plan.copies:
             self.pool.copy_blocks(plan.copies)
-        return self.program.run(self.stage(plan, fed_R))
+        step = self.stage(plan, fed_R)
+        logits_RV = self.program.run(step)
+        return _without_uncomputed(plan, step, logits_RV) if step.has_unknown else logits_RV
 
     def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
         """The plan in the terms of a program."""
@@ -34,12 +39,16 @@ class Runner:
         slots: list[int] = []
         rows: list[int] = []
         spans: list[Span] = []
+        has_unknown, stop_ids = False, set[int]()
         for sequence, start, count, num_logits in plan.work:
             end = start + count
             first = len(token_ids)
             token_ids += sequence.tokens[start:end]
             if end > len(sequence.tokens):
                 token_ids += sequence.drafts[: end - len(sequence.tokens)]
+                if sequence.drafts[0] == UNKNOWN:
+                    has_unknown = True
+                    stop_ids.update(sequence.stop_ids)
             positions += range(start, end)
             rows += range(first + count - num_logits, first + count)
             span = self._span(sequence, first, start, count, num_logits)
@@ -48,7 +57,10 @@ class Runner:
                 self._slots(sequence, start, end) if span.base is None else range(span.base + start, span.base + end)
             )
         every_row = len(rows) == len(token_ids)
-        return Step(token_ids, positions, slots, spans, None if every_row else rows, len(rows), self._device, fed_R)
+        wanted = None if every_row else rows
+        step = Step(token_ids, positions, slots, spans, wanted, len(rows), self._device, fed_R)
+        step.has_unknown, step.stop_ids = has_unknown, list(stop_ids)
+        return step
 
     def _span(self, sequence: Sequence, first: int, start: int, count: int, num_logits: int) -> Span:
         blocks, size = sequence.blocks, self._block_size
@@ -60,3 +72,19 @@ class Runner:
     def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
         size = self._block_size
         return [sequence.blocks[p // size] * size + p % size for p in range(start, end)]
+
+
+def _without_uncomputed(plan: Plan, step: Step, logits_RV: Tensor) -> Tensor:
+    """The logits of what was computed: where a text ends, the drafts behind that are none."""
+    kept: list[int] = []
+    first = 0
+    for index, (work, span) in enumerate(zip(plan.work, step.spans, strict=True)):
+        end = span.first + span.count
+        found = list(step.token_ids[end - len(work.sequence.drafts) : end])
+        known = found[: found.index(UNKNOWN)] if UNKNOWN in found else found
+        missing = len(found) - len(known)
+        work.sequence.drafts = known
+        plan.work[index] = work._replace(count=work.count - missing, num_logits=work.num_logits - missing)
+        kept += range(first, first + work.num_logits - missing)
+        first += work.num_logits
+    return logits_RV if len(kept) == first else logits_RV[kept]

@@ -48,6 +48,8 @@ class Step:
     """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them.
 
     fed_R: what the rows of the step before chose; a token id of -1 - row stands for it.
+    has_unknown: some token ids are UNKNOWN; the program puts what it finds in their place, and leaves those that would
+    follow one of stop_ids.
     """
 
     token_ids: Sequence[int]
@@ -58,6 +60,8 @@ class Step:
     num_rows: int
     device: torch.device
     fed_R: Tensor | None = None
+    has_unknown: bool = False
+    stop_ids: Sequence[int] = ()
     _tensors: dict[str, Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 

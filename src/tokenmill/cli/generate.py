@@ -88,6 +88,8 @@ def command(
     Text goes to stdout token by token, and one line of figures to stderr. At temperature 0, the default, the same
     prompt gives the same text on every run, alone or in a batch.
     """
+    if trace and engine.proposer == "auto":
+        engine = replace(engine, proposer="none")  # a step for each token, to look at
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)

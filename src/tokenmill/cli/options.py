@@ -60,7 +60,7 @@ HELP: dict[type, dict[str, str]] = {
         "kernel": "How attention reads the cache.",
         "cache_format": "How the cache stores a row.",
         "scheme": "How matrices are stored and multiplied.",
-        "proposer": "Who guesses tokens ahead.",
+        "proposer": "Who guesses tokens ahead: auto, none, prompt_lookup, or multi_step (several steps in one call).",
         "num_drafts": "Most tokens to guess per step.",
         "threads": "CPU threads. Default: torch's choice.",
         "compile": "Program compiled: no, static (few shapes), fullgraph (no graph breaks), dynamic (any length).",

@@ -27,8 +27,8 @@ class Sample:
     """One repetition; seconds.
 
     prefill_s: what prefill_tokens took, those of the point's own prompts, without the depth before them.
-    decode_s: decode_steps of the whole batch, which gave decode_tokens. total_s: from the first step's begin to the
-    last one's end. itl_s: all gaps between tokens, of all sequences.
+    decode_s: decode_steps of the whole batch, each of several in one call counted, which gave decode_tokens. total_s:
+    from the first step's begin to the last one's end. itl_s: all gaps between tokens, of all sequences.
     """
 
     prefill_s: float
@@ -108,7 +108,7 @@ def sample_of(steps: List[StepRecord], done: List[Completion], point: Point) -> 
                 prefill_s, prefill_tokens = prefill_s + end_s - before_s, prefill_tokens + step.num_tokens
             fed += step.num_tokens
         elif step.num_sequences == point.batch:
-            decode_s, decode_steps = decode_s + end_s - before_s, decode_steps + 1
+            decode_s, decode_steps = decode_s + end_s - before_s, decode_steps + step.num_passes
             decode_tokens += step.num_new
     return Sample(
         prefill_s=prefill_s,

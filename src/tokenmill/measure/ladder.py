@@ -53,7 +53,8 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
             if settings != slowest:
                 reason = _refused(config, settings, model)
                 found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
-    found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in PROPOSERS if name != "none"]
+    guessers = [name for name in PROPOSERS if name not in ("none", "multi_step")]  # native has multi_step by itself
+    found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in guessers]
     return found
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.engine import Engine
-from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
 __all__ = ["Recorder", "StepRecord", "record"]
 
@@ -20,7 +20,8 @@ __all__ = ["Recorder", "StepRecord", "record"]
 class StepRecord:
     """One step: clock readings in seconds, and what was in it.
 
-    num_tokens were fed, num_new came out. is_decode: every sequence in it had its first token already.
+    num_tokens were fed, num_new came out. is_decode: every sequence in it had its first token already. num_passes over
+    the weights: more than one where the program found drafts by itself.
     """
 
     begun_s: float
@@ -32,6 +33,7 @@ class StepRecord:
     num_new: int
     num_sequences: int
     is_decode: bool
+    num_passes: int = 1
 
     @property
     def total_s(self) -> float:
@@ -49,6 +51,7 @@ class Recorder:
     _sequences: list[Sequence] = field(default_factory=list)
     _lengths: list[int] = field(default_factory=list)
     _num_tokens: int = 0
+    _finds_drafts: bool = False
 
     def mark(self, phase: str, plan: Plan | None) -> None:
         """See Engine.mark."""
@@ -60,17 +63,18 @@ class Recorder:
             self._sequences = [work.sequence for work in plan.work]
             self._lengths = [len(sequence.tokens) for sequence in self._sequences]
             self._num_tokens = sum(work.count for work in plan.work)
+            self._finds_drafts = any(UNKNOWN in sequence.drafts for sequence in self._sequences)
         if phase == "deliver":
             self.steps.append(self._record())
 
     def _record(self) -> StepRecord:
         pairs = list(zip(self._sequences, self._lengths, strict=True))
-        num_new = sum(len(sequence.tokens) - length for sequence, length in pairs)
+        new = [len(sequence.tokens) - length for sequence, length in pairs]
         is_decode = all(length > sequence.num_prompt_tokens for sequence, length in pairs)
         begun_s, planned_s, ran_s, sampled_s, ended_s = self._times_s
-        return StepRecord(
-            begun_s, planned_s, ran_s, sampled_s, ended_s, self._num_tokens, num_new, len(pairs), is_decode
-        )
+        num_passes = max(new) if self._finds_drafts else 1
+        phases = (begun_s, planned_s, ran_s, sampled_s, ended_s)
+        return StepRecord(*phases, self._num_tokens, sum(new), len(pairs), is_decode, num_passes)
 
 
 @contextmanager

@@ -43,6 +43,8 @@ class Program(Protocol):
     """True when it reads the cache by itself, without a kernel of kernels/attend."""
     only_asked: bool
     """True when "auto" passes it by."""
+    finds_drafts: bool
+    """True when it takes drafts that are UNKNOWN and finds them, see Step.has_unknown."""
     compile_s: float
     """Seconds spent on compiling so far."""
 

@@ -29,6 +29,7 @@ class Eager:
     slow_schemes: tuple[str, ...] = ("q8", "q4", "file")
     attends = False
     only_asked = False
+    finds_drafts = False
     compile_s = 0.0
 
     @staticmethod

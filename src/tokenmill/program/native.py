@@ -46,6 +46,7 @@ class Native:
     slow_schemes = ()
     attends = True
     only_asked = False
+    finds_drafts = True
     compile_s = 0.0
     build = ""
     """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
@@ -139,13 +140,18 @@ class Native:
         first_span = len(numbers)
         for span in step.spans:
             numbers.extend(_numbers(span))
+        first_stop = len(numbers)
+        numbers.extend(step.stop_ids)
         call, at, size = self._call, numbers.buffer_info()[0], numbers.itemsize
         call.num_tokens, call.num_spans, call.num_rows = count, len(step.spans), step.num_rows
         call.tokens, call.positions, call.slots = at, at + size * count, at + 2 * size * count
         call.rows = None if step.rows is None else at + 3 * size * count
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
+        call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
         if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
+        if step.has_unknown:
+            step.token_ids = numbers[:count]
         return logits_RV
 
 

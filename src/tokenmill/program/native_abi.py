@@ -8,7 +8,7 @@ from pathlib import Path
 
 __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "why_not"]
 
-ABI = 5
+ABI = 6
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(__file__).parent / "libtokenmill.so"
 
@@ -68,11 +68,13 @@ class Step(Structure):
         ("num_tokens", c_int32),
         ("num_spans", c_int32),
         ("num_rows", c_int32),
+        ("num_stops", c_int32),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("slots", c_void_p),
         ("rows", c_void_p),
         ("spans", c_void_p),
+        ("stops", c_void_p),
         ("logits", c_void_p),
     ]
 

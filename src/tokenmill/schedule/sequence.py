@@ -10,7 +10,10 @@ from typing import NamedTuple
 
 from tokenmill.config import SamplingParams
 
-__all__ = ["Plan", "Sequence", "Work"]
+__all__ = ["UNKNOWN", "Plan", "Sequence", "Work"]
+
+UNKNOWN = -1
+"""A draft that nobody has guessed: the likeliest token there, which the program finds in the same step."""
 
 
 @dataclass(eq=False, slots=True)

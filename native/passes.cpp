@@ -1,0 +1,74 @@
+// What of a step is computed together: all of it, or pass after pass where tokens are only known once those before them are
+// computed. That is several steps of a greedy choice in one call.
+#include "model.h"
+
+#include <stdexcept>
+
+void Model::run(const TmStep& step) {
+  places_ = nullptr;
+  if (std::find_if(step.tokens, step.tokens + step.num_tokens, [](int64_t token) { return token < 0; }) ==
+      step.tokens + step.num_tokens)
+    return run_pass(step);
+  done_.assign((size_t)step.num_spans, 0);
+  row_of_.assign((size_t)step.num_tokens, step.rows ? -1 : 0);
+  for (int row = 0; row < step.num_rows; row++) row_of_[(size_t)(step.rows ? step.rows[row] : row)] = row;
+  while (collect(step)) {
+    places_ = pass_.places.data();
+    TmStep part{};
+    part.num_tokens = (int32_t)pass_.tokens.size(), part.num_spans = (int32_t)pass_.spans.size();
+    part.num_rows = (int32_t)pass_.rows.size();
+    part.tokens = pass_.tokens.data(), part.positions = pass_.positions.data(), part.slots = pass_.slots.data();
+    part.rows = pass_.rows.data(), part.spans = pass_.spans.data(), part.logits = step.logits;
+    run_pass(part);
+    find_next(step);
+  }
+}
+
+void Model::run_pass(const TmStep& step) {
+  prepare(step);
+  threads_->run([this](int me) {
+    kernels_.begin_step();
+    expect(following_[0], me);
+    for (size_t i = 0; i < ops_.size(); i++) perform(i, me);
+    kernels_.end_step();
+  });
+}
+
+// Of every span the tokens that are known by now; false where there are none.
+bool Model::collect(const TmStep& step) {
+  for (auto* list : {&pass_.tokens, &pass_.positions, &pass_.slots, &pass_.rows, &pass_.places}) list->clear();
+  pass_.spans.clear(), pass_.whose.clear();
+  for (int i = 0; i < step.num_spans; i++) {
+    const TmSpan& span = step.spans[i];
+    const int64_t from = span.first + done_[(size_t)i], end = span.first + span.count, first = (int64_t)pass_.tokens.size();
+    for (int64_t at = from; at < end && step.tokens[at] >= 0; at++) {
+      if (row_of_[(size_t)at] >= 0) {
+        pass_.rows.push_back((int64_t)pass_.tokens.size());
+        pass_.places.push_back(row_of_[(size_t)at]);
+      }
+      pass_.tokens.push_back(step.tokens[at]);
+      pass_.positions.push_back(step.positions[at]);
+      pass_.slots.push_back(step.slots[at]);
+    }
+    const int64_t count = (int64_t)pass_.tokens.size() - first;
+    if (!count) continue;
+    pass_.spans.push_back({first, count, span.start + done_[(size_t)i], span.base, span.slots});
+    pass_.whose.push_back(i);
+    done_[(size_t)i] += count;
+  }
+  return !pass_.spans.empty();
+}
+
+// The token after each span of this pass, where the step asks for it and the text does not end there.
+void Model::find_next(const TmStep& step) {
+  for (int i : pass_.whose) {
+    const TmSpan& span = step.spans[i];
+    if (done_[(size_t)i] == span.count) continue;
+    int64_t* next = step.tokens + span.first + done_[(size_t)i];
+    const int64_t row = row_of_[(size_t)(next - step.tokens) - 1];
+    if (row < 0) throw std::logic_error("a token is to be found after one whose logits are not wanted");
+    const float* logits = step.logits + row * m_.vocab;
+    const int64_t token = kernels_.largest(logits, m_.vocab);
+    if (std::find(step.stops, step.stops + step.num_stops, token) == step.stops + step.num_stops) *next = token;
+  }
+}
