@@ -33,6 +33,11 @@ struct Pass {
   std::vector<int> whose;  // of the step's spans
 };
 
+struct Largest {
+  int64_t place;
+  float value;
+};
+
 // What one thread attends to at a time: a split of a short span, or a tile of a long one's positions, for some kv heads.
 struct Task {
   int span, head, num_heads;
@@ -61,7 +66,9 @@ class Model {
   // passes.cpp: what is computed together
   void run_pass(const TmStep& step);
   bool collect(const TmStep& step);
+  void find_largest(int me);
   void find_next(const TmStep& step);
+  int64_t largest_of(int64_t row) const;
   // plan.cpp: before the threads start
   void prepare(const TmStep& step);
   void make(Buffer& buffer, int number, int64_t tokens);
@@ -141,6 +148,7 @@ class Model {
   const TmStep* step_ = nullptr;
   const int64_t* places_ = nullptr;  // row → where its logits go; null: where it is
   Pass pass_;
+  std::vector<Largest> best_;           // row, thread → of its part of the vocabulary
   std::vector<int64_t> done_, row_of_;  // span → its tokens that are computed; token → its row, or -1
   bool few_ = true, enough_ = false, settled_ = false;  // rows few enough; splits enough; who attends to what is known
   int chosen_ = 0, num_experts_ = 0;

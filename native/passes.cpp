@@ -2,6 +2,7 @@
 // computed. That is several steps of a greedy choice in one call.
 #include "model.h"
 
+#include <cmath>
 #include <stdexcept>
 
 void Model::run(const TmStep& step) {
@@ -19,6 +20,7 @@ void Model::run(const TmStep& step) {
     part.num_rows = (int32_t)pass_.rows.size();
     part.tokens = pass_.tokens.data(), part.positions = pass_.positions.data(), part.slots = pass_.slots.data();
     part.rows = pass_.rows.data(), part.spans = pass_.spans.data(), part.logits = step.logits;
+    best_.resize((size_t)(part.num_rows * m_.num_threads));
     run_pass(part);
     find_next(step);
   }
@@ -31,7 +33,18 @@ void Model::run_pass(const TmStep& step) {
     expect(following_[0], me);
     for (size_t i = 0; i < ops_.size(); i++) perform(i, me);
     kernels_.end_step();
+    if (places_) find_largest(me);
   });
+}
+
+// Each thread looks at about the logits that it has written.
+void Model::find_largest(int me) {
+  const auto [from, to] = share(m_.vocab, me);
+  for (int row = 0; row < step_->num_rows; row++) {
+    const float* logits = step_->logits + places_[row] * m_.vocab;
+    const int64_t place = from < to ? from + kernels_.largest(logits + from, to - from) : 0;
+    best_[(size_t)(row * m_.num_threads + me)] = {place, from < to ? logits[place] : -INFINITY};
+  }
 }
 
 // Of every span the tokens that are known by now; false where there are none.
@@ -65,10 +78,18 @@ void Model::find_next(const TmStep& step) {
     const TmSpan& span = step.spans[i];
     if (done_[(size_t)i] == span.count) continue;
     int64_t* next = step.tokens + span.first + done_[(size_t)i];
-    const int64_t row = row_of_[(size_t)(next - step.tokens) - 1];
-    if (row < 0) throw std::logic_error("a token is to be found after one whose logits are not wanted");
-    const float* logits = step.logits + row * m_.vocab;
-    const int64_t token = kernels_.largest(logits, m_.vocab);
+    const int64_t place = row_of_[(size_t)(next - step.tokens) - 1];
+    if (place < 0) throw std::logic_error("a token is to be found after one whose logits are not wanted");
+    const int64_t token = largest_of(std::find(pass_.places.begin(), pass_.places.end(), place) - pass_.places.begin());
     if (std::find(step.stops, step.stops + step.num_stops, token) == step.stops + step.num_stops) *next = token;
   }
+}
+
+// The first among equals; no number is larger than any.
+int64_t Model::largest_of(int64_t row) const {
+  const Largest* found = best_.data() + row * m_.num_threads;
+  Largest best = found[0];
+  for (int i = 1; i < m_.num_threads; i++)
+    if (found[i].value > best.value || (found[i].value != found[i].value && best.value == best.value)) best = found[i];
+  return best.place;
 }
