@@ -34,7 +34,7 @@ X86 = {
 }
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).
 PORTABLE = ["-O2", "-ftree-vectorize"]
-COMMON = ("api", "passes", "plan", "step", "attention", "experts", "threads")  # compiled once; kernels.cpp for each build
+COMMON = ("api", "passes", "plan", "step", "attention", "experts", "threads")  # once; kernels.cpp for each build
 
 
 def builds() -> dict[str, list[str]]:
