@@ -5,7 +5,7 @@ import pytest
 import tokenmill
 from tests.tiny_models import VOCABULARY, save
 from tokenmill.errors import ConfigError
-from tokenmill.measure.bench import Measured, chunk_for, make_prompts, measure_point, take_sample
+from tokenmill.measure.bench import Measured, chunk_for, make_prompts, measure_point, shared_gaps, take_sample
 from tokenmill.measure.figures import figures_of, is_noisy
 from tokenmill.measure.points import Point, parse_counts, parse_tests, sweep
 from tokenmill.measure.recorder import record
@@ -110,6 +110,28 @@ def test_decode_counts_steps_of_the_whole_batch_only(path):
     whole = [step for step in steps if step.is_decode and step.num_sequences == 3]
     assert taken.decode_steps == len(whole) < 8, "prompts end in different steps, so sequences do too"
     assert taken.decode_tokens == 3 * len(whole)
+
+
+@pytest.mark.parametrize("proposer", ["auto", "none"])
+def test_of_calls_with_several_steps_only_whole_ones_count(path, proposer):
+    """The last calls have sequences that end within them."""
+    taken, steps, _ = sample(path, Point(17, 9, batch=3), max_step_tokens=18, proposer=proposer)
+    whole = [step for step in steps if step.is_decode and step.num_new == 3 * step.num_passes]
+    assert taken.decode_steps == sum(step.num_passes for step in whole) > 0
+    assert taken.decode_tokens == 3 * taken.decode_steps
+
+
+@pytest.mark.parametrize(
+    ("gaps_s", "wanted"),
+    [
+        ((), []),
+        ((6.0, 7.0), [6.0, 7.0]),
+        ((18.0, 0.0, 0.0, 8.0, 0.0, 5.0), [6.0, 6.0, 6.0, 4.0, 4.0, 5.0]),
+        ((0.0, 4.0, 0.0), [0.0, 2.0, 2.0]),
+    ],
+)
+def test_tokens_that_came_together_share_their_time(gaps_s, wanted):
+    assert shared_gaps(gaps_s) == wanted
 
 
 def test_prefill_at_a_depth_leaves_the_depth_out(path):

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from tests.tiny_models import save
+from tokenmill.cli.bench_rows import HEADER, _lines
 from tokenmill.cli.main import main
 from tokenmill.kernels.attend import sdpa
 from tokenmill.measure import golden, machine
 from tokenmill.measure.machine import Limits
-from tokenmill.measure.rows import read_rows
+from tokenmill.measure.rows import COLUMNS, read_rows
 
 LIMITS = Limits("cpu", "a processor", 2, 2, 40.0, 30.0, 160.0, 90.0, 200.0, 400.0, 800.0)
 
@@ -49,6 +50,17 @@ def test_a_benchmark_prints_the_card_a_table_and_json_last(tm, path, tmp_path):
     assert document["card"]["floor_tok_s"].keys() == {row["test"] for row in document["rows"]}
     assert [row["hash"] for row in read_rows([file])] == [row["hash"] for row in document["rows"]]
     assert "text check: none: no reference for this model" in out
+
+
+def test_every_column_has_its_figure(tm, path):
+    code, out, _ = tm(path, "--tests", "pp16+tg8", "-r", 1)
+    lines = out.splitlines()
+    start = next(number for number, line in enumerate(lines) if "medians of 1" in line)
+    assert "itl p50 p90 p99" in lines[start + 1] and code == 0
+    rows = list(_lines({**dict.fromkeys(COLUMNS, 1.0), "status": "ok", "hash": "h"}))
+    assert [len(row) for row in rows] == [len(HEADER)] * 2 and rows[0][-1] == rows[1][-1] == "h"
+    assert rows[1][HEADER.index("itl p50 p90 p99")] == "1.0 1.0 1.0"
+    assert len(_lines({"status": "refused", "test": "pp1"})[0]) == len(HEADER)
 
 
 def test_the_verb_run_may_be_left_out(tm, path):

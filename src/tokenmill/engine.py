@@ -148,7 +148,9 @@ class Engine:
         self.mark("deliver", None)
 
     def _plan(self) -> Plan:
-        return self.scheduler.plan(self._proposer.propose(self.scheduler.running, self.config.num_drafts))
+        running, config = self.scheduler.running, self.config
+        limit = min(config.num_drafts, config.max_step_tokens // max(len(running), 1) - 1)  # room for everybody's
+        return self.scheduler.plan(self._proposer.propose(running, limit))
 
     def _note(
         self, flight: Flight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]

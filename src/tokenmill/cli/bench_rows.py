@@ -104,27 +104,18 @@ def keep_rows(rows: Iterable[Row], output: Path | None, shown: Callable[[Row], N
     return kept
 
 
+HEADER = ("test", "tokens/s", "min to max", "ms", "GB/s", "GFLOP/s", "of floor", "itl p50 p90 p99", "cache MB", "hash")
+
+
 def print_rows(title: str, rows: Sequence[Row]) -> None:
     """A line per phase of each row, with what it reached and how near to the floor that is."""
-    header = (
-        "test",
-        "tokens/s",
-        "min to max",
-        "ms",
-        "GB/s",
-        "GFLOP/s",
-        "of floor",
-        "itl p50 p90 p99",
-        "cache MB",
-        "hash",
-    )
     lines = [line for row in rows for line in _lines(row)]
-    print_table(title, lines, header)
+    print_table(title, lines, HEADER)
 
 
 def _lines(row: Row) -> list[tuple[str, ...]]:
     if row["status"] != "ok":
-        return [(row["test"], row["status"], *[""] * 6)]
+        return [(row["test"], row["status"], *[""] * (len(HEADER) - 2))]
     lines = []
     at = f" x{row['batch']}" if row["batch"] > 1 else ""
     if row.get("prefill_tok_s"):
@@ -139,6 +130,8 @@ def _lines(row: Row) -> list[tuple[str, ...]]:
 
 
 def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
+    shares = [row.get(f"itl_p{share}_ms") for share in (50, 90, 99)]
+    gaps = " ".join(f"{ms:.1f}" for ms in shares if ms is not None) if phase == "decode" else ""
     return (
         name,
         f"{row[f'{phase}_tok_s']:,.1f}",
@@ -147,16 +140,10 @@ def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
         f"{row[f'{phase}_gb_s']:,.1f}",
         f"{row[f'{phase}_gflop_s']:,.0f}",
         f"{100 * row[f'{phase}_floor_share']:.0f} %",
+        gaps,
+        f"{row['cache_used_mb']:,.1f}",
         row["hash"],
     )
-
-
-def _latency(row: Row) -> str:
-    gaps = ""
-    if row.get("itl_p50_ms"):
-        shares = " ".join(f"p{share} {row[f'itl_p{share}_ms']:.1f}" for share in (50, 90, 99))
-        gaps = f", then {shares} ms apart"
-    return f"{row['test']}: first token {row['ttft_ms']:,.1f} ms{gaps}, cache {row['cache_used_mb']:,.1f} MB"
 
 
 def ending(rows: Sequence[Row]) -> None:

@@ -70,7 +70,9 @@ def command(
     trace: Annotated[
         bool,
         typer.Option(
-            "--trace", help="Show on stderr what each step fed, and would have without a cache.", rich_help_panel=OUTPUT
+            "--trace",
+            help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
+            rich_help_panel=OUTPUT,
         ),
     ] = False,
     verify: Annotated[
@@ -85,10 +87,10 @@ def command(
 ) -> None:
     """Continue one or more prompts.
 
-    Text goes to stdout token by token, and one line of figures to stderr. At temperature 0, the default, the same
+    Text goes to stdout as it is made, and one line of figures to stderr. At temperature 0, the default, the same
     prompt gives the same text on every run, alone or in a batch.
     """
-    if trace and engine.proposer == "auto":
+    if (trace or verify) and engine.proposer == "auto":
         engine = replace(engine, proposer="none")  # a step for each token, to look at
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:

@@ -133,14 +133,15 @@ def _show(document: dict[str, Any]) -> None:
 
 
 def _phase_header(steps: dict[str, Any]) -> tuple[str, ...]:
-    return ("", *(words for kind in steps for words in (f"{kind}, ms per step", "share")))
+    return ("", *(words for kind in steps for words in (f"{kind}, ms per pass", "share")))
 
 
 def _phase_rows(steps: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for name in next(iter(steps.values()))["phases"]:
         found = [one["phases"][name] for one in steps.values()]
         yield (name, *(words for one in found for words in (f"{one['ms']:.3f}", f"{100 * one['share']:.1f} %")))
-    yield ("step", *(words for one in steps.values() for words in (f"{one['ms']:.3f}", "")))
+    yield ("together", *(words for one in steps.values() for words in (f"{one['ms']:.3f}", "")))
+    yield ("passes", *(words for one in steps.values() for words in (str(one["num_passes"]), "")))
     yield ("steps", *(words for one in steps.values() for words in (str(one["num_steps"]), "")))
     yield ("tokens fed", *(words for one in steps.values() for words in (str(one["num_tokens"]), "")))
     yield ("tokens new", *(words for one in steps.values() for words in (str(one["num_new"]), "")))

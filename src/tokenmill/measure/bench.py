@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from tokenmill.engine import Engine
 from tokenmill.measure.points import Point
@@ -28,7 +29,7 @@ class Sample:
 
     prefill_s: what prefill_tokens took, those of the point's own prompts, without the depth before them.
     decode_s: decode_steps of the whole batch, each of several in one call counted, which gave decode_tokens. total_s:
-    from the first step's begin to the last one's end. itl_s: all gaps between tokens, of all sequences.
+    from the first step's begin to the last one's end. itl_s: gaps between tokens, of all sequences; see shared_gaps.
     """
 
     prefill_s: float
@@ -107,7 +108,7 @@ def sample_of(steps: List[StepRecord], done: List[Completion], point: Point) -> 
             if fed >= point.depth * point.batch:
                 prefill_s, prefill_tokens = prefill_s + end_s - before_s, prefill_tokens + step.num_tokens
             fed += step.num_tokens
-        elif step.num_sequences == point.batch:
+        elif step.num_sequences == point.batch and step.num_new >= step.num_passes * point.batch:
             decode_s, decode_steps = decode_s + end_s - before_s, decode_steps + step.num_passes
             decode_tokens += step.num_new
     return Sample(
@@ -118,9 +119,18 @@ def sample_of(steps: List[StepRecord], done: List[Completion], point: Point) -> 
         decode_tokens=decode_tokens,
         total_s=ends_s[-1] - ends_s[0],
         ttft_s=tuple(completion.timing.ttft_s for completion in done),
-        itl_s=tuple(gap for completion in done for gap in completion.timing.itl_s),
+        itl_s=tuple(gap for completion in done for gap in shared_gaps(completion.timing.itl_s)),
         tokens=tuple(token for completion in done for token in completion.tokens),
     )
+
+
+def shared_gaps(gaps_s: List[float]) -> list[float]:
+    """Tokens that came together have their parts of the time before them: n gaps of which one is not 0 are n alike."""
+    ends = [at for at, gap in enumerate(gaps_s) if gap] + [len(gaps_s)]
+    found = [0.0] * ends[0]
+    for begin, end in pairwise(ends):
+        found += [gaps_s[begin] / (end - begin)] * (end - begin)
+    return found
 
 
 def chunk_for(point: Point, usual: int) -> int:

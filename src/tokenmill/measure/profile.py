@@ -119,24 +119,28 @@ def profile(
 
 
 def breakdown(steps: Sequence[StepRecord]) -> dict[str, Any]:
-    """Prefill and decode apart: number of steps, tokens fed and new, and of each phase ms per step and share."""
+    """Prefill and decode apart: number of steps, tokens fed and new, and of each phase ms per pass and share.
+
+    A step has several passes over the weights where the program found drafts by itself, else one.
+    """
     found: dict[str, Any] = {}
     for kind in ("prefill", "decode"):
         own = [step for step in steps if kind_of(step) == kind]
         if not own:
             continue
-        total_s = sum(step.total_s for step in own)
+        total_s, num_passes = sum(step.total_s for step in own), sum(step.num_passes for step in own)
         sums = dict.fromkeys(PHASES, 0.0)
         for step in own:
             for name, begin_s, end_s in phase_times(step):
                 sums[name] += end_s - begin_s
         found[kind] = {
             "num_steps": len(own),
+            "num_passes": num_passes,
             "num_tokens": sum(step.num_tokens for step in own),
             "num_new": sum(step.num_new for step in own),
-            "ms": 1e3 * total_s / len(own),
+            "ms": 1e3 * total_s / num_passes,
             "phases": {
-                name: {"ms": 1e3 * spent_s / len(own), "share": spent_s / total_s if total_s else 0.0}
+                name: {"ms": 1e3 * spent_s / num_passes, "share": spent_s / total_s if total_s else 0.0}
                 for name, spent_s in sums.items()
             },
         }

@@ -50,7 +50,7 @@ class Recorder:
     _times_s: list[float] = field(default_factory=list)
     _sequences: list[Sequence] = field(default_factory=list)
     _lengths: list[int] = field(default_factory=list)
-    _num_tokens: int = 0
+    _plan: Plan = field(default_factory=lambda: Plan([], []))
     _finds_drafts: bool = False
 
     def mark(self, phase: str, plan: Plan | None) -> None:
@@ -62,7 +62,7 @@ class Recorder:
         if plan is not None:
             self._sequences = [work.sequence for work in plan.work]
             self._lengths = [len(sequence.tokens) for sequence in self._sequences]
-            self._num_tokens = sum(work.count for work in plan.work)
+            self._plan = plan
             self._finds_drafts = any(UNKNOWN in sequence.drafts for sequence in self._sequences)
         if phase == "deliver":
             self.steps.append(self._record())
@@ -72,9 +72,10 @@ class Recorder:
         new = [len(sequence.tokens) - length for sequence, length in pairs]
         is_decode = all(length > sequence.num_prompt_tokens for sequence, length in pairs)
         begun_s, planned_s, ran_s, sampled_s, ended_s = self._times_s
-        num_passes = max(new) if self._finds_drafts else 1
+        num_tokens = sum(work.count for work in self._plan.work)  # only now: what was not computed is out of it
+        num_passes = max(1, *new) if self._finds_drafts else 1
         phases = (begun_s, planned_s, ran_s, sampled_s, ended_s)
-        return StepRecord(*phases, self._num_tokens, sum(new), len(pairs), is_decode, num_passes)
+        return StepRecord(*phases, num_tokens, sum(new), len(pairs), is_decode, num_passes)
 
 
 @contextmanager
