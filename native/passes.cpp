@@ -7,11 +7,9 @@
 
 void Model::run(const TmStep& step) {
   places_ = nullptr;
-  if (std::find_if(step.tokens, step.tokens + step.num_tokens, [](int64_t token) { return token < 0; }) ==
-      step.tokens + step.num_tokens)
-    return run_pass(step);
+  if (std::none_of(step.tokens, step.tokens + step.num_tokens, [](int64_t token) { return token < 0; })) return run_pass(step);
   done_.assign((size_t)step.num_spans, 0);
-  row_of_.assign((size_t)step.num_tokens, step.rows ? -1 : 0);
+  row_of_.assign((size_t)step.num_tokens, -1);
   for (int row = 0; row < step.num_rows; row++) row_of_[(size_t)(step.rows ? step.rows[row] : row)] = row;
   while (collect(step)) {
     places_ = pass_.places.data();
