@@ -57,8 +57,9 @@ class Runner:
                 self._slots(sequence, start, end) if span.base is None else range(span.base + start, span.base + end)
             )
         every_row = len(rows) == len(token_ids)
-        wanted, unknown = None if every_row else rows, (has_unknown, list(stop_ids))
-        return Step(token_ids, positions, slots, spans, wanted, len(rows), self._device, fed_R, *unknown)
+        wanted = None if every_row else rows
+        device, stops = self._device, list(stop_ids)
+        return Step(token_ids, positions, slots, spans, wanted, len(rows), device, fed_R, has_unknown, stops)
 
     def _span(self, sequence: Sequence, first: int, start: int, count: int, num_logits: int) -> Span:
         blocks, size = sequence.blocks, self._block_size

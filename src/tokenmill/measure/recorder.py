@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.engine import Engine
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan
 
 __all__ = ["Recorder", "StepRecord", "record"]
 
@@ -48,7 +48,6 @@ class Recorder:
     clock: Callable[[], float]
     steps: list[StepRecord] = field(default_factory=list)
     _times_s: list[float] = field(default_factory=list)
-    _sequences: list[Sequence] = field(default_factory=list)
     _lengths: list[int] = field(default_factory=list)
     _plan: Plan = field(default_factory=lambda: Plan([], []))
     _finds_drafts: bool = False
@@ -60,15 +59,14 @@ class Recorder:
             self._times_s = []
         self._times_s.append(now_s)
         if plan is not None:
-            self._sequences = [work.sequence for work in plan.work]
-            self._lengths = [len(sequence.tokens) for sequence in self._sequences]
+            self._lengths = [len(work.sequence.tokens) for work in plan.work]
             self._plan = plan
-            self._finds_drafts = any(UNKNOWN in sequence.drafts for sequence in self._sequences)
+            self._finds_drafts = any(UNKNOWN in work.sequence.drafts for work in plan.work)
         if phase == "deliver":
             self.steps.append(self._record())
 
     def _record(self) -> StepRecord:
-        pairs = list(zip(self._sequences, self._lengths, strict=True))
+        pairs = [(work.sequence, length) for work, length in zip(self._plan.work, self._lengths, strict=True)]
         new = [len(sequence.tokens) - length for sequence, length in pairs]
         is_decode = all(length > sequence.num_prompt_tokens for sequence, length in pairs)
         begun_s, planned_s, ran_s, sampled_s, ended_s = self._times_s

@@ -24,7 +24,6 @@ class InPieces(Eager):
     schemes = ("dense",)
     slow_schemes = ("q8", "q4", "file")
     only_asked = True
-    finds_drafts = False
     shapes: Shapes | Exact
 
     def __init__(
