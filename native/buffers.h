@@ -42,7 +42,7 @@ struct Buffer {
   Room<float> floats, scales, moments;
   Room<uint16_t> bfloats;
   Room<int8_t> bytes;
-  Room<int32_t> sums;
+  Room<int32_t> offsets;
 
   void make(int64_t tokens) {
     const int64_t padded = rounded(k, PAD), groups = padded / GROUP;
@@ -50,7 +50,7 @@ struct Buffer {
     if (forms & 1 << AS_BFLOAT16) bfloats.at_least((tokens + TILE - 1) * padded);
     if (forms & 1 << AS_INT8) {
       bytes.at_least(tokens * padded), scales.at_least(tokens * groups);
-      moments.at_least(tokens * groups), sums.at_least(tokens * groups);
+      moments.at_least(tokens * groups), offsets.at_least(tokens * groups);
     }
   }
   template <typename T>
@@ -64,11 +64,11 @@ struct Buffer {
     if (forms & 1 << AS_BFLOAT16) copy_row(bfloats, row, other.bfloats, other_row, padded);
     if (forms & 1 << AS_INT8) {
       copy_row(bytes, row, other.bytes, other_row, padded), copy_row(scales, row, other.scales, other_row, groups);
-      copy_row(moments, row, other.moments, other_row, groups), copy_row(sums, row, other.sums, other_row, groups);
+      copy_row(moments, row, other.moments, other_row, groups), copy_row(offsets, row, other.offsets, other_row, groups);
     }
   }
   Act as(int form) const {
-    return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), sums.get(), nullptr};
+    return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), offsets.get(), nullptr};
   }
   // One whole row; x has zeros up to the padded width.
   void put(const Kernels& kernels, const float* x, int token, int from, int to) const {

@@ -13,8 +13,15 @@
 #define TM_TEXT2(a) #a
 #define TM_TEXT(a) TM_TEXT2(a)
 
+#if defined(TM_AMX)
+#define TM_BFLOATS bfloat_matrix
+#else
+#define TM_BFLOATS product<Bfloats>
+#endif
+
 extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     TM_TEXT(TM_BUILD), begin_step, end_step,
-    {any_float, any_bfloat, any_q8, any_q4, any_q4_min, any_q4_wide, any_q4_pair},
+    {product<Floats>, TM_BFLOATS, product<Codes<8, 64>>, product<Codes<4, 64>>, product<Codes<4, 128, true>>, product<Codes<4, 256, true, true>>,
+     product<Codes<4, 64, true, false, true>>},
     put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to, place_of_largest,
 };

@@ -8,7 +8,7 @@ enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128, COMING = 128 };
 
 // Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
-// sums: of a group's bytes. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
+// offsets: -8 times the sum of a group's bytes, by which codes of 4 bits without a sign come out too high. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
 // fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null. Behind the last row of bfloats there is
 // room for 15 more, which are read and mean nothing.
 struct Act {
@@ -18,7 +18,7 @@ struct Act {
   int8_t* bytes;
   float* scales;
   float* moments;
-  int32_t* sums;
+  int32_t* offsets;
   const uint8_t* coming;
 };
 
@@ -51,8 +51,8 @@ struct Kernels {
   // Around the products of a step, on every thread.
   void (*begin_step)();
   void (*end_step)();
-  // out[t * stride + row] for 16 rows and the tokens [first, first + count).
-  void (*tile[NUM_SCHEMES])(const uint8_t* weights, const Act& x, int first, int count, float* out, int stride);
+  // out[t * stride + row] for the 16 rows of each of one tile or two and the tokens [first, first + count).
+  void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Act& x, int first, int count, float* out, int stride);
   // Columns [from, to) of one token, both multiples of 32, into the form of `act`.
   void (*put)(const float* x, const Act& act, int token, int from, int to);
   void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);

@@ -58,12 +58,11 @@ TM void multiply_tile(const uint8_t* codes, const int8_t* bytes, int k, int32_t*
 
 // Layouts are those of products.h. The unit is two groups ahead of what becomes of its sums.
 template <int BITS, int HEADER, bool MINIMUM, bool WIDE, bool PAIR>
-void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
+void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* out, int64_t stride, const uint8_t* coming) {
   alignas(64) uint8_t codes[AT_ONCE][512];
   alignas(64) float scales[AT_ONCE][16], minimums[AT_ONCE][16];
   alignas(64) int32_t dots[4][256];
   const int groups = x.k / GROUP;
-  const uint8_t* coming = x.coming;
   constexpr int PAIR_BYTES = HEADER + 2 * 64 * BITS;
   for (int from = 0; from < groups; from += AT_ONCE) {
     const int size = groups - from < AT_ONCE ? groups - from : AT_ONCE;  // even
@@ -79,9 +78,9 @@ void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* ou
     for (int token = 0; token < count; token += TOKENS) {
       const int8_t* bytes = x.bytes + (int64_t)(first + token) * x.k + GROUP * from;
       const int64_t at = (int64_t)(first + token) * groups + from;
-      float* to = out + (int64_t)token * stride;
+      float* to = out + token * stride;
       F sums[TOKENS];
-      TM_UNROLL for (int t = 0; t < TOKENS; t++) sums[t] = from ? load(to + t * (int64_t)stride) : set1(0);
+      TM_UNROLL for (int t = 0; t < TOKENS; t++) sums[t] = from ? load(to + t * stride) : set1(0);
       multiply_tile(codes[0], bytes, x.k, dots[0]);
       multiply_tile(codes[1], bytes + GROUP, x.k, dots[1]);
       for (int pair = 0; pair < size; pair += 2) {
@@ -103,7 +102,7 @@ void tile_matrix(const uint8_t* w, const Act& x, int first, int count, float* ou
           TM_UNROLL for (int t = 0; t < TOKENS; t++) sums[t] = fma(minimum, set1(x.moments[at + i + t * (int64_t)groups]), sums[t]);
         }
       }
-      TM_UNROLL for (int t = 0; t < TOKENS; t++) store(to + t * (int64_t)stride, sums[t]);
+      TM_UNROLL for (int t = 0; t < TOKENS; t++) store(to + t * stride, sums[t]);
     }
   }
 }
@@ -145,7 +144,7 @@ void tile_bfloat_matrix(const uint8_t* w, const uint16_t* rows, int k, int count
   for (int t = 0; t < count; t++) store(out + t * (int64_t)stride, load(sums[0] + 16 * t));
 }
 
-void any_bfloat(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
+void tiles_bfloat_matrix(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
   for (; count > 0; count -= 64, first += 64, out += 64 * (int64_t)stride) {
     const uint16_t* rows = x.bfloats + (int64_t)first * x.k;
     if (count > 48) tile_bfloat_matrix<4>(w, rows, x.k, count < 64 ? count : 64, out, stride);
@@ -153,6 +152,10 @@ void any_bfloat(const uint8_t* w, const Act& x, int first, int count, float* out
     else if (count > 16) tile_bfloat_matrix<2>(w, rows, x.k, count, out, stride);
     else tile_bfloat_matrix<1>(w, rows, x.k, count, out, stride);
   }
+}
+
+void bfloat_matrix(const uint8_t* w, int tiles, const Act& x, int first, int count, float* out, int stride) {
+  for (int r = 0; r < tiles; r++, w += 32 * (int64_t)x.k, out += TILE) tiles_bfloat_matrix(w, x, first, count, out, stride);
 }
 
 }  // namespace

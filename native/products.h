@@ -1,159 +1,184 @@
 // Weights times activations, tile by tile. Included by kernels.cpp, once per instruction set.
 #pragma once
+#include "fetch.h"
 #include "kernels.h"
 #include "matrix.h"
 #include "vec.h"
 
 namespace {
 
-template <bool COMES> TM const uint8_t* coming_at(const Act& x, int first) {
-  return COMES ? x.coming + (int64_t)(first / 8) * (x.k / GROUP) * COMING : nullptr;
-}
+// Tiles one behind the other from w on, `size` bytes each, times the tokens from `first` on, to out[token * stride + row].
+// coming: as in Act.
+struct Part {
+  const Act& x;
+  const uint8_t* w;
+  int64_t size;
+  int first;
+  float* out;
+  int64_t stride;
+  const uint8_t* coming;
 
-// float32: [k][16 rows]. Four sums, k mod 4 each, folded in pairs.
-template <int N, bool, bool FRESH>
-void tile_float(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
-  const float* w = (const float*)weights;
-  F sums[N][2];
-  for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
-  for (int k = 0; k < x.k; k += 2) {
-    const F w0 = load(w + 16 * k), w1 = load(w + 16 * k + 16);
-    fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 16);
-    for (int t = 0; t < N; t++) {
-      const float* row = x.floats + (int64_t)(first + t) * x.k + k;
-      sums[t][0] = fma(w0, set1(row[0]), sums[t][0]);
-      sums[t][1] = fma(w1, set1(row[1]), sums[t][1]);
-    }
+  // The same for a tile by itself, and from a later token on: what comes is shared out in the order of the work.
+  Part tile(int r, int count) const { return {x, w + r * size, size, first, out + TILE * r, stride, coming_after(r * (count / 8))}; }
+  Part after(int tokens, int tiles) const {
+    return {x, w, size, first + tokens, out + tokens * stride, stride, coming_after(tiles * (tokens / 8))};
   }
-  for (int t = 0; t < N; t++) store(out + t * stride, add(sums[t][0], sums[t][1]));
-}
+  const uint8_t* coming_after(int eights) const { return coming ? coming + (int64_t)eights * (x.k / GROUP) * COMING : nullptr; }
+};
 
-// bfloat16: [k / 2][16 rows][2].
-template <int N, bool, bool FRESH>
-void tile_bfloat(const uint8_t* weights, const Act& x, int first, float* out, int stride) {
-  const uint16_t* w = (const uint16_t*)weights;
-  F sums[N][2];
-  for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
-  for (int k = 0; k < x.k; k += 4) {
-    fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 32);
-    for (int t = 0; t < N; t++) {
-      const uint16_t* row = x.bfloats + (int64_t)(first + t) * x.k + k;
-      sums[t][0] = dot2(sums[t][0], w + 16 * k, row);
-      sums[t][1] = dot2(sums[t][1], w + 16 * k + 32, row + 2);
+// Every scheme: BLOCK bytes for 64 inputs of a tile; SIDE tiles multiplied together; MATRIX: by the matrix unit where there is one.
+
+// float32: [k][16 rows]. Two sums, of even and of odd k, that are added at the end.
+struct Floats {
+  static constexpr int BLOCK = 64 * PAD, SIDE = 1;
+  static constexpr bool MATRIX = false;
+
+  template <int, int N, bool, bool FRESH> static void run(const Part& part) {
+    const float *w = (const float*)part.w, *x = part.x.floats + (int64_t)part.first * part.x.k;
+    F sums[N][2];
+    for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
+    for (int k = 0; k < part.x.k; k += 2) {
+      const F w0 = load(w + 16 * k), w1 = load(w + 16 * k + 16);
+      fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 16);
+      for (int t = 0; t < N; t++) {
+        const float* row = x + (int64_t)t * part.x.k + k;
+        sums[t][0] = fma(w0, set1(row[0]), sums[t][0]);
+        sums[t][1] = fma(w1, set1(row[1]), sums[t][1]);
+      }
     }
+    for (int t = 0; t < N; t++) store(part.out + t * part.stride, add(sums[t][0], sums[t][1]));
   }
-  for (int t = 0; t < N; t++) store(out + t * stride, add(sums[t][0], sums[t][1]));
-}
+};
+
+// bfloat16: [k / 2][16 rows][2]. Two sums, of the pairs k / 2 that are even and odd.
+struct Bfloats {
+  static constexpr int BLOCK = 32 * PAD, SIDE = 1;
+  static constexpr bool MATRIX = false;
+
+  template <int, int N, bool, bool FRESH> static void run(const Part& part) {
+    const uint16_t *w = (const uint16_t*)part.w, *x = part.x.bfloats + (int64_t)part.first * part.x.k;
+    F sums[N][2];
+    for (int t = 0; t < N; t++) sums[t][0] = sums[t][1] = set1(0);
+    for (int k = 0; k < part.x.k; k += 4) {
+      fetch<N, FRESH>(w + 16 * k), fetch<N, FRESH>(w + 16 * k + 32);
+      for (int t = 0; t < N; t++) {
+        const uint16_t* row = x + (int64_t)t * part.x.k + k;
+        sums[t][0] = dot2(sums[t][0], w + 16 * k, row);
+        sums[t][1] = dot2(sums[t][1], w + 16 * k + 32, row + 2);
+      }
+    }
+    for (int t = 0; t < N; t++) store(part.out + t * part.stride, add(sums[t][0], sums[t][1]));
+  }
+};
 
 // Integer schemes: per 64 inputs a header and two groups. The integer dot product of a group is exact; its float product is
-// added in the order of the groups.
-template <int N, bool COMES, bool FRESH>
-void tile_q8(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  const uint8_t* coming = coming_at<COMES>(x, first);
-  const int groups = x.k / GROUP;
-  F sums[N];
-  for (int t = 0; t < N; t++) sums[t] = set1(0);
-  for (int pair = 0; pair < x.k / PAD; pair++, w += 64 + 2 * 512)
-    for (int g = 0; g < 2; g++) {
-      const int group = 2 * pair + g;
-      const uint8_t* codes = w + 64 + 512 * g;
-      fetch_coming<COMES>(coming);
-      I dots[N];
-      for (int t = 0; t < N; t++) dots[t] = iset1(-128 * x.sums[(int64_t)(first + t) * groups + group]);
-      for (int i = 0; i < 8; i++) {
-        const Line line = load_line(codes + 64 * i);
-        fetch<N, FRESH>(codes + 64 * i);
-        for (int t = 0; t < N; t++)
-          dots[t] = dot4_byte(dots[t], line, x.bytes + (int64_t)(first + t) * x.k + 32 * group + 4 * i);
-      }
-      const F scale = half((const uint16_t*)(w + 32 * g));
-      for (int t = 0; t < N; t++)
-        sums[t] = fma(from_int(dots[t]), mul(scale, set1(x.scales[(int64_t)(first + t) * groups + group])), sums[t]);
-    }
-  for (int t = 0; t < N; t++) store(out + t * stride, sums[t]);
-}
-
-// HEADER: bytes before the nibbles of two groups. Scales are half floats, or floats where wide; so are minimums. In a PAIR both
-// groups have the same.
-template <int N, bool COMES, bool FRESH, int HEADER, bool MINIMUM, bool WIDE, bool PAIR = false>
-void tile_q4(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  const uint8_t* coming = coming_at<COMES>(x, first);
-  const int groups = x.k / GROUP;
-  F sums[N];
-  for (int t = 0; t < N; t++) sums[t] = set1(0);
-  for (int pair = 0; pair < x.k / PAD; pair++, w += HEADER + 2 * 256)
-    for (int g = 0; g < 2; g++) {
-      const int group = 2 * pair + g;
-      const uint8_t* codes = w + HEADER + 256 * g;
-      fetch_coming<COMES>(coming);
-      const int8_t* bytes = x.bytes + (int64_t)first * x.k + 32 * group;
-      const int64_t at = (int64_t)first * groups + group;
-      I dots[N];
-      for (int t = 0; t < N; t++) dots[t] = iset1(MINIMUM ? 0 : -8 * x.sums[at + (int64_t)t * groups]);
-      for (int i = 0; i < 4; i++) {
-        fetch<N, FRESH>(codes + 64 * i);
-        const Line line = load_line(codes + 64 * i), low = low_nibbles(line), high = high_nibbles(line);
-        for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], low, bytes + (int64_t)t * x.k + 4 * i);
-        for (int t = 0; t < N; t++) dots[t] = dot4(dots[t], high, bytes + (int64_t)t * x.k + 16 + 4 * i);
-      }
-      const F scale = WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 0 : 32 * g)));
-      for (int t = 0; t < N; t++)
-        sums[t] = fma(from_int(dots[t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[t]);
-      if (MINIMUM) {
-        const F minimum = WIDE ? load((const float*)(w + 128 + 64 * g)) : half((const uint16_t*)(w + (PAIR ? 32 : 64 + 32 * g)));
-        for (int t = 0; t < N; t++) sums[t] = fma(minimum, set1(x.moments[at + (int64_t)t * groups]), sums[t]);
-      }
-    }
-  for (int t = 0; t < N; t++) store(out + t * stride, sums[t]);
-}
-
-template <int N, bool COMES, bool FRESH> void tile_q4_plain(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, FRESH, 64, false, false>(w, x, first, out, stride);
-}
-template <int N, bool COMES, bool FRESH> void tile_q4_min(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, FRESH, 128, true, false>(w, x, first, out, stride);
-}
-template <int N, bool COMES, bool FRESH> void tile_q4_pair(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, FRESH, 64, true, false, true>(w, x, first, out, stride);
-}
-template <int N, bool COMES, bool FRESH> void tile_q4_wide(const uint8_t* w, const Act& x, int first, float* out, int stride) {
-  tile_q4<N, COMES, FRESH, 256, true, true>(w, x, first, out, stride);
-}
-
-// By the matrix unit, as many tokens as fill its tiles.
-#if defined(TM_AMX)
-#define TM_MATRIX(...)                                                                                                 \
-  if (const int whole = count / TOKENS * TOKENS) {                                                                     \
-    tile_matrix<__VA_ARGS__>(w, x, first, whole, out, stride);                                                         \
-    count -= whole, first += whole, out += whole * (int64_t)stride, fresh = false;                                     \
-  }
+// added in the order of the groups. Scales are half floats, or floats where WIDE; so are minimums. In a PAIR both groups have
+// the same.
+template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PAIR = false> struct Codes {
+  static constexpr int BLOCK = HEADER + 128 * BITS;
+  static constexpr bool MATRIX = true;
+  // An activation is spread to all lanes once for all tiles: one waits for the loads otherwise. Elsewhere there are not
+  // registers enough for two tiles' sums.
+#if defined(TM_AVX512)
+  static constexpr int SIDE = 2;
 #else
-#define TM_MATRIX(...)
+  static constexpr int SIDE = 1;
 #endif
+  static constexpr int SCALES = PAIR ? 0 : WIDE ? 64 : 32, MINIMUMS = PAIR ? 32 : WIDE ? 128 : 64;
 
-// Any number of tokens, eight at a time. Weights are fresh to the first of them.
-#define TM_ANY(NAME, OF, BEFORE)                                                                                       \
-  void NAME(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {                            \
-    bool fresh = true;                                                                                                 \
-    BEFORE                                                                                                             \
-    for (; count >= 8; count -= 8, first += 8, out += 8 * (int64_t)stride, fresh = false)                              \
-      if (x.coming)                                                                                                    \
-        fresh ? OF<8, true, true>(w, x, first, out, stride) : OF<8, true, false>(w, x, first, out, stride);            \
-      else                                                                                                             \
-        fresh ? OF<8, false, true>(w, x, first, out, stride) : OF<8, false, false>(w, x, first, out, stride);          \
-    if (count >= 4) OF<4, false, true>(w, x, first, out, stride), count -= 4, first += 4, out += 4 * (int64_t)stride; \
-    if (count == 3) OF<3, false, true>(w, x, first, out, stride);                                                      \
-    if (count == 2) OF<2, false, true>(w, x, first, out, stride);                                                      \
-    if (count == 1) OF<1, false, true>(w, x, first, out, stride);                                                      \
+  TM F numbers(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
+
+  // What is added to the sums since codes are stored without a sign.
+  TM I begin(int32_t offset) { return MINIMUM ? iset1(0) : BITS == 4 ? iset1(offset) : times16(iset1(offset)); }
+
+  // The group at `codes` of a block, times that of each token.
+  template <int R, int N, class Reading> TM void multiply(const Reading& reading, int codes, const int8_t* x, int64_t k, I (&dots)[R][N]) {
+    TM_UNROLL for (int i = 0; i < BITS; i++) {
+      Line line[R];
+      reading.fetch_ahead(codes + 64 * i);
+      for (int r = 0; r < R; r++) line[r] = load_line(reading.at(r, codes + 64 * i));
+      for (int t = 0; t < N; t++)
+        for (int r = 0; r < R; r++)
+          dots[r][t] = BITS == 8 ? dot4_byte(dots[r][t], line[r], x + t * k + 4 * i) : dot4(dots[r][t], low_nibbles(line[r]), x + t * k + 4 * i);
+      for (int t = 0; BITS == 4 && t < N; t++)
+        for (int r = 0; r < R; r++) dots[r][t] = dot4(dots[r][t], high_nibbles(line[r]), x + t * k + 16 + 4 * i);
+    }
   }
-TM_ANY(any_float, tile_float, )
-#if !defined(TM_AMX)
-TM_ANY(any_bfloat, tile_bfloat, )
+
+  template <int R, int N, bool COMES, bool FRESH> static void run(const Part& part) {
+    const Act x = part.x;
+    const int groups = x.k / GROUP;
+    const uint8_t* coming = part.coming;
+    F sums[R][N];
+    for (int r = 0; r < R; r++)
+      for (int t = 0; t < N; t++) sums[r][t] = set1(0);
+    for (int block = 0; block < x.k / PAD; block++) {
+      const Reading<R, N, FRESH, BLOCK> reading(part.w, part.size, block);
+      TM_UNROLL for (int g = 0; g < 2; g++) {
+        const int64_t at = (int64_t)part.first * groups + 2 * block + g;
+        I dots[R][N];
+        for (int r = 0; r < R; r++) fetch_coming<COMES>(coming);
+        for (int t = 0; t < N; t++)
+          for (int r = 0; r < R; r++) dots[r][t] = r ? dots[0][t] : begin(x.offsets[at + (int64_t)t * groups]);
+        multiply(reading, HEADER + 64 * BITS * g, x.bytes + GROUP * at, x.k, dots);
+        for (int r = 0; r < R; r++) {
+          const F scale = numbers(reading.at(r, SCALES * g));
+          for (int t = 0; t < N; t++)
+            sums[r][t] = fma(from_int(dots[r][t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[r][t]);
+          if (!MINIMUM) continue;
+          const F minimum = numbers(reading.at(r, MINIMUMS + SCALES * g));
+          for (int t = 0; t < N; t++) sums[r][t] = fma(minimum, set1(x.moments[at + (int64_t)t * groups]), sums[r][t]);
+        }
+      }
+    }
+    for (int r = 0; r < R; r++)
+      for (int t = 0; t < N; t++) store(part.out + t * part.stride + TILE * r, sums[r][t]);
+  }
+
+#if defined(TM_AMX)
+  static void run_matrix(const Part& part, int count) {
+    tile_matrix<BITS, HEADER, MINIMUM, WIDE, PAIR>(part.w, part.x, part.first, count, part.out, part.stride, part.coming);
+  }
 #endif
-TM_ANY(any_q8, tile_q8, TM_MATRIX(8, 64, false, false, false))
-TM_ANY(any_q4, tile_q4_plain, TM_MATRIX(4, 64, false, false, false))
-TM_ANY(any_q4_min, tile_q4_min, TM_MATRIX(4, 128, true, false, false))
-TM_ANY(any_q4_wide, tile_q4_wide, TM_MATRIX(4, 256, true, true, false))
-TM_ANY(any_q4_pair, tile_q4_pair, TM_MATRIX(4, 64, true, false, true))
+};
+
+constexpr int FEWEST = 3;  // tokens for which tiles are read side by side: with fewer, memory likes one stream better
+
+// Fewer than eight tokens.
+template <class Scheme, int R> void run_few(const Part& part, int count) {
+  const Part rest = count >= 4 ? part.after(4, R) : part;
+  if (count >= 4) Scheme::template run<R, 4, false, true>(part);
+  if (count % 4 == 3) Scheme::template run<R, 3, false, true>(rest);
+  if (count % 4 == 2) Scheme::template run<R, 2, false, true>(rest);
+  if (count % 4 == 1) Scheme::template run<R, 1, false, true>(rest);
+}
+
+// R tiles and any number of tokens. The weights are fresh to the first of them.
+template <class Scheme, int R> void run(const Part& whole, int count) {
+  int done = 0;
+  for (; count - done >= 8; done += 8) {
+    const Part part = whole.after(done, R);
+    if (R == Scheme::SIDE && part.coming)
+      done ? Scheme::template run<R, 8, R == Scheme::SIDE, false>(part) : Scheme::template run<R, 8, R == Scheme::SIDE, true>(part);
+    else
+      done ? Scheme::template run<R, 8, false, false>(part) : Scheme::template run<R, 8, false, true>(part);
+  }
+  if (count > done) run_few<Scheme, R>(whole.after(done, R), count - done);
+}
+
+// One tile or two, and any number of tokens.
+template <class Scheme> void product(const uint8_t* w, int tiles, const Act& x, int first, int count, float* out, int stride) {
+  const Part all{x, w, x.k / PAD * (int64_t)Scheme::BLOCK, first, out, stride, x.coming};
+  int done = 0;
+#if defined(TM_AMX)
+  if constexpr (Scheme::MATRIX) {
+    done = count / TOKENS * TOKENS;
+    for (int r = 0; done && r < tiles; r++) Scheme::run_matrix(all.tile(r, done), done);
+  }
+#endif
+  const Part rest = all.after(done, tiles);
+  if (tiles == Scheme::SIDE && count - done >= FEWEST) return run<Scheme, Scheme::SIDE>(rest, count - done);
+  for (int r = 0; r < tiles; r++) run<Scheme, 1>(rest.tile(r, count - done), count - done);
+}
 
 }  // namespace

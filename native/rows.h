@@ -17,7 +17,7 @@ void put_bytes(const float* x, const Act& act, int token, int from, int to) {
     const int32_t total = sum_ints(low, high);
     const int64_t at = (int64_t)token * (act.k / GROUP) + group;
     act.scales[at] = scale;
-    act.sums[at] = total;
+    act.offsets[at] = -8 * total;
     act.moments[at] = scale * (float)total;
   }
 }

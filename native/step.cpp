@@ -106,9 +106,10 @@ void Model::finish_made(const TmOp& op, Desk& desk) {
 void Model::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Act& act, int first, int count, float* out, int stride,
               int me) {
   const int64_t bytes = tile_bytes(scheme, op.inputs), groups = act.k / GROUP;
-  for (int row = 0; row < rows; row += TILE, data += bytes) {
-    if (count >= 8) act.coming = coming(count / 8 * groups * COMING, me);
-    kernels_.tile[scheme](data, act, first, count, out + row, stride);
+  for (int row = 0; row < rows; row += 2 * TILE, data += 2 * bytes) {
+    const int tiles = rows - row > TILE ? 2 : 1;
+    if (count >= 8) act.coming = coming(tiles * (count / 8) * groups * COMING, me);
+    kernels_.product[scheme](data, tiles, act, first, count, out + row, stride);
   }
 }
 

@@ -31,6 +31,7 @@ TM F round(F a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | 
 TM F from_int(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TM I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 TM I iset1(int x) { return {_mm512_set1_epi32(x)}; }
+TM I times16(I a) { return {_mm512_slli_epi32(a.v, 4)}; }
 TM F half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 TM F bfloat(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
@@ -83,6 +84,7 @@ TM F round(F x) {
 TM F from_int(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 TM I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 TM I iset1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+TM I times16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
 TM F half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
@@ -170,6 +172,7 @@ TM F round(F a) { TM_EACH a.v[i] = std::nearbyintf(a.v[i]); return a; }
 TM F from_int(I a) { F r; TM_EACH r.v[i] = (float)a.v[i]; return r; }
 TM I to_int(F a) { I r; TM_EACH r.v[i] = (int32_t)std::nearbyintf(a.v[i]); return r; }
 TM I iset1(int x) { I r; TM_EACH r.v[i] = x; return r; }
+TM I times16(I a) { I r; TM_EACH r.v[i] = 16 * a.v[i]; return r; }
 TM float half1(uint16_t h) {
   const uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
   const float value = exponent == 0    ? (float)mantissa * 5.9604644775390625e-8f

@@ -29,11 +29,11 @@ struct Row {
   std::vector<float> floats, scales, moments;
   std::vector<uint16_t> bfloats;
   std::vector<int8_t> bytes;
-  std::vector<int32_t> sums;
+  std::vector<int32_t> offsets;
   Row(int tokens, int k)
-      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats((tokens + 15) * k), bytes(tokens * k), sums(scales.size()) {}
+      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats((tokens + 15) * k), bytes(tokens * k), offsets(scales.size()) {}
   Act as(int form, int k) {
-    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), sums.data(), nullptr};
+    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), offsets.data(), nullptr};
   }
 };
 
@@ -68,19 +68,25 @@ static void tiles(const Kernels& kernels) {
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
       Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
-      const std::vector<uint8_t> tile = weights(scheme, k);
-      std::vector<float> alone(most * 16);
-      for (int t = 0; t < most; t++) kernels.tile[scheme](tile.data(), act, t, 1, alone.data() + 16 * t, 16);
-      for (const uint8_t* coming : {(const uint8_t*)nullptr, (const uint8_t*)tile.data()})
-        for (int count = 1; count <= most; count += count < 19 ? 1 : 11) {
-          std::vector<float> together(count * 16);
-          act.coming = coming;
-          kernels.tile[scheme](tile.data(), act, 0, count, together.data(), 16);
-          expect(!memcmp(together.data(), alone.data(), together.size() * 4), "tile", scheme, k, count);
-        }
+      std::vector<uint8_t> pair = weights(scheme, k), second = weights(scheme, k);
+      pair.insert(pair.end(), second.begin(), second.end());
+      std::vector<float> alone(most * 32);
+      for (int t = 0; t < most; t++) {
+        kernels.product[scheme](pair.data(), 1, act, t, 1, &alone[32 * t], 32);
+        kernels.product[scheme](second.data(), 1, act, t, 1, &alone[32 * t + 16], 32);
+      }
+      for (const uint8_t* coming : {(const uint8_t*)nullptr, (const uint8_t*)pair.data()})
+        for (int tiles : {1, 2})
+          for (int count = 1; count <= most; count += count < 19 ? 1 : 11) {
+            std::vector<float> together(count * 16 * tiles);
+            act.coming = coming;
+            kernels.product[scheme](pair.data(), tiles, act, 0, count, together.data(), 16 * tiles);
+            for (int t = 0; t < count; t++)
+              expect(!memcmp(&together[t * 16 * tiles], &alone[t * 32], 64 * (size_t)tiles), "tile", scheme, k, count);
+          }
       for (int row = 0; scheme == FLOAT32 && row < 16; row++) {
         double sum = 0;
-        for (int i = 0; i < k; i++) sum += (double)((const float*)tile.data())[16 * i + row] * rows.floats[i];
+        for (int i = 0; i < k; i++) sum += (double)((const float*)pair.data())[16 * i + row] * rows.floats[i];
         expect(std::fabs(sum - alone[row]) < 1e-3, "sum", scheme, k, row);
       }
     }
