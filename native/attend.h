@@ -258,10 +258,8 @@ void weigh_block(const Attend& job, const Room& room, int head, int from, int co
 
 // Rows [from, from + 16) of all the job's heads, from where they are into the second cache (2) or the first (3).
 template <int HINT> TM void fetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
-#if defined(__GNUC__)
   for (int p = from; p < from + 16 && p < count; p++)
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows[p] + at, 0, HINT);
-#endif
+    for (int64_t at = 0; at < bytes; at += 64) TM_FETCH(rows[p] + at, HINT);
 }
 
 // What the next two blocks of 16 need: keys and values one after the other, since two streams at once are slower than each.

@@ -103,5 +103,5 @@ void Model::hand_over(const TmOp& op, int token, int me) {
     }
     row = own;
   }
-  buffer(op.to, me, few_).put(kernels_, row, token, 0, padded);
+  buffer(op.to, me, few_).put(kernels_, row, 0, token, 1, 0, padded);
 }

@@ -70,10 +70,10 @@ struct Buffer {
   Act as(int form) const {
     return {form, (int)rounded(k, PAD), floats.get(), bfloats.get(), bytes.get(), scales.get(), moments.get(), offsets.get(), nullptr};
   }
-  // One whole row; x has zeros up to the padded width.
-  void put(const Kernels& kernels, const float* x, int token, int from, int to) const {
+  // Columns of some tokens' rows; x has zeros up to the padded width.
+  void put(const Kernels& kernels, const float* x, int64_t stride, int first, int count, int from, int to) const {
     for (int form = 0; form < 3; form++)
-      if (forms & 1 << form) kernels.put(x, as(form), token, from, to);
+      if (forms & 1 << form) kernels.put(x, stride, as(form), first, count, from, to);
   }
 };
 

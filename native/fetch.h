@@ -16,12 +16,6 @@ constexpr int NEAR = 6144, FAR = 0, FETCH_FROM = 1;
 constexpr int NEAR = 4096, FAR = 16384, FETCH_FROM = 2;
 #endif
 
-#if defined(__GNUC__)
-#define TM_FETCH(AT, CACHE) __builtin_prefetch(AT, 0, CACHE)
-#else
-#define TM_FETCH(AT, CACHE)
-#endif
-
 // For N tokens. Only the first tokens that see weights find them fresh, and ask far ahead.
 template <int N, bool FRESH> TM void fetch(const void* near, const void* far) {
   if (N < FETCH_FROM) return;

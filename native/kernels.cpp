@@ -6,6 +6,7 @@
 
 #include "attend.h"
 #include "products.h"
+#include "rounding.h"
 #include "rows.h"
 
 #define TM_JOIN2(a, b) a##b

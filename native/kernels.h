@@ -7,6 +7,13 @@ enum Form { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128, COMING = 128 };
 
+// Asked for before it is used, into the second cache (2) or the first (3).
+#if defined(__GNUC__)
+#define TM_FETCH(AT, CACHE) __builtin_prefetch(AT, 0, CACHE)
+#else
+#define TM_FETCH(AT, CACHE)
+#endif
+
 // Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
 // offsets: -8 times the sum of a group's bytes, by which codes of 4 bits without a sign come out too high. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
 // fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null. Behind the last row of bfloats there is
@@ -53,8 +60,8 @@ struct Kernels {
   void (*end_step)();
   // out[t * stride + row] for the 16 rows of each of one tile or two and the tokens [first, first + count).
   void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Act& x, int first, int count, float* out, int stride);
-  // Columns [from, to) of one token, both multiples of 32, into the form of `act`.
-  void (*put)(const float* x, const Act& act, int token, int from, int to);
+  // Columns [from, to), both multiples of 32, of the tokens [first, first + count), `stride` floats apart, into the form of `act`.
+  void (*put)(const float* x, int64_t stride, const Act& act, int first, int count, int from, int to);
   void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
   void (*activate)(float* x, const float* gate_by, int n, int kind);  // x = f(x) * gate_by, or f(x) where that is null
   void (*rotate)(float* x, const float* cosines, const float* sines, int half);

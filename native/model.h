@@ -85,13 +85,14 @@ class Model {
   void norm(const TmOp& op, int me);
   Taken take(size_t number, int me);
   void linear(const TmOp& op, size_t number, int me);
+  void fetch_rows(const TmUnit& unit, int first, int count);
   void finish_made(const TmOp& op, Desk& desk);
   void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Act& act, int first, int count, float* out, int stride,
                 int me);
   void expect(const TmOp* attention, int me);
   const uint8_t* coming(int64_t bytes, int me);
-  void finish(const TmOp& op, const TmUnit& unit, int token, float* out, float* gate);
-  void put_columns(const TmOp& op, const TmUnit& unit, int token, float* values);
+  void finish_inner(const TmOp& op, const Made& made, float* out, float* gate);
+  void finish(const TmOp& op, const TmUnit& unit, int token, float* out);
   void finish_head(const TmOp& op, const TmUnit& unit, int token, float* out);
   static void add_bias(const TmOp& op, const TmUnit& unit, float* out, int offset);
   // experts.cpp

@@ -6,33 +6,6 @@
 
 namespace {
 
-void put_bytes(const float* x, const Act& act, int token, int from, int to) {
-  for (int group = from / GROUP; group < to / GROUP; group++) {
-    const F a = load(x + (group * GROUP - from)), b = load(x + (group * GROUP - from) + 16);
-    const float most = largest(max(abs(a), abs(b)));
-    const float scale = most / 127.0f, inverse = most > 0 ? 127.0f / most : 0.0f;
-    int8_t* bytes = act.bytes + (int64_t)token * act.k + group * GROUP;
-    const I low = to_int(mul(a, set1(inverse))), high = to_int(mul(b, set1(inverse)));
-    to_bytes(bytes, low), to_bytes(bytes + 16, high);
-    const int32_t total = sum_ints(low, high);
-    const int64_t at = (int64_t)token * (act.k / GROUP) + group;
-    act.scales[at] = scale;
-    act.offsets[at] = -8 * total;
-    act.moments[at] = scale * (float)total;
-  }
-}
-
-void put(const float* x, const Act& act, int token, int from, int to) {
-  if (act.form == AS_INT8) return put_bytes(x, act, token, from, to);
-  for (int i = from; i < to; i += 16) {
-    const F a = load(x + (i - from));
-    if (act.form == AS_FLOAT32)
-      store(act.floats + (int64_t)token * act.k + i, a);
-    else
-      to_bfloat(act.bfloats + (int64_t)token * act.k + i, a);
-  }
-}
-
 // x and y have room up to a multiple of 16; what lies behind n is zero in x, and in y afterwards.
 void norm(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred) {
   float mean = 0;

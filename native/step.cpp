@@ -42,7 +42,7 @@ void Model::norm(const TmOp& op, int me) {
   for (int t = from; t < to; t++) {
     const int64_t source = wanted && step_->rows ? step_->rows[t] : t;
     kernels_.norm(x(source), row, m_.hidden, op.weight, op.bias, op.eps, op.centred);
-    buffer(op.to, me, few_).put(kernels_, row, t, 0, padded);
+    buffer(op.to, me, few_).put(kernels_, row, 0, t, 1, 0, padded);
   }
   if (!few_) threads_->meet();
 }
@@ -83,6 +83,7 @@ void Model::linear(const TmOp& op, size_t number, int me) {
       const int stride = (int)rounded(unit.count, GROUP);  // so that a short last group has room for its zeros
       if (desk.made_size + count * stride > MADE) finish_made(op, desk);
       float *out = desk.tile.get() + desk.made_size, *gate = desk.gate.get() + desk.made_size;
+      if (op.epilogue == TM_ADD) fetch_rows(unit, first, count);
       multiply(op, unit.data, unit.scheme, unit.count, act, first, count, out, stride, me);
       if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, act, first, count, gate, stride, me);
       desk.made[desk.num_made++] = {&unit, first, count, desk.made_size, stride};
@@ -92,15 +93,36 @@ void Model::linear(const TmOp& op, size_t number, int me) {
   finish_made(op, desk);
 }
 
+// The columns of x that a unit's products will be added to.
+void Model::fetch_rows(const TmUnit& unit, int first, int count) {
+  for (int t = first; t < first + count; t++)
+    for (int i = 0; i < unit.count; i += 16) TM_FETCH(x(t) + unit.first + i, 3);
+}
+
 void Model::finish_made(const TmOp& op, Desk& desk) {
   for (int i = 0; i < desk.num_made; i++) {
     const Made& made = desk.made[i];
-    for (int t = 0; t < made.count; t++) {
-      const int at = made.at + t * made.stride;
-      finish(op, *made.unit, made.first + t, desk.tile.get() + at, desk.gate.get() + at);
-    }
+    float *out = desk.tile.get() + made.at, *gate = desk.gate.get() + made.at;
+    if (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED)
+      finish_inner(op, made, out, gate);
+    else
+      for (int t = 0; t < made.count; t++) finish(op, *made.unit, made.first + t, out + t * made.stride);
   }
   desk.num_made = desk.made_size = 0;
+}
+
+// An MLP's inner activations, for all tokens at once. Those behind the last are zero.
+void Model::finish_inner(const TmOp& op, const Made& made, float* out, float* gate) {
+  const bool gated = op.epilogue == TM_GATED;
+  float* inner = gated ? gate : out;
+  for (int t = 0; t < made.count; t++) {
+    add_bias(op, *made.unit, inner + t * made.stride, 0);
+    if (gated) add_bias(op, *made.unit, out + t * made.stride, op.outputs);
+  }
+  kernels_.activate(inner, gated ? out : nullptr, made.count * made.stride, op.activation);
+  for (int t = 0; t < made.count; t++) std::fill(inner + t * made.stride + made.unit->count, inner + (t + 1) * made.stride, 0.0f);
+  const int from = made.unit->first;
+  shared_[op.to].put(kernels_, inner, made.stride, made.first, made.count, from, from + made.stride);
 }
 
 void Model::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Act& act, int first, int count, float* out, int stride,
@@ -136,23 +158,13 @@ const uint8_t* Model::coming(int64_t bytes, int me) {
   return 2 * left < bytes ? nullptr : at;
 }
 
-void Model::finish(const TmOp& op, const TmUnit& unit, int token, float* out, float* gate) {
+void Model::finish(const TmOp& op, const TmUnit& unit, int token, float* out) {
   switch (op.epilogue) {
     case TM_ADD:
       add_bias(op, unit, out, 0);
       kernels_.add(x(token) + unit.first, out, unit.count);
       break;
     case TM_QKV: add_bias(op, unit, out, 0), finish_head(op, unit, token, out); break;
-    case TM_GATED:
-      add_bias(op, unit, gate, 0), add_bias(op, unit, out, op.outputs);
-      kernels_.activate(gate, out, (int)rounded(unit.count, TILE), op.activation);
-      put_columns(op, unit, token, gate);
-      break;
-    case TM_ACTIVATED:
-      add_bias(op, unit, out, 0);
-      kernels_.activate(out, nullptr, (int)rounded(unit.count, TILE), op.activation);
-      put_columns(op, unit, token, out);
-      break;
     case TM_ROUTER:
       memcpy(router_.get() + (int64_t)token * op.outputs + unit.first, out, sizeof(float) * (size_t)unit.count);
       break;
@@ -167,12 +179,6 @@ void Model::finish(const TmOp& op, const TmUnit& unit, int token, float* out, fl
       break;
     }
   }
-}
-
-// 32 columns of an MLP's inner activations; those behind the last are zero.
-void Model::put_columns(const TmOp& op, const TmUnit& unit, int token, float* values) {
-  for (int i = unit.count; i < GROUP; i++) values[i] = 0;
-  shared_[op.to].put(kernels_, values, token, unit.first, unit.first + GROUP);
 }
 
 void Model::finish_head(const TmOp& op, const TmUnit& unit, int token, float* out) {

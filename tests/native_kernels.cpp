@@ -64,7 +64,7 @@ static void tiles(const Kernels& kernels) {
     std::vector<float> x(k);
     for (int t = 0; t < most; t++) {
       for (float& value : x) value = normal();
-      for (int form = 0; form < 3; form++) kernels.put(x.data(), rows.as(form, k), t, 0, k);
+      for (int form = 0; form < 3; form++) kernels.put(x.data(), 0, rows.as(form, k), t, 1, 0, k);
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
       Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
