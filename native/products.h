@@ -1,5 +1,7 @@
 // Weights times activations, tile by tile. Included by kernels.cpp, once per instruction set.
 #pragma once
+#include <type_traits>
+
 #include "fetch.h"
 #include "kernels.h"
 #include "matrix.h"
@@ -26,11 +28,11 @@ struct Part {
   const uint8_t* coming_after(int eights) const { return coming ? coming + (int64_t)eights * (x.k / GROUP) * COMING : nullptr; }
 };
 
-// Every scheme: BLOCK bytes for 64 inputs of a tile; SIDE tiles multiplied together; MATRIX: by the matrix unit where there is one.
+// Every scheme: BLOCK bytes for 64 inputs of a tile; SIDE tiles and MANY tokens multiplied together, where there are as many; MATRIX: by the matrix unit where there is one.
 
 // float32: [k][16 rows]. Two sums, of even and of odd k, that are added at the end.
 struct Floats {
-  static constexpr int BLOCK = 64 * PAD, SIDE = 1;
+  static constexpr int BLOCK = 64 * PAD, SIDE = 1, MANY = 8;
   static constexpr bool MATRIX = false;
 
   template <int, int N, bool, bool FRESH> static void run(const Part& part) {
@@ -52,7 +54,7 @@ struct Floats {
 
 // bfloat16: [k / 2][16 rows][2]. Two sums, of the pairs k / 2 that are even and odd.
 struct Bfloats {
-  static constexpr int BLOCK = 32 * PAD, SIDE = 1;
+  static constexpr int BLOCK = 32 * PAD, SIDE = 1, MANY = 8;
   static constexpr bool MATRIX = false;
 
   template <int, int N, bool, bool FRESH> static void run(const Part& part) {
@@ -77,32 +79,52 @@ struct Bfloats {
 template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PAIR = false> struct Codes {
   static constexpr int BLOCK = HEADER + 128 * BITS;
   static constexpr bool MATRIX = true;
-  // An activation is spread to all lanes once for all tiles: one waits for the loads otherwise. Elsewhere there are not
-  // registers enough for two tiles' sums.
+  // An activation is spread to all lanes once for all tiles and tokens that registers have room for: one waits for the loads
+  // otherwise.
 #if defined(TM_AVX512)
-  static constexpr int SIDE = 2;
+  static constexpr int SIDE = 2, MANY = 8;
+#elif defined(TM_AVX2)
+  static constexpr int SIDE = 1, MANY = 4;
 #else
-  static constexpr int SIDE = 1;
+  static constexpr int SIDE = 1, MANY = 8;
 #endif
+
   static constexpr int SCALES = PAIR ? 0 : WIDE ? 64 : 32, MINIMUMS = PAIR ? 32 : WIDE ? 128 : 64;
 
   TM F numbers(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
 
-  // What is added to the sums since codes are stored without a sign.
-  TM I begin(int32_t offset) { return MINIMUM ? iset1(0) : BITS == 4 ? iset1(offset) : times16(iset1(offset)); }
+  // What is added to a group's sums since codes are stored without a sign.
+  TM I begin(int32_t offset) {
+    return MINIMUM || (BITS == 8 && SIGNED_BYTES) ? iset1(0) : BITS == 4 ? iset1(offset) : times16(iset1(offset));
+  }
 
-  // The group at `codes` of a block, times that of each token.
-  template <int R, int N, class Reading> TM void multiply(const Reading& reading, int codes, const int8_t* x, int64_t k, I (&dots)[R][N]) {
+  // The codes from `at` on in a block, times those of each token.
+  template <int R, int N, class Block, class Sums> TM void multiply(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
     TM_UNROLL for (int i = 0; i < BITS; i++) {
       Line line[R];
-      reading.fetch_ahead(codes + 64 * i);
-      for (int r = 0; r < R; r++) line[r] = load_line(reading.at(r, codes + 64 * i));
+      block.fetch_ahead(at + 64 * i);
+      for (int r = 0; r < R; r++) line[r] = load_line(block.at(r, at + 64 * i));
       for (int t = 0; t < N; t++)
         for (int r = 0; r < R; r++)
-          dots[r][t] = BITS == 8 ? dot4_byte(dots[r][t], line[r], x + t * k + 4 * i) : dot4(dots[r][t], low_nibbles(line[r]), x + t * k + 4 * i);
-      for (int t = 0; BITS == 4 && t < N; t++)
-        for (int r = 0; r < R; r++) dots[r][t] = dot4(dots[r][t], high_nibbles(line[r]), x + t * k + 16 + 4 * i);
+          if constexpr (BITS == 8)
+            sums[r][t] = dot4_byte(sums[r][t], line[r], x + t * k + 4 * i);
+          else
+            sums[r][t] = dot4(sums[r][t], low_nibbles(line[r]), x + t * k + 4 * i);
+      if constexpr (BITS == 4)
+        for (int t = 0; t < N; t++)
+          for (int r = 0; r < R; r++) sums[r][t] = dot4(sums[r][t], high_nibbles(line[r]), x + t * k + 16 + 4 * i);
     }
+  }
+
+  // One group: sums of bytes, in `dots`.
+  template <int R, int N, class Block> TM void multiply_group(const Block& block, int g, const Act& x, int64_t at, I (&dots)[R][N]) {
+    const int64_t groups = x.k / GROUP;
+    std::conditional_t<BITS == 8, I, Grown> sums[R][N];
+    for (int t = 0; t < N; t++)
+      for (int r = 0; r < R; r++) start(sums[r][t], begin(x.offsets[at + t * groups]));
+    multiply(block, HEADER + 64 * BITS * g, x.bytes + GROUP * at, x.k, sums);
+    for (int t = 0; t < N; t++)
+      for (int r = 0; r < R; r++) dots[r][t] = finish(sums[r][t], begin(x.offsets[at + t * groups]));
   }
 
   template <int R, int N, bool COMES, bool FRESH> static void run(const Part& part) {
@@ -112,21 +134,19 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
     F sums[R][N];
     for (int r = 0; r < R; r++)
       for (int t = 0; t < N; t++) sums[r][t] = set1(0);
-    for (int block = 0; block < x.k / PAD; block++) {
-      const Reading<R, N, FRESH, BLOCK> reading(part.w, part.size, block);
+    for (int number = 0; number < x.k / PAD; number++) {
+      const Reading<R, N, FRESH, BLOCK> block(part.w, part.size, number);
       TM_UNROLL for (int g = 0; g < 2; g++) {
-        const int64_t at = (int64_t)part.first * groups + 2 * block + g;
+        const int64_t at = (int64_t)part.first * groups + 2 * number + g;
         I dots[R][N];
         for (int r = 0; r < R; r++) fetch_coming<COMES>(coming);
-        for (int t = 0; t < N; t++)
-          for (int r = 0; r < R; r++) dots[r][t] = r ? dots[0][t] : begin(x.offsets[at + (int64_t)t * groups]);
-        multiply(reading, HEADER + 64 * BITS * g, x.bytes + GROUP * at, x.k, dots);
+        multiply_group(block, g, x, at, dots);
         for (int r = 0; r < R; r++) {
-          const F scale = numbers(reading.at(r, SCALES * g));
+          const F scale = numbers(block.at(r, SCALES * g));
           for (int t = 0; t < N; t++)
             sums[r][t] = fma(from_int(dots[r][t]), mul(scale, set1(x.scales[at + (int64_t)t * groups])), sums[r][t]);
           if (!MINIMUM) continue;
-          const F minimum = numbers(reading.at(r, MINIMUMS + SCALES * g));
+          const F minimum = numbers(block.at(r, MINIMUMS + SCALES * g));
           for (int t = 0; t < N; t++) sums[r][t] = fma(minimum, set1(x.moments[at + (int64_t)t * groups]), sums[r][t]);
         }
       }
@@ -155,13 +175,15 @@ template <class Scheme, int R> void run_few(const Part& part, int count) {
 
 // R tiles and any number of tokens. The weights are fresh to the first of them.
 template <class Scheme, int R> void run(const Part& whole, int count) {
+  constexpr int MANY = Scheme::MANY;
+  constexpr bool comes = R == Scheme::SIDE && MANY == 8;
   int done = 0;
-  for (; count - done >= 8; done += 8) {
+  for (; count - done >= MANY; done += MANY) {
     const Part part = whole.after(done, R);
-    if (R == Scheme::SIDE && part.coming)
-      done ? Scheme::template run<R, 8, R == Scheme::SIDE, false>(part) : Scheme::template run<R, 8, R == Scheme::SIDE, true>(part);
+    if (comes && part.coming)
+      done ? Scheme::template run<R, MANY, comes, false>(part) : Scheme::template run<R, MANY, comes, true>(part);
     else
-      done ? Scheme::template run<R, 8, false, false>(part) : Scheme::template run<R, 8, false, true>(part);
+      done ? Scheme::template run<R, MANY, false, false>(part) : Scheme::template run<R, MANY, false, true>(part);
   }
   if (count > done) run_few<Scheme, R>(whole.after(done, R), count - done);
 }

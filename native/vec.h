@@ -38,8 +38,13 @@ TM F bfloat(const uint16_t* p) {
 }
 TM F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2**n
 
-// 16 rows x 4 unsigned bytes of weights, times the same 4 signed bytes of activations, added to 16 sums.
+// 16 rows x 4 bytes of weights, times the same 4 signed bytes of activations, added to 16 sums: those of a group of nibbles grow
+// in a form of their own. SIGNED_BYTES: bytes of weights are taken for what they mean, not for 128 more.
 typedef __m512i Line;
+typedef I Grown;
+constexpr bool SIGNED_BYTES = false;
+TM void start(I& sums, I begin) { sums = begin; }
+TM I finish(I sums, I) { return sums; }
 TM Line load_line(const uint8_t* p) { return _mm512_loadu_si512(p); }
 TM Line low_nibbles(Line a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 TM Line high_nibbles(Line a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
@@ -109,22 +114,27 @@ TM Line high_nibbles(Line x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
 }
-// Up to 15 times up to 127, twice: stays far from the limit of 16 bits.
-TM __m256i dot4_8(__m256i sums, __m256i w, __m256i x) {
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+// Pairs of inputs in 16 bits: sixteen times up to 15 times up to 127 stays within them.
+struct Grown { __m256i a, b; };
+constexpr bool SIGNED_BYTES = true;
+TM void start(Grown& sums, I) { sums.a = sums.b = _mm256_setzero_si256(); }
+TM I finish(Grown sums, I begin) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(begin.a, _mm256_madd_epi16(sums.a, ones)), _mm256_add_epi32(begin.b, _mm256_madd_epi16(sums.b, ones))};
 }
-TM I dot4(I sums, Line w, const int8_t* x) {
+TM void start(I& sums, I begin) { sums = begin; }
+TM I finish(I sums, I) { return sums; }
+TM Grown dot4(Grown sums, Line w, const int8_t* x) {
   int32_t quad;
   memcpy(&quad, x, 4);
   const __m256i all = _mm256_set1_epi32(quad);
-  return {dot4_8(sums.a, w.a, all), dot4_8(sums.b, w.b, all)};
+  return {_mm256_add_epi16(sums.a, _mm256_maddubs_epi16(w.a, all)), _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(w.b, all))};
 }
-// Whole bytes would overflow 16 bits: even and odd bytes apart, in 16 bits each.
+// The sign goes from the weights to the activations: up to 128 times up to 127, twice, is within 16 bits.
 TM __m256i dot4_byte8(__m256i sums, __m256i w, __m256i x) {
-  const __m256i low = _mm256_set1_epi16(255);
-  const __m256i even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-  const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
-  return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
+  const __m256i codes = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 TM I dot4_byte(I sums, Line w, const int8_t* x) {
   int32_t quad;
@@ -191,6 +201,10 @@ TM F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); return r; 
 TM F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }
 
 struct Line { alignas(64) uint8_t v[64]; };
+typedef I Grown;
+constexpr bool SIGNED_BYTES = false;
+TM void start(I& sums, I begin) { sums = begin; }
+TM I finish(I sums, I) { return sums; }
 TM Line load_line(const uint8_t* p) { Line r; memcpy(r.v, p, 64); return r; }
 TM Line low_nibbles(Line a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
 TM Line high_nibbles(Line a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
