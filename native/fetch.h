@@ -30,7 +30,10 @@ template <int N, bool FRESH> TM void fetch(const void* weights) {
 template <int R, int N, bool FRESH, int BLOCK> class Reading {
  public:
   Reading(const uint8_t* tiles, int64_t size, int block)
-      : block_(tiles + (int64_t)block * BLOCK), near_(tiles + ahead(NEAR, size, block)), far_(tiles + ahead(FAR, size, block)), size_(size) {}
+      : block_(tiles + (int64_t)block * BLOCK),
+        near_(tiles + ahead(NEAR, size, block)),
+        far_(tiles + ahead(FAR, size, block)),
+        size_(size) {}
   const uint8_t* at(int r, int offset) const { return block_ + r * size_ + offset; }
   void fetch_ahead(int offset) const {
     for (int r = 0; r < R; r++) fetch<N, FRESH>(near_ + r * size_ + offset, far_ + r * size_ + offset);

@@ -22,7 +22,7 @@
 
 extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     TM_TEXT(TM_BUILD), begin_step, end_step,
-    {product<Floats>, TM_BFLOATS, product<Codes<8, 64>>, product<Codes<4, 64>>, product<Codes<4, 128, true>>, product<Codes<4, 256, true, true>>,
-     product<Codes<4, 64, true, false, true>>},
+    {product<Floats>, TM_BFLOATS, product<Codes<8, 64>>, product<Codes<4, 64>>, product<Codes<4, 128, true>>,
+     product<Codes<4, 256, true, true>>, product<Codes<4, 64, true, false, true>>},
     put, norm, activate, rotate, softcap, attend, cache_row, merge, add_to, place_of_largest,
 };

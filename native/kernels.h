@@ -15,9 +15,10 @@ enum { TILE = 16, GROUP = 32, PAD = 64, SPLIT = 128, COMING = 128 };
 #endif
 
 // Activations as the weights want them: [tokens, K] numbers, or bytes with a scale per group of 32.
-// offsets: -8 times the sum of a group's bytes, by which codes of 4 bits without a sign come out too high. moments: scale times sum, for weights that have minimums. coming: what is read after the products and
-// fetched meanwhile, COMING bytes for each group of 32 inputs and eight tokens; or null. Behind the last row of bfloats there is
-// room for 15 more, which are read and mean nothing.
+// offsets: -8 times the sum of a group's bytes, added for codes of 4 bits, which are stored 8 too high. moments: scale times sum,
+// for weights that have minimums. coming: what is read after the products and fetched meanwhile, COMING bytes for each tile,
+// group of 32 inputs and eight tokens; or null. Behind the last row of bfloats there is room for 15 more, which are read and mean
+// nothing.
 struct Act {
   int form, k;
   float* floats;

@@ -21,19 +21,23 @@ struct Part {
   const uint8_t* coming;
 
   // The same for a tile by itself, and from a later token on: what comes is shared out in the order of the work.
-  Part tile(int r, int count) const { return {x, w + r * size, size, first, out + TILE * r, stride, coming_after(r * (count / 8))}; }
+  Part tile(int r, int count) const {
+    return {x, w + r * size, size, first, out + TILE * r, stride, coming_after(r * (count / 8))};
+  }
   Part after(int tokens, int tiles) const {
     return {x, w, size, first + tokens, out + tokens * stride, stride, coming_after(tiles * (tokens / 8))};
   }
-  const uint8_t* coming_after(int eights) const { return coming ? coming + (int64_t)eights * (x.k / GROUP) * COMING : nullptr; }
+  const uint8_t* coming_after(int eights) const {
+    return coming ? coming + (int64_t)eights * (x.k / GROUP) * COMING : nullptr;
+  }
 };
 
-// Every scheme: BLOCK bytes for 64 inputs of a tile; SIDE tiles and MANY tokens multiplied together, where there are as many; MATRIX: by the matrix unit where there is one.
+// Every scheme: BLOCK bytes for 64 inputs of a tile; SIDE tiles and MANY tokens are multiplied together where there are as many.
 
 // float32: [k][16 rows]. Two sums, of even and of odd k, that are added at the end.
 struct Floats {
   static constexpr int BLOCK = 64 * PAD, SIDE = 1, MANY = 8;
-  static constexpr bool MATRIX = false;
+  static constexpr bool INTEGER = false;
 
   template <int, int N, bool, bool FRESH> static void run(const Part& part) {
     const float *w = (const float*)part.w, *x = part.x.floats + (int64_t)part.first * part.x.k;
@@ -55,7 +59,7 @@ struct Floats {
 // bfloat16: [k / 2][16 rows][2]. Two sums, of the pairs k / 2 that are even and odd.
 struct Bfloats {
   static constexpr int BLOCK = 32 * PAD, SIDE = 1, MANY = 8;
-  static constexpr bool MATRIX = false;
+  static constexpr bool INTEGER = false;
 
   template <int, int N, bool, bool FRESH> static void run(const Part& part) {
     const uint16_t *w = (const uint16_t*)part.w, *x = part.x.bfloats + (int64_t)part.first * part.x.k;
@@ -78,9 +82,9 @@ struct Bfloats {
 // the same.
 template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PAIR = false> struct Codes {
   static constexpr int BLOCK = HEADER + 128 * BITS;
-  static constexpr bool MATRIX = true;
-  // An activation is spread to all lanes once for all tiles and tokens that registers have room for: one waits for the loads
-  // otherwise.
+  static constexpr bool INTEGER = true;
+  // An activation is spread to all lanes once for all tiles: one waits for the loads otherwise. As many tiles and tokens as there
+  // are registers for their sums.
 #if defined(TM_AVX512)
   static constexpr int SIDE = 2, MANY = 8;
 #elif defined(TM_AVX2)
@@ -88,7 +92,6 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
 #else
   static constexpr int SIDE = 1, MANY = 8;
 #endif
-
   static constexpr int SCALES = PAIR ? 0 : WIDE ? 64 : 32, MINIMUMS = PAIR ? 32 : WIDE ? 128 : 64;
 
   TM F numbers(const uint8_t* at) { return WIDE ? load((const float*)at) : half((const uint16_t*)at); }
@@ -99,7 +102,8 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
   }
 
   // The codes from `at` on in a block, times those of each token.
-  template <int R, int N, class Block, class Sums> TM void multiply(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
+  template <int R, int N, class Block, class Sums>
+  TM void multiply(const Block& block, int at, const int8_t* x, int64_t k, Sums (&sums)[R][N]) {
     TM_UNROLL for (int i = 0; i < BITS; i++) {
       Line line[R];
       block.fetch_ahead(at + 64 * i);
@@ -117,7 +121,8 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
   }
 
   // One group: sums of bytes, in `dots`.
-  template <int R, int N, class Block> TM void multiply_group(const Block& block, int g, const Act& x, int64_t at, I (&dots)[R][N]) {
+  template <int R, int N, class Block>
+  TM void multiply_group(const Block& block, int g, const Act& x, int64_t at, I (&dots)[R][N]) {
     const int64_t groups = x.k / GROUP;
     std::conditional_t<BITS == 8, I, Grown> sums[R][N];
     for (int t = 0; t < N; t++)
@@ -128,7 +133,7 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
   }
 
   template <int R, int N, bool COMES, bool FRESH> static void run(const Part& part) {
-    const Act x = part.x;
+    const Act x = part.x;  // a copy, whose fields stay in registers
     const int groups = x.k / GROUP;
     const uint8_t* coming = part.coming;
     F sums[R][N];
@@ -176,11 +181,11 @@ template <class Scheme, int R> void run_few(const Part& part, int count) {
 // R tiles and any number of tokens. The weights are fresh to the first of them.
 template <class Scheme, int R> void run(const Part& whole, int count) {
   constexpr int MANY = Scheme::MANY;
-  constexpr bool comes = R == Scheme::SIDE && MANY == 8;
+  constexpr bool comes = Scheme::INTEGER && R == Scheme::SIDE;  // an odd last tile does without
   int done = 0;
   for (; count - done >= MANY; done += MANY) {
     const Part part = whole.after(done, R);
-    if (comes && part.coming)
+    if (comes && part.coming && done % 8 == 0 && count - done >= 8)
       done ? Scheme::template run<R, MANY, comes, false>(part) : Scheme::template run<R, MANY, comes, true>(part);
     else
       done ? Scheme::template run<R, MANY, false, false>(part) : Scheme::template run<R, MANY, false, true>(part);
@@ -193,7 +198,7 @@ template <class Scheme> void product(const uint8_t* w, int tiles, const Act& x, 
   const Part all{x, w, x.k / PAD * (int64_t)Scheme::BLOCK, first, out, stride, x.coming};
   int done = 0;
 #if defined(TM_AMX)
-  if constexpr (Scheme::MATRIX) {
+  if constexpr (Scheme::INTEGER) {
     done = count / TOKENS * TOKENS;
     for (int r = 0; done && r < tiles; r++) Scheme::run_matrix(all.tile(r, done), done);
   }

@@ -16,29 +16,29 @@ struct Groups {
 
 void put_one(const Act& act, const Groups& group) {
   const F a = load(group.x), b = load(group.x + 16);
-  const float most = largest(max(abs(a), abs(b)));
+  const float most = largest_size(a, b);
   const float inverse = most > 0 ? 127.0f / most : 0.0f;
   const I low = to_int(mul(a, set1(inverse))), high = to_int(mul(b, set1(inverse)));
   to_bytes(group.bytes, low), to_bytes(group.bytes + 16, high);
   const int32_t total = sum_ints(low, high);
   const float scale = most / 127.0f;
-  act.scales[group.at] = scale, act.moments[group.at] = scale * (float)total, act.offsets[group.at] = -8 * total;
+  act.scales[group.at] = scale, act.moments[group.at] = scale * (float)total;
+  act.offsets[group.at] = (int32_t)(-8u * (uint32_t)total);  // what is no number became the largest int
 }
 
 #if defined(TM_AVX512)
 // Of sixteen registers, each one's lanes folded into one lane of the result.
-template <class Fold> TM __m512 fold_each(const __m512 (&rows)[16], Fold fold) {
-  __m512 fours[4];
+template <class Fold> TM __m512i fold_each(const __m512i (&rows)[16], Fold fold) {
+  __m512i fours[4];
   TM_UNROLL for (int i = 0; i < 4; i++) {
-    const __m512 *r = rows + 4 * i;
-    const __m512 ab = fold(_mm512_unpacklo_ps(r[0], r[1]), _mm512_unpackhi_ps(r[0], r[1]));
-    const __m512 cd = fold(_mm512_unpacklo_ps(r[2], r[3]), _mm512_unpackhi_ps(r[2], r[3]));
-    fours[i] = fold(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
-                    _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    const __m512i* r = rows + 4 * i;
+    const __m512i ab = fold(_mm512_unpacklo_epi32(r[0], r[1]), _mm512_unpackhi_epi32(r[0], r[1]));
+    const __m512i cd = fold(_mm512_unpacklo_epi32(r[2], r[3]), _mm512_unpackhi_epi32(r[2], r[3]));
+    fours[i] = fold(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
   }
-  const __m512 ab = fold(_mm512_shuffle_f32x4(fours[0], fours[1], 0x88), _mm512_shuffle_f32x4(fours[0], fours[1], 0xdd));
-  const __m512 cd = fold(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88), _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
-  return fold(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+  const __m512i ab = fold(_mm512_shuffle_i32x4(fours[0], fours[1], 0x88), _mm512_shuffle_i32x4(fours[0], fours[1], 0xdd));
+  const __m512i cd = fold(_mm512_shuffle_i32x4(fours[2], fours[3], 0x88), _mm512_shuffle_i32x4(fours[2], fours[3], 0xdd));
+  return fold(_mm512_shuffle_i32x4(ab, cd, 0x88), _mm512_shuffle_i32x4(ab, cd, 0xdd));
 }
 
 // Sixteen lanes of 32 bits, one behind the other or `next` places apart.
@@ -53,13 +53,13 @@ template <bool ROW> TM void put_each(void* to, int64_t next, __m512i lanes) {
 // Sixteen groups at once: the same figures, but what a group waits for is there for all of them together. ROW: they follow one
 // another.
 template <bool ROW> void put_sixteen(const Act& act, const Groups& groups) {
-  const int64_t next_x = ROW ? GROUP : groups.next_x, next_bytes = ROW ? GROUP : groups.next_bytes;
-  __m512 rows[16];
+  const int64_t next_x = ROW ? (int64_t)GROUP : groups.next_x, next_bytes = ROW ? (int64_t)GROUP : groups.next_bytes;
+  __m512i rows[16];
   TM_UNROLL for (int i = 0; i < 16; i++) {
     const float* x = groups.x + i * next_x;
-    rows[i] = max(abs(load(x)), abs(load(x + 16))).v;
+    rows[i] = larger_size(load(x), load(x + 16));
   }
-  const __m512 most = fold_each(rows, [](__m512 a, __m512 b) { return _mm512_max_ps(a, b); });
+  const __m512 most = _mm512_castsi512_ps(fold_each(rows, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); }));
   const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ);
   alignas(64) float inverses[16];
   _mm512_store_ps(inverses, _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0f), most));
@@ -70,11 +70,9 @@ template <bool ROW> void put_sixteen(const Act& act, const Groups& groups) {
     const F inverse = set1(inverses[i]);
     const I low = to_int(mul(load(x), inverse)), high = to_int(mul(load(x + 16), inverse));
     to_bytes(bytes, low), to_bytes(bytes + 16, high);
-    rows[i] = _mm512_castsi512_ps(_mm512_add_epi32(low.v, high.v));
+    rows[i] = _mm512_add_epi32(low.v, high.v);
   }
-  const __m512i totals = _mm512_castps_si512(fold_each(rows, [](__m512 a, __m512 b) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
-  }));
+  const __m512i totals = fold_each(rows, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
   const __m512 scales = _mm512_div_ps(most, _mm512_set1_ps(127.0f));
   put_each<ROW>(act.scales + groups.at, groups.next_at, _mm512_castps_si512(scales));
   put_each<ROW>(act.moments + groups.at, groups.next_at, _mm512_castps_si512(_mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals))));

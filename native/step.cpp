@@ -111,7 +111,7 @@ void Model::finish_made(const TmOp& op, Desk& desk) {
   desk.num_made = desk.made_size = 0;
 }
 
-// An MLP's inner activations, for all tokens at once. Those behind the last are zero.
+// An MLP's inner activations, for all tokens at once. Columns behind the unit's last are zero.
 void Model::finish_inner(const TmOp& op, const Made& made, float* out, float* gate) {
   const bool gated = op.epilogue == TM_GATED;
   float* inner = gated ? gate : out;

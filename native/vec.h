@@ -38,8 +38,9 @@ TM F bfloat(const uint16_t* p) {
 }
 TM F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2**n
 
-// 16 rows x 4 bytes of weights, times the same 4 signed bytes of activations, added to 16 sums: those of a group of nibbles grow
-// in a form of their own. SIGNED_BYTES: bytes of weights are taken for what they mean, not for 128 more.
+// 16 rows x 4 bytes of weights, times the same 4 signed bytes of activations, added to 16 sums. Those of one group of nibbles grow
+// in a form of their own; what they begin with goes in at the start, or at the end where 16 bits have no room for it.
+// SIGNED_BYTES: bytes of weights are taken for what they mean, not for 128 more.
 typedef __m512i Line;
 typedef I Grown;
 constexpr bool SIGNED_BYTES = false;
@@ -114,7 +115,7 @@ TM Line high_nibbles(Line x) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
 }
-// Pairs of inputs in 16 bits: sixteen times up to 15 times up to 127 stays within them.
+// Pairs of inputs in 16 bits: the group's sixteen times up to 15 times up to 127 stay within them.
 struct Grown { __m256i a, b; };
 constexpr bool SIGNED_BYTES = true;
 TM void start(Grown& sums, I) { sums.a = sums.b = _mm256_setzero_si256(); }
@@ -130,7 +131,7 @@ TM Grown dot4(Grown sums, Line w, const int8_t* x) {
   const __m256i all = _mm256_set1_epi32(quad);
   return {_mm256_add_epi16(sums.a, _mm256_maddubs_epi16(w.a, all)), _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(w.b, all))};
 }
-// The sign goes from the weights to the activations: up to 128 times up to 127, twice, is within 16 bits.
+// The sign goes from the weights to the activations, which are never -128: up to 128 times up to 127, twice, is within 16 bits.
 TM __m256i dot4_byte8(__m256i sums, __m256i w, __m256i x) {
   const __m256i codes = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
@@ -297,6 +298,30 @@ TM int32_t sum_ints(I a, I b) {
   const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+#endif
+
+// The largest without its sign, or what is no number where one is none: bits of floats without signs are in the order of the
+// floats, and behind them comes what is no number.
+#if defined(TM_AVX512)
+TM __m512i larger_size(F a, F b) { return _mm512_max_epi32(_mm512_castps_si512(abs(a).v), _mm512_castps_si512(abs(b).v)); }
+TM float largest_size(F a, F b) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(larger_size(a, b))))); }
+#elif defined(TM_AVX2)
+TM __m256i larger_size(F x) { return _mm256_max_epi32(_mm256_castps_si256(abs(x).a), _mm256_castps_si256(abs(x).b)); }
+TM float largest_size(F a, F b) {
+  const __m256i eight = _mm256_max_epi32(larger_size(a), larger_size(b));
+  const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+#else
+TM float largest_size(F a, F b) {
+  float most = 0;
+  for (int i = 0; i < 32; i++) {
+    const float size = std::fabs(i < 16 ? a.v[i] : b.v[i - 16]);
+    if (size > most || size != size) most = size;
+  }
+  return most;
 }
 #endif
 

@@ -93,6 +93,31 @@ static void tiles(const Kernels& kernels) {
   }
 }
 
+// Rows of groups and columns of tokens, many at once: the same bytes and figures as group by group, whatever is in them.
+static void bytes(const Kernels& kernels) {
+  const int k = 1088, tokens = 37, groups = k / GROUP;
+  std::vector<float> x(tokens * k);
+  for (float& value : x) value = normal() * std::exp(4 * normal());
+  std::fill(x.begin() + 3 * GROUP, x.begin() + 4 * GROUP, 0.0f);
+  x[5 * GROUP + 7] = INFINITY, x[k + 9 * GROUP + 20] = NAN, x[2 * k + 33 * GROUP] = -NAN;
+  Row alone(tokens, k), rows(tokens, k), columns(tokens, k);
+  for (int t = 0; t < tokens; t++)
+    for (int i = 0; i < k; i += GROUP) kernels.put(&x[t * k + i], 0, alone.as(AS_INT8, k), t, 1, i, i + GROUP);
+  kernels.put(x.data(), k, rows.as(AS_INT8, k), 0, tokens, 0, k);
+  for (int i = 0; i < k; i += GROUP) kernels.put(&x[i], k, columns.as(AS_INT8, k), 0, tokens, i, i + GROUP);
+  for (const Row* many : {&rows, &columns}) {
+    expect(many->bytes == alone.bytes && many->offsets == alone.offsets, "bytes", k, many == &rows, 0);
+    for (auto figures : {&Row::scales, &Row::moments})
+      expect(!memcmp((many->*figures).data(), (alone.*figures).data(), 4 * (size_t)(tokens * groups)), "figures", k, many == &rows, 0);
+  }
+  for (int at = 0; at < tokens * groups; at++) {
+    int total = 0;
+    for (int i = 0; i < GROUP; i++) total += alone.bytes[at * GROUP + i];
+    if (std::isfinite(alone.scales[at])) expect(alone.offsets[at] == -8 * total, "offsets", at, total, alone.offsets[at]);
+  }
+  expect(std::isnan(alone.scales[groups + 9]) && std::isnan(alone.scales[2 * groups + 33]), "no number", k, 0, 0);
+}
+
 struct Cache {
   std::vector<uint8_t> k, v;
   std::vector<float> k_scales, v_scales;
@@ -177,6 +202,7 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
     kernels->begin_step();
     tiles(*kernels);
+    bytes(*kernels);
     for (int form = 0; form < 3; form++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})

@@ -106,7 +106,7 @@ class Ops:
         softcap = shape.softcap or 0.0
         self._add(ATTEND, to=ATTENDED, scale=shape.scale, softcap=softcap, window=shape.window or 0, **cache)
         wide, hidden = config.num_heads * dim, config.hidden_size
-        self._linear([attention.out], ADD, ATTENDED, wide, hidden, TILE, range(0, hidden, TILE))
+        self._linear([attention.out], ADD, ATTENDED, wide, hidden, GROUP, range(0, hidden, GROUP))
 
     def _experts(self, moe: MoE, config: ModelConfig) -> None:
         experts = config.num_experts
@@ -126,14 +126,14 @@ class Ops:
             self._linear([m.up for m in mlps], GATED, source, hidden, wide, GROUP, ups, gates=columns, **inner)
         else:
             self._linear([m.up for m in mlps], ACTIVATED, source, hidden, wide, GROUP, columns, **inner)
-        rows = range(0, hidden, TILE)
-        self._linear([m.down for m in mlps], epilogue, MLP_INNER, wide, hidden, TILE, rows, **mixture)
+        rows = range(0, hidden, GROUP)
+        self._linear([m.down for m in mlps], epilogue, MLP_INNER, wide, hidden, GROUP, rows, **mixture)
 
     def _head(self, config: ModelConfig) -> None:
         softcap = config.logit_softcap or 0.0
-        firsts = range(0, config.vocab_size, TILE)
+        firsts = range(0, config.vocab_size, GROUP)
         heads = [] if self.decoder.head is None else [self.decoder.head]
-        self._linear(heads, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, TILE, firsts, softcap=softcap)
+        self._linear(heads, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, GROUP, firsts, softcap=softcap)
 
     def _linear(
         self,
@@ -186,13 +186,14 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
     """
     layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
     tiles = {
+        "router": -(-model.num_experts // TILE),
         "qkv": (model.num_heads + 2 * model.num_kv_heads) * -(-model.head_dim // TILE),
         "up": (1 + model.gated_mlp) * -(-model.intermediate_size // GROUP) * GROUP // TILE,
     }
     packed = numbers = 0
     for role, outputs, inputs, count in matrices(model):
         tile = int(library().tm_tile_bytes(SCHEMES[layout], inputs))
-        packed += count * tile * tiles.get(role, -(-outputs // TILE))
+        packed += count * tile * tiles.get(role, -(-outputs // GROUP) * GROUP // TILE)
         numbers += count * outputs * inputs
     if scheme == "file" and model.code_bits:
         packed = int(numbers * model.code_bits / 8)

@@ -21,7 +21,7 @@ from tokenmill.weights.load import return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the packed bytes and of the order in which they are asked for; grows when either changes."""
 
 
