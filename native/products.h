@@ -178,14 +178,17 @@ template <class Scheme, int R> void run_few(const Part& part, int count) {
   if (count % 4 == 1) Scheme::template run<R, 1, false, true>(rest);
 }
 
-// R tiles and any number of tokens. The weights are fresh to the first of them.
+// R tiles and any number of tokens. The weights are fresh to the first of them. An odd last tile is multiplied as for few tokens,
+// which is compiled anyway.
 template <class Scheme, int R> void run(const Part& whole, int count) {
-  constexpr int MANY = Scheme::MANY;
-  constexpr bool comes = Scheme::INTEGER && R == Scheme::SIDE;  // an odd last tile does without
+  constexpr bool comes = Scheme::INTEGER;
+  constexpr int MANY = R == Scheme::SIDE ? Scheme::MANY : 4;
   int done = 0;
   for (; count - done >= MANY; done += MANY) {
     const Part part = whole.after(done, R);
-    if (comes && part.coming && done % 8 == 0 && count - done >= 8)
+    if constexpr (R < Scheme::SIDE)
+      Scheme::template run<R, MANY, false, true>(part);
+    else if (comes && part.coming && done % 8 == 0 && count - done >= 8)
       done ? Scheme::template run<R, MANY, comes, false>(part) : Scheme::template run<R, MANY, comes, true>(part);
     else
       done ? Scheme::template run<R, MANY, false, false>(part) : Scheme::template run<R, MANY, false, true>(part);

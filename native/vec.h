@@ -9,7 +9,11 @@
 #endif
 
 #define TM static inline __attribute__((always_inline))
+#if defined(__AVX512F__) || defined(__AVX2__)
 #define TM_UNROLL _Pragma("GCC unroll 16")  // else gcc keeps arrays of registers on the stack
+#else
+#define TM_UNROLL  // arrays are arrays; unrolled they take twice the time to compile
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BF16__)
 #define TM_AVX512 1
