@@ -29,9 +29,6 @@ void begin_step() { _tile_loadconfig(&SHAPES); }
 
 void end_step() { _tile_release(); }
 
-// gcc does not know that a tile is read from memory: what was written before is there by now.
-TM void settle() { asm volatile("" ::: "memory"); }
-
 // A group's codes as signed bytes [8][16 rows][4 inputs]; those of 4 bits with minimums stay what they are.
 template <int BITS, bool MINIMUM> TM void spread(const uint8_t* codes, uint8_t* out) {
   const __m512i middle = _mm512_set1_epi8(BITS == 8 ? (char)128 : MINIMUM ? 0 : 8);
@@ -144,7 +141,7 @@ void tile_bfloat_matrix(const uint8_t* w, const uint16_t* rows, int k, int count
   for (int t = 0; t < count; t++) store(out + t * (int64_t)stride, load(sums[0] + 16 * t));
 }
 
-void tiles_bfloat_matrix(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
+void any_bfloat(const uint8_t* w, const Act& x, int first, int count, float* out, int stride) {
   for (; count > 0; count -= 64, first += 64, out += 64 * (int64_t)stride) {
     const uint16_t* rows = x.bfloats + (int64_t)first * x.k;
     if (count > 48) tile_bfloat_matrix<4>(w, rows, x.k, count < 64 ? count : 64, out, stride);
@@ -155,7 +152,7 @@ void tiles_bfloat_matrix(const uint8_t* w, const Act& x, int first, int count, f
 }
 
 void bfloat_matrix(const uint8_t* w, int tiles, const Act& x, int first, int count, float* out, int stride) {
-  for (int r = 0; r < tiles; r++, w += 32 * (int64_t)x.k, out += TILE) tiles_bfloat_matrix(w, x, first, count, out, stride);
+  for (int r = 0; r < tiles; r++, w += 32 * (int64_t)x.k, out += TILE) any_bfloat(w, x, first, count, out, stride);
 }
 
 }  // namespace

@@ -169,7 +169,7 @@ template <int BITS, int HEADER, bool MINIMUM = false, bool WIDE = false, bool PA
 
 constexpr int FEWEST = 3;  // tokens for which tiles are read side by side: with fewer, memory likes one stream better
 
-// Fewer than eight tokens.
+// What is left of the tokens: fewer than eight.
 template <class Scheme, int R> void run_few(const Part& part, int count) {
   const Part rest = count >= 4 ? part.after(4, R) : part;
   if (count >= 4) Scheme::template run<R, 4, false, true>(part);

@@ -46,7 +46,7 @@ template <bool ROW> TM void put_each(void* to, int64_t next, __m512i lanes) {
   if (ROW) return _mm512_storeu_si512(to, lanes);
   alignas(64) int32_t each[16];
   _mm512_store_si512(each, lanes);
-  asm volatile("" ::: "memory");  // else gcc takes lane after lane out of the register, which is slower
+  settle();
   for (int i = 0; i < 16; i++) ((int32_t*)to)[i * next] = each[i];
 }
 
@@ -63,7 +63,7 @@ template <bool ROW> void put_sixteen(const Act& act, const Groups& groups) {
   const __mmask16 some = _mm512_cmp_ps_mask(most, _mm512_setzero_ps(), _CMP_GT_OQ);
   alignas(64) float inverses[16];
   _mm512_store_ps(inverses, _mm512_maskz_div_ps(some, _mm512_set1_ps(127.0f), most));
-  asm volatile("" ::: "memory");  // as in put_each
+  settle();
   const float* x = groups.x;
   int8_t* bytes = groups.bytes;
   for (int i = 0; i < 16; i++, x += next_x, bytes += next_bytes) {
@@ -83,7 +83,8 @@ template <bool ROW> void put_sixteen(const Act& act, const Groups& groups) {
 void put_groups(const Act& act, const Groups& groups, int64_t count) {
   int64_t i = 0;
 #if defined(TM_AVX512)
-  for (; i + 16 <= count; i += 16) groups.next_at == 1 ? put_sixteen<true>(act, groups.from(i)) : put_sixteen<false>(act, groups.from(i));
+  const auto put = groups.next_at == 1 ? put_sixteen<true> : put_sixteen<false>;
+  for (; i + 16 <= count; i += 16) put(act, groups.from(i));
 #endif
   for (; i < count; i++) put_one(act, groups.from(i));
 }

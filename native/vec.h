@@ -42,6 +42,10 @@ TM F bfloat(const uint16_t* p) {
 }
 TM F scale2(F a, F n) { return {_mm512_scalef_ps(a.v, n.v)}; }  // a * 2**n
 
+// What was written before is in memory by now. gcc does not know that a tile of the matrix unit is read from there, and takes lanes
+// that are stored and loaded again one after the other out of their register, which is slower.
+TM void settle() { asm volatile("" ::: "memory"); }
+
 // 16 rows x 4 bytes of weights, times the same 4 signed bytes of activations, added to 16 sums. Those of one group of nibbles grow
 // in a form of their own; what they begin with goes in at the start, or at the end where 16 bits have no room for it.
 // SIGNED_BYTES: bytes of weights are taken for what they mean, not for 128 more.
