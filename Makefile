@@ -27,7 +27,7 @@ check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
 	$(BIN)/ruff check src tests benchmarks hatch_build.py
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_structure.py
+	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
 
 bench: .venv/.ready-dev

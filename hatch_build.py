@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "native"
-LIBRARY = ROOT / "src" / "tokenmill" / "program" / "libtokenmill.so"
+LIBRARY = ROOT / "src" / "tokenmill" / "program" / "native" / "libtokenmill.so"
 
 # No contraction: a product and a sum become one operation where the source says so and nowhere else. No aliasing rules:
 # rows of the cache are turned as words of 32 bits, whatever numbers they hold.

@@ -16,8 +16,8 @@ import torch
 import transformers
 
 import tokenmill
-from tokenmill.outputs import hash_tokens
-from tokenmill.weights.hub import locate
+from tokenmill.engine.outputs import hash_tokens
+from tokenmill.hub.names import locate
 
 PROMPT = "The reason why the sky is blue is that"
 

@@ -13,9 +13,9 @@ import torch
 import transformers
 
 import tokenmill
-from tokenmill.measure.golden import GOLDEN, NEW_TOKENS, token_ids
-from tokenmill.outputs import hash_tokens
-from tokenmill.weights.hub import locate
+from tokenmill.bench.golden import GOLDEN, NEW_TOKENS, token_ids
+from tokenmill.engine.outputs import hash_tokens
+from tokenmill.hub.names import locate
 
 LEAST_LEAD = 0.15
 

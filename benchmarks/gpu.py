@@ -109,9 +109,9 @@ def _step_s(generate: Callable[[int], object], device: str, new: int) -> tuple[f
 
 def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
     """Program compiled, static shapes."""
-    from tokenmill.assemble import build
+    from tokenmill.bench.shapes import find_shape
     from tokenmill.config import EngineConfig
-    from tokenmill.measure.shapes import find_shape
+    from tokenmill.engine.build import build
     from tokenmill.weights.fill_random import fill_random
 
     config = EngineConfig(
@@ -129,7 +129,7 @@ def transformers(shape: str, batch: int, device: str, new: int) -> dict[str, Any
     """generate() with a static cache, which compiles decoding on a GPU by itself."""
     import transformers as theirs
 
-    from tokenmill.measure.shapes import find_shape
+    from tokenmill.bench.shapes import find_shape
 
     config = dict(find_shape(shape).config)
     kind = config.pop("model_type")

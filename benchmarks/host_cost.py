@@ -16,16 +16,16 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
-from tokenmill.engine import Engine
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.runner import Runner
+from tokenmill.hub.names import locate
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
-from tokenmill.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import NoProposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.hub import locate
 
 VOCABULARY, LENGTH, NEW, REPEATS = 49152, 2048, 400, 7
 

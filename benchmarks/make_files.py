@@ -12,7 +12,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tokenmill.weights.hub import locate
+from tokenmill.hub.names import locate
 
 KINDS = {"q4_0": 2, "q8_0": 7, "bf16": 32}  # llama.cpp's LLAMA_FTYPE_*
 QUANTISE = """

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from tests.tiny_models import save
-from tokenmill.weights.hub import locate
+from tokenmill.hub.names import locate
 
 torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
 

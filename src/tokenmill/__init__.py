@@ -23,10 +23,10 @@ from tokenmill.errors import (
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.assemble import load
-    from tokenmill.engine import Engine
-    from tokenmill.outputs import Completion, Piece
-    from tokenmill.session import Session
+    from tokenmill.engine.build import load
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.outputs import Completion, Piece
+    from tokenmill.engine.session import Session
 
 __version__ = "0.1.0.dev0"
 
@@ -48,11 +48,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Completion": "tokenmill.outputs:Completion",
-    "Engine": "tokenmill.engine:Engine",
-    "Piece": "tokenmill.outputs:Piece",
-    "Session": "tokenmill.session:Session",
-    "load": "tokenmill.assemble:load",
+    "Completion": "tokenmill.engine.outputs:Completion",
+    "Engine": "tokenmill.engine.engine:Engine",
+    "Piece": "tokenmill.engine.outputs:Piece",
+    "Session": "tokenmill.engine.session:Session",
+    "load": "tokenmill.engine.build:load",
 }
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.test_tokenizer import trained
-from tests.test_vocab import sentencepiece_metadata
+from tests.text.test_tokenizer import trained
+from tests.text.test_vocab import sentencepiece_metadata
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf

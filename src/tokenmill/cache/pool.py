@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tokenmill.arena import Arena
 from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
+from tokenmill.memory.arena import Arena
+from tokenmill.memory.transfer import to_device
 from tokenmill.registry import lookup
-from tokenmill.transfer import to_device
 
 __all__ = ["Pool"]
 

@@ -17,7 +17,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor
 
 from tokenmill.errors import SnapshotError
-from tokenmill.whole import seal, unseal, writing
+from tokenmill.memory.atomic_file import seal, unseal, writing
 
 __all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
 

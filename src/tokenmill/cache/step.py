@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmill.transfer import to_device
+from tokenmill.memory.transfer import to_device
 
 __all__ = ["PaddedStep", "Span", "Step"]
 

@@ -27,7 +27,7 @@ def command(
     Nothing of it touches the environment that tokenmill runs in. llama.cpp is built from source for this processor,
     which takes about 6 minutes on 2 cores and a C++ compiler.
     """
-    peer = resolve("tokenmill.measure.peer_list:find_peer")(name, "NAME")
+    peer = resolve("tokenmill.bench.peers.known:find_peer")(name, "NAME")
     with progress_on_stderr(quiet) as progress:
-        python = resolve("tokenmill.measure.peer_install:install")(peer, again, progress)
+        python = resolve("tokenmill.bench.peers.install:install")(peer, again, progress)
     typer.echo(f"{name}: {python}")

@@ -53,16 +53,16 @@ def command(
 
     The same model, prompt and dtype on every rung; each with speed, memory, hash and the factor over the rung below.
     """
-    point = resolve("tokenmill.measure.points:Point")(prompt, new, batch)
+    point = resolve("tokenmill.bench.points:Point")(prompt, new, batch)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_output")(output)
+        resolve("tokenmill.bench.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
         card = print_card(series, config, [point])
-        steps = resolve("tokenmill.measure.ladder:rungs")(
+        steps = resolve("tokenmill.bench.ladder:rungs")(
             config, resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
         )
-        rows = keep_rows(resolve("tokenmill.measure.ladder:climb")(series, config, steps, point), output)
+        rows = keep_rows(resolve("tokenmill.bench.ladder:climb")(series, config, steps, point), output)
     print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
     ending(rows)
     for rung in steps:

@@ -15,7 +15,7 @@ from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.measure.load import Ask, Load
+    from tokenmill.bench.load import Ask, Load
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -166,7 +166,7 @@ def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict
         progress.stage(f"{len(asks)} requests to {load.url}")
         outcome = _measure("send")(load, model, asks, progress)
     open_loop = math.isfinite(load.rate) or load.concurrency is None
-    facts: dict[str, Any] = resolve("tokenmill.measure.load_report:figures")(outcome, load.goodput, open_loop, detailed)
+    facts: dict[str, Any] = resolve("tokenmill.bench.load_report:figures")(outcome, load.goodput, open_loop, detailed)
     return _head(load, model) | facts | {"notes": [*facts["notes"], *_repeats(asks)]}
 
 
@@ -212,7 +212,7 @@ def _repeats(asks: "Sequence[Ask]") -> list[str]:
 def _measure(name: str) -> Any:
     """Out of measure/load.py, which needs a package that not everybody has."""
     try:
-        return resolve(f"tokenmill.measure.load:{name}")
+        return resolve(f"tokenmill.bench.load:{name}")
     except ModuleNotFoundError as error:
         if error.name != "httpx2":
             raise
@@ -260,7 +260,7 @@ def _show(facts: dict[str, Any]) -> None:
 def _show_latencies(facts: dict[str, Any]) -> None:
     statistics = ("mean", "median", "std", "p90", "p95", "p99")
     rows = []
-    for metric in resolve("tokenmill.measure.load_report:LATENCIES"):
+    for metric in resolve("tokenmill.bench.load_report:LATENCIES"):
         values = [facts[f"{statistic}_{metric}_ms"] for statistic in statistics]
         if any(value is not None for value in values):
             rows.append((metric, *(f"{value:.2f}" for value in values)))

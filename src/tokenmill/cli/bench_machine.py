@@ -31,7 +31,7 @@ def command(
     Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
     the bandwidth beside each repetition.
     """
-    where = resolve("tokenmill.assemble:find_device")(device)
+    where = resolve("tokenmill.engine.build:find_device")(device)
     count = threads or resolve("torch:get_num_threads")()
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"measuring {where} with {count} threads")

@@ -66,12 +66,12 @@ def command(
     points = _points(batch, prompt, new)
     wanted = _wanted(only, peer or [])
     if output is not None:
-        resolve("tokenmill.measure.rows:check_output")(output)
+        resolve("tokenmill.bench.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         config = _resolved(replace(engine, model=model), checkpoint)
         vocabulary = resolve("tokenmill.model.families:read_config")(checkpoint.config).vocab_size
-        contest = resolve("tokenmill.measure.peers:Contest")(
+        contest = resolve("tokenmill.bench.peers.contest:Contest")(
             str(checkpoint.path),
             wanted,
             config.threads,
@@ -87,7 +87,7 @@ def command(
         with contest:
             contest.load(points)
             for point in points:
-                prompts = resolve("tokenmill.measure.peer_prompts:make_prompts")(
+                prompts = resolve("tokenmill.bench.peers.prompts:make_prompts")(
                     checkpoint, vocabulary, point.prompt, point.batch
                 )
                 rows += keep_rows(contest.rows(point, prompts), output)
@@ -100,22 +100,22 @@ def command(
 
 def _points(*texts: str) -> list[Any]:
     counts = [
-        resolve("tokenmill.measure.points:parse_counts")(text, option, least)
+        resolve("tokenmill.bench.points:parse_counts")(text, option, least)
         for text, option, least in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
     ]
-    points: list[Any] = resolve("tokenmill.measure.points:sweep")(*counts)
+    points: list[Any] = resolve("tokenmill.bench.points:sweep")(*counts)
     return points
 
 
 def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
     """Peer → path given for it. Ours is always among them."""
-    find = resolve("tokenmill.measure.peer_list:find_peer")
+    find = resolve("tokenmill.bench.peers.known:find_peer")
     paths = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or not path:
             raise ConfigError("--peer", text, "NAME=PATH, as llama.cpp=/opt/llama/bin/python")
-        resolve("tokenmill.measure.peer_list:command_for")(find(name, "--peer"), path)  # refused now, not minutes later
+        resolve("tokenmill.bench.peers.known:command_for")(find(name, "--peer"), path)  # refused now, not minutes later
         paths[name] = path
     names = [word.strip() for word in only.split(",")] if only is not None else [*AUTOMATIC, *paths]
     chosen = dict.fromkeys(["tokenmill", *(find(name, "--only").name for name in names), *paths])
@@ -125,7 +125,7 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
 def _resolved(engine: EngineConfig, checkpoint: Any) -> EngineConfig:
     """With the dtype and the number of threads that all engines are asked for; wrong settings are refused here."""
     model = resolve("tokenmill.model.families:read_config")(checkpoint.config)
-    config: EngineConfig = resolve("tokenmill.assemble:resolve_config")(engine, model)
+    config: EngineConfig = resolve("tokenmill.engine.build:resolve_config")(engine, model)
     return replace(config, threads=config.threads or resolve("torch:get_num_threads")())
 
 

@@ -10,7 +10,7 @@ from tokenmill.cli.options import OUTPUT, Json, Quiet, examples
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.measure.plot import Drawn
+    from tokenmill.bench.plot import Drawn
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -35,8 +35,8 @@ def command(
     Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
     stderr. Needs matplotlib: pip install 'tokenmill\\[bench]'.
     """
-    rows = resolve("tokenmill.measure.rows:read_rows")(file)
-    drawn: Drawn = resolve("tokenmill.measure.plot:draw")(rows, output, "--output")
+    rows = resolve("tokenmill.bench.rows:read_rows")(file)
+    drawn: Drawn = resolve("tokenmill.bench.plot:draw")(rows, output, "--output")
     if json:
         print_json({"written": [str(path) for path in drawn.written], "left_out": drawn.left_out})
     else:

@@ -11,11 +11,11 @@ from tokenmill.cli.display import print_table, remark
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
 from tokenmill.config import EngineConfig
+from tokenmill.hub.download import Progress
 from tokenmill.registry import resolve
-from tokenmill.weights.fetch import Progress
 
 if TYPE_CHECKING:
-    from tokenmill.measure.series import Series
+    from tokenmill.bench.series import Series
 
 __all__ = [
     "MEASURED",
@@ -70,11 +70,11 @@ def make_series(
 ) -> tuple["Series", EngineConfig]:
     """The series of a model or a shape, and the config with its name in it."""
     if shape is not None:
-        checkpoint = resolve("tokenmill.measure.shapes:find_shape")(shape)
+        checkpoint = resolve("tokenmill.bench.shapes:find_shape")(shape)
         engine = replace(engine, model=f"shape:{shape}")
     else:
         checkpoint = find_checkpoint(engine.model, progress)
-    series: Series = resolve("tokenmill.measure.series:Series")(
+    series: Series = resolve("tokenmill.bench.series:Series")(
         checkpoint, progress, repetitions=repetitions, check=check, kind=kind
     )
     return series, engine
@@ -85,10 +85,10 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) ->
     model = resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
     longest = max(point.length for point in points)
     roomy = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
-    card: dict[str, Any] = resolve("tokenmill.measure.card:card_of")(
+    card: dict[str, Any] = resolve("tokenmill.bench.card:card_of")(
         roomy, model, series.limits(engine), points, series.checkpoint.num_bytes
     )
-    print_table(f"{engine.model}: what it costs", resolve("tokenmill.measure.card:card_rows")(card))
+    print_table(f"{engine.model}: what it costs", resolve("tokenmill.bench.card:card_rows")(card))
     typer.echo()
     return card
 
@@ -98,7 +98,7 @@ def keep_rows(rows: Iterable[Row], output: Path | None, shown: Callable[[Row], N
     kept = []
     for row in rows:
         if output is not None:
-            resolve("tokenmill.measure.rows:append_row")(output, row)
+            resolve("tokenmill.bench.rows:append_row")(output, row)
         shown(row)
         kept.append(row)
     return kept

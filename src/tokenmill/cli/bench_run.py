@@ -24,7 +24,7 @@ from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.measure.points import Point
+    from tokenmill.bench.points import Point
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -65,7 +65,7 @@ def command(
     """
     points = _points(tests, depth, batch)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_output")(output)
+        resolve("tokenmill.bench.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
         card = print_card(series, config, points)
@@ -79,7 +79,7 @@ def command(
 
 
 def _points(tests: str, depth: str, batch: str) -> "list[Point]":
-    room = "tokenmill.measure.points"
+    room = "tokenmill.bench.points"
     depths = resolve(f"{room}:parse_counts")(depth, "--depth", 0)
     batches = resolve(f"{room}:parse_counts")(batch, "--batch")
     point = resolve(f"{room}:Point")

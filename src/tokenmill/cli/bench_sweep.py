@@ -61,14 +61,14 @@ def command(
     A point that is refused or runs out of memory is marked and the sweep goes on. With --output a sweep that was
     interrupted resumes: points that the file already has, measured with the same settings, are not measured again.
     """
-    room = "tokenmill.measure.points"
+    room = "tokenmill.bench.points"
     counts = [
         resolve(f"{room}:parse_counts")(text, option)
         for text, option in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new"))
     ]
     points = resolve(f"{room}:sweep")(*counts)
     if output is not None:
-        resolve("tokenmill.measure.rows:check_output")(output)
+        resolve("tokenmill.bench.rows:check_output")(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "sweep")
         mark = _mark(config, repetitions)
@@ -97,7 +97,7 @@ def _known(output: Path | None, mark: str) -> dict[Key, Row]:
     """Points that the file has, measured well and with these settings."""
     if output is None or not output.exists():
         return {}
-    rows = resolve("tokenmill.measure.rows:read_rows")([output])
+    rows = resolve("tokenmill.bench.rows:read_rows")([output])
     return {
         (row["batch"], row["prompt"], row["new"]): row
         for row in rows

@@ -13,8 +13,8 @@ from tokenmill.config import SamplingParams, as_keywords
 from tokenmill.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
-    from tokenmill.outputs import Completion
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.outputs import Completion
 
 __all__ = ["HELP", "Conversation"]
 

@@ -17,7 +17,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.session import Session
+    from tokenmill.engine.session import Session
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
+from tokenmill.hub.download import Progress, Silent
 from tokenmill.registry import resolve
-from tokenmill.weights.fetch import Progress, Silent
 
 __all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "say_on_stderr", "size", "table_text"]
 

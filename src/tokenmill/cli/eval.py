@@ -16,10 +16,10 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
+    from tokenmill.engine.engine import Engine
+    from tokenmill.hub.download import Progress
     from tokenmill.measure.perplexity import Comparison, Perplexity, Text
     from tokenmill.weights.checkpoint import Checkpoint
-    from tokenmill.weights.fetch import Progress
 
 __all__ = ["EXAMPLES", "command", "evaluate"]
 
@@ -156,7 +156,7 @@ def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max
 
 def _load(checkpoint: "Checkpoint", config: EngineConfig, progress: "Progress") -> "Engine":
     progress.stage(f"loading {checkpoint.path.name}")
-    engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
+    engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
     return engine
 
 

@@ -19,8 +19,8 @@ from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams, as_key
 from tokenmill.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
-    from tokenmill.outputs import Completion, Piece
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.outputs import Completion, Piece
 
 __all__ = ["EXAMPLES", "Chat", "Files", "Ids", "Stream", "System", "Texts", "command", "gather", "show"]
 

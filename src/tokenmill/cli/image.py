@@ -64,10 +64,10 @@ def command(
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         if program == "compiled":
-            num_bytes: int = resolve("tokenmill.assemble:save_code")(checkpoint, config, out, progress)
+            num_bytes: int = resolve("tokenmill.engine.build:save_code")(checkpoint, config, out, progress)
         else:
             progress.stage(f"packing {checkpoint.path.name}")
-            num_bytes = resolve("tokenmill.assemble:save_image")(checkpoint, config, out, progress.advance)
+            num_bytes = resolve("tokenmill.engine.build:save_image")(checkpoint, config, out, progress.advance)
     if json:
         print_json({"path": str(out), "model": str(checkpoint.path), "num_bytes": num_bytes})
     else:

@@ -14,7 +14,7 @@ from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
 from tokenmill.registry import resolve
-from tokenmill.weights.image_header import is_image, read_header
+from tokenmill.weights.packed.header import is_image, read_header
 
 if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
@@ -57,7 +57,7 @@ def command(
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
-    if (Path(model) / resolve("tokenmill.program.manifest:MANIFEST")).is_file():
+    if (Path(model) / resolve("tokenmill.program.aot.manifest:MANIFEST")).is_file():
         _show_code(Path(model), json)
         return
     if looks_saved(Path(model)):
@@ -116,7 +116,7 @@ def _show_snapshot(path: Path, json: bool) -> None:
 
 
 def _show_code(folder: Path, json: bool) -> None:
-    facts: dict[str, Any] = resolve("tokenmill.program.manifest:read_manifest")(folder)
+    facts: dict[str, Any] = resolve("tokenmill.program.aot.manifest:read_manifest")(folder)
     if json:
         print_json({**facts, "path": str(folder)})
         return
@@ -139,7 +139,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
         yield _Stored("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
         return
     if checkpoint.path.is_file():
-        header = resolve("tokenmill.weights.gguf_header:read_header")(checkpoint.path)
+        header = resolve("tokenmill.weights.gguf.header:read_header")(checkpoint.path)
         for info in header.tensors.values():
             yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return

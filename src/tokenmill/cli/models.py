@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.config import EngineConfig
+from tokenmill.hub.download import Progress, Silent
+from tokenmill.hub.names import locate
 from tokenmill.registry import resolve
-from tokenmill.weights.fetch import Progress, Silent
-from tokenmill.weights.hub import locate
-from tokenmill.weights.image_header import is_image
-from tokenmill.weights.image_reader import ImageReader
+from tokenmill.weights.packed.header import is_image
+from tokenmill.weights.packed.reader import ImageReader
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
+    from tokenmill.engine.engine import Engine
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -49,7 +49,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
         say_on_stderr()
     reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
     checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
-    engine: Engine = resolve("tokenmill.assemble:build")(checkpoint, config, progress.advance)
+    engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
     if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     _prepare(engine, progress)

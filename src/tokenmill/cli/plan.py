@@ -55,8 +55,8 @@ def command(
 
 def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
-    torch_device = resolve("tokenmill.assemble:find_device")(asked.device)
-    config: EngineConfig = resolve("tokenmill.assemble:resolve_config")(asked, model)
+    torch_device = resolve("tokenmill.engine.build:find_device")(asked.device)
+    config: EngineConfig = resolve("tokenmill.engine.build:resolve_config")(asked, model)
     cost: Cost = resolve("tokenmill.measure.cost:cost_of")(config, model, torch_device)
     if torch_device.type == "cuda":
         available, _ = resolve("torch.cuda:mem_get_info")(torch_device)

@@ -17,7 +17,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
+    from tokenmill.engine.engine import Engine
     from tokenmill.measure.profile import Profile
 
 __all__ = ["EXAMPLES", "command"]

@@ -9,8 +9,8 @@ from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError
+from tokenmill.hub.names import locate
 from tokenmill.registry import resolve
-from tokenmill.weights.hub import locate
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -50,5 +50,5 @@ def command(
         path = locate(model, progress=progress, revision=revision, offline=offline)
         if out is not None:
             checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path)
-            path = resolve("tokenmill.weights.convert:convert")(checkpoint, out, dtype or "auto", progress)
+            path = resolve("tokenmill.weights.write.convert:convert")(checkpoint, out, dtype or "auto", progress)
     typer.echo(path)

@@ -13,7 +13,7 @@ from tokenmill.config import DEFAULT_MODEL
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.weights.quantize import Kind, Report
+    from tokenmill.weights.write.quantize import Kind, Report
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -49,7 +49,7 @@ def command(
     """
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        quantize = resolve("tokenmill.weights.quantize:quantize")
+        quantize = resolve("tokenmill.weights.write.quantize:quantize")
         report: Report = quantize(checkpoint, out, progress, scheme, group, head)
     kinds = sorted(report.kinds.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
     if json:

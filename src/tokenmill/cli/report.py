@@ -10,8 +10,8 @@ from tokenmill.measure.memory import peak_bytes
 from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
-    from tokenmill.outputs import Completion
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.outputs import Completion
 
 __all__ = ["document", "summary", "versions"]
 

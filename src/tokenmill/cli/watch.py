@@ -11,13 +11,13 @@ from tokenmill.cli.display import remark, table_text
 from tokenmill.cli.models import load_engine
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.hub.download import Progress
 from tokenmill.registry import resolve
-from tokenmill.weights.fetch import Progress
-from tokenmill.weights.image_header import is_image
+from tokenmill.weights.packed.header import is_image
 
 if TYPE_CHECKING:
-    from tokenmill.engine import Engine
-    from tokenmill.measure.stepwise import TraceRow
+    from tokenmill.engine.engine import Engine
+    from tokenmill.measure.verify import TraceRow
 
 __all__ = ["load_reference", "watched"]
 
@@ -48,10 +48,10 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 def watched(engine: "Engine", trace: bool, reference: "Engine | None", json: bool) -> Iterator[None]:
     """Shows what was asked for when the steps inside are done."""
     with ExitStack() as stack:
-        rows = stack.enter_context(resolve("tokenmill.measure.stepwise:traced")(engine)) if trace else []
+        rows = stack.enter_context(resolve("tokenmill.measure.verify:traced")(engine)) if trace else []
         distance = None
         if reference is not None:
-            distance = stack.enter_context(resolve("tokenmill.measure.stepwise:verified")(engine, reference))
+            distance = stack.enter_context(resolve("tokenmill.measure.verify:verified")(engine, reference))
         yield
     if rows:
         remark("\n".join(dumps(asdict(row)) for row in rows) if json else _table(engine, rows))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.assemble import cache_spec, choose_forms
 from tokenmill.cache.formats import FORMATS
 from tokenmill.config import DTYPES, EngineConfig
-from tokenmill.engine import Engine
+from tokenmill.engine.build import cache_spec, choose_forms
+from tokenmill.engine.engine import Engine
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.parameters import count_parameters
 from tokenmill.registry import lookup

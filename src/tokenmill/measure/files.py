@@ -7,7 +7,7 @@ written appears under its name only when it is complete (`write_whole`), or a li
 from pathlib import Path
 
 from tokenmill.errors import ConfigError
-from tokenmill.whole import beside, writing
+from tokenmill.memory.atomic_file import beside, writing
 
 __all__ = ["check_appendable", "check_writable", "make_directory", "write_whole"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.weights.fetch import cache_folder
+from tokenmill.hub.download import cache_folder
 
 __all__ = ["Limits", "instruction_sets", "limits", "measure", "processor", "quick_probe"]
 

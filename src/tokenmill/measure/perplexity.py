@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.engine import Engine
+from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.hub.download import Progress, Silent
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.fetch import Progress, Silent
 
 __all__ = [
     "Comparison",

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 
 from tokenmill.config import SamplingParams
-from tokenmill.engine import Engine, Prompt
+from tokenmill.engine.engine import Engine, Prompt
+from tokenmill.engine.outputs import Completion
 from tokenmill.errors import ConfigError
 from tokenmill.measure.memory import resident_bytes
 from tokenmill.measure.operations import Operation, Watch
 from tokenmill.measure.recorder import StepRecord, record
 from tokenmill.measure.trace import PHASES, MemoryReading, kind_of, merge, phase_times, trace_events
-from tokenmill.outputs import Completion
 from tokenmill.schedule.sequence import Plan
 
 __all__ = ["LEVELS", "NUM_OPERATIONS", "Profile", "breakdown", "check_level", "profile"]

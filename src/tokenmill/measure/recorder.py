@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tokenmill.engine import Engine
+from tokenmill.engine.engine import Engine
 from tokenmill.schedule.sequence import UNKNOWN, Plan
 
 __all__ = ["Recorder", "StepRecord", "record"]

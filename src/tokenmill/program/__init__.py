@@ -18,14 +18,14 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import lookup
-from tokenmill.weights.image import ImageCheckpoint
+from tokenmill.weights.packed.model import ImageCheckpoint
 
 __all__ = ["PROGRAMS", "Program", "choose"]
 
 PROGRAMS = {
-    "native": "tokenmill.program.native:Native",
-    "image": "tokenmill.program.imaged:Imaged",
-    "compiled": "tokenmill.program.compiled:Compiled",
+    "native": "tokenmill.program.native.program:Native",
+    "image": "tokenmill.program.aot.program:Imaged",
+    "compiled": "tokenmill.program.compiled.program:Compiled",
     "eager": "tokenmill.program.eager:Eager",
 }
 

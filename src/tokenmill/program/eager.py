@@ -16,7 +16,7 @@ from tokenmill.model.parameters import count_biases, count_parameters, matrices
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
 from tokenmill.registry import resolve
-from tokenmill.weights.image import ImageCheckpoint
+from tokenmill.weights.packed.model import ImageCheckpoint
 
 __all__ = ["Eager"]
 

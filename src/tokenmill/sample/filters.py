@@ -14,7 +14,7 @@ presence_penalty and frequency_penalty are as in OpenAI's API. Nothing here know
 import torch
 from torch import Tensor
 
-from tokenmill.sample.mass import mass
+from tokenmill.sample.probabilities import mass
 
 __all__ = [
     "NUM_CANDIDATES",

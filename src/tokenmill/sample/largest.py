@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.program import native_abi as abi
-from tokenmill.transfer import Numbers
+from tokenmill.memory.transfer import Numbers
+from tokenmill.program.native import abi
 
 __all__ = ["largest"]
 

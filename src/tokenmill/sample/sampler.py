@@ -16,11 +16,11 @@ from torch import Tensor
 
 from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
+from tokenmill.memory.transfer import Numbers, Reading, to_device
 from tokenmill.sample import filters
 from tokenmill.sample.largest import largest
-from tokenmill.sample.mass import draw, log_probability
 from tokenmill.sample.noise import uniform
-from tokenmill.transfer import Numbers, Reading, to_device
+from tokenmill.sample.probabilities import draw, log_probability
 
 __all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly", "take"]
 

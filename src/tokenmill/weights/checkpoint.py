@@ -19,9 +19,9 @@ from tokenmill.model.config import quant_method
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
-from tokenmill.weights.image import ImageCheckpoint
-from tokenmill.weights.image_header import is_image
-from tokenmill.weights.image_reader import ImageReader
+from tokenmill.weights.packed.header import is_image
+from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.reader import ImageReader
 from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
@@ -60,10 +60,14 @@ def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint
     if path.is_file() and is_image(path):
         return ImageCheckpoint(path, reader)
     if path.is_file() and path.suffix == ".gguf":
-        opened: Checkpoint = resolve("tokenmill.weights.gguf:GGUFCheckpoint")(path)  # its library is slow to import
+        opened: Checkpoint = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
         return opened
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no model: give a directory in Hugging Face layout, a .gguf file or an image")
+        inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
+        raise CheckpointError(
+            f"{path} is a {path.suffix or 'nameless'} file, not a model: give a directory in Hugging Face layout, "
+            f"a .gguf file or an image{inside}"
+        )
     config = read_config_json(path)
     for kind in (SafetensorsCheckpoint, BinCheckpoint):
         files = _weight_files(path, kind.SINGLE, kind.INDEX, kind.PATTERN)

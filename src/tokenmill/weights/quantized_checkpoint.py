@@ -16,8 +16,8 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.families import find_family, read_config
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.codes import Layout, Shape, part_shapes, read_layout, shape_of, unpack
 from tokenmill.weights.names import expand
-from tokenmill.weights.packed_codes import Layout, Shape, part_shapes, read_layout, shape_of, unpack
 
 if TYPE_CHECKING:
     from tokenmill.weights.checkpoint import Checkpoint

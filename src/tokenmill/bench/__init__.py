@@ -1,0 +1,1 @@
+"""COMPARING RUNS: points, series, the ladder, other engines by turns, load on a server, pictures."""

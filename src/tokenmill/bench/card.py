@@ -1,0 +1,69 @@
+"""The cost card: what a model must move and compute, what this machine can, and the floor that follows.
+
+Printed before anything is measured, so that every figure after it can be judged.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from tokenmill.bench.points import Point
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import find_device, resolve_config
+from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
+from tokenmill.measure.machine import Limits, instruction_sets
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.parameters import count_parameters
+
+__all__ = ["card_of", "card_rows"]
+
+MOST_FLOORS = 6  # that people are shown
+
+
+def card_of(
+    config: EngineConfig, model: ModelConfig, limits: Limits, points: Iterable[Point], file_bytes: int = 0
+) -> dict[str, Any]:
+    """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
+    config = resolve_config(config, model)
+    storage = Storage.planned(config, model, find_device(config.device), file_bytes)
+    dtype, peak, read = config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
+    decode = decode_traffic(model, storage, 1, 0)
+    return {
+        "model": config.model,
+        "dtype": dtype,
+        "parameters": sum(count_parameters(model).values()),
+        "bytes_read_per_token": decode.read_bytes,
+        "cache_bytes_per_token": kv_bytes_per_token(model, dtype, config.cache_format),
+        "operations_per_token": decode.operations,
+        "machine": {**asdict(limits), "instructions": instruction_sets()},
+        "floor_tok_s": {point.title: _floor(model, storage, config.cache, point, read, peak) for point in points},
+    }
+
+
+def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
+    """The card for people."""
+    machine = card["machine"]
+    cached = f", {machine['cached_read_gb_s']:.0f} within the cache" if machine["device"] == "cpu" else ""
+    rates = [f"{machine['float32_gflop_s']:,.0f} float32", f"{machine['bfloat16_gflop_s']:,.0f} bfloat16"]
+    rates += [f"{machine['int8_gop_s']:,.0f} int8"] if machine["int8_gop_s"] else []
+    floors = [f"{name} {rate:,.0f}" for name, rate in card["floor_tok_s"].items()]
+    more = f" and {len(floors) - MOST_FLOORS} more in --json" if len(floors) > MOST_FLOORS else ""
+    return [
+        ("parameters", f"{card['parameters'] / 1e6:,.1f} M in {card['dtype']}"),
+        ("read per token", f"{card['bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
+        ("cache per token", f"{card['cache_bytes_per_token'] / 1e3:,.1f} kB"),
+        ("operations per token", f"{card['operations_per_token'] / 1e6:,.0f} M"),
+        ("this machine", f"{machine['processor']}, {machine['threads']} threads, {machine['instructions']}"),
+        ("it reads", f"{machine['read_gb_s']:.1f} GB/s{cached}"),
+        ("it computes", f"{', '.join(rates)} GFLOP/s"),
+        ("floor, tokens per second", ", ".join(floors[:MOST_FLOORS]) + more),
+    ]
+
+
+def _floor(model: ModelConfig, storage: Storage, cache: bool, point: Point, read: float, peak: float) -> float:
+    """Tokens per second that nothing on this machine can exceed: of generation where there is some, else of prefill."""
+    if point.new:
+        depth = point.num_fed + point.new / 2
+        return point.batch / decode_traffic(model, storage, point.batch, depth, cache).floor_s(read, peak)
+    traffic = prefill_traffic(model, storage, point.batch, point.prompt, point.depth)
+    return point.batch * point.prompt / traffic.floor_s(read, peak)

@@ -1,0 +1,144 @@
+"""From the repetitions of a point to its row: medians, rates, and how near they are to the machine's floor."""
+
+from typing import Any
+
+import torch
+
+from tokenmill.bench.points import Point
+from tokenmill.bench.rows import VERSION, provenance
+from tokenmill.bench.run import Measured
+from tokenmill.engine.engine import Engine
+from tokenmill.measure.cost import Storage, Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
+from tokenmill.measure.machine import Limits
+from tokenmill.measure.statistics import Spread, percentile
+
+__all__ = ["figures_of", "is_noisy", "row_of", "settings_of"]
+
+UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
+
+
+def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:
+    """Every column of one point that was measured."""
+    point = measured.point
+    hashes = {sample.hash for sample in measured.samples}
+    return {
+        "version": VERSION,
+        "kind": kind,
+        "test": point.title,
+        "label": label,
+        **settings_of(engine),
+        **point_columns(point),
+        "status": "ok" if len(hashes) == 1 else "failed",
+        "reason": "" if len(hashes) == 1 else f"repetitions gave different tokens: {', '.join(sorted(hashes))}",
+        "repetitions": len(measured.samples),
+        **figures_of(measured),
+        **_against_the_machine(measured, engine, limits),
+        "noisy": is_noisy(measured),
+        "load_s": load_s,
+        "compile_s": engine.runner.program.compile_s,
+        "warmup_s": measured.warmup_s,
+        **_memory(measured, engine),
+        "hash": min(hashes),
+        **provenance(),
+        "itl_ms": [round(1e3 * gap, 4) for sample in measured.samples for gap in sample.itl_s],
+    }
+
+
+def settings_of(engine: Engine) -> dict[str, Any]:
+    """How the engine is built, as it was resolved."""
+    config = engine.config
+    names = "dtype scheme cache cache_format proposer device block_size".split()
+    settings = {name: getattr(config, name) for name in names}
+    settings["threads"] = config.threads or torch.get_num_threads()
+    return {"model": config.model, "program": engine.program_name, "kernel": engine.kernel_name, **settings}
+
+
+def point_columns(point: Point) -> dict[str, int]:
+    """The point itself."""
+    return {"batch": point.batch, "prompt": point.prompt, "new": point.new, "depth": point.depth}
+
+
+def figures_of(measured: Measured) -> dict[str, Any]:
+    """Times and rates; those of a phase that the point does not have are None."""
+    point, samples = measured.point, measured.samples
+    total = Spread.of([sample.total_s for sample in samples])
+    gaps = [gap for sample in samples for gap in sample.itl_s]
+    found: dict[str, Any] = {
+        "ttft_ms": 1e3 * Spread.of([max(sample.ttft_s) for sample in samples]).median,
+        **{f"itl_p{share}_ms": _ms(percentile(gaps, share / 100)) for share in (50, 90, 99)},
+        "total_s": total.median,
+        "sequences_s": point.batch / total.median,
+        "tok_s": point.batch * max(point.new, 1) / total.median,
+    }
+    if point.prompt:
+        found |= _spread("prefill_ms", [1e3 * sample.prefill_s for sample in samples])
+        found["prefill_tok_s"] = Spread.of([s.prefill_tokens / s.prefill_s for s in samples]).median
+    if samples[0].decode_steps:
+        step = [1e3 * sample.decode_s / sample.decode_steps for sample in samples]
+        found |= _spread("decode_ms", step)
+        found |= _spread("decode_tok_s", [sample.decode_tokens / sample.decode_s for sample in samples])
+        found["decode_ms_per_token"] = 1e3 / found["decode_tok_s"]
+        found["decode_batches_s"] = 1e3 / found["decode_ms"]
+        found["accepted_per_step"] = samples[0].decode_tokens / samples[0].decode_steps / point.batch
+    return found
+
+
+def is_noisy(measured: Measured) -> bool:
+    """Whether repetitions or probes lie so far apart that one should look twice."""
+    totals = Spread.of([sample.total_s for sample in measured.samples])
+    probes = Spread.of(measured.probes_gb_s)
+    return totals.most > UNSTEADY * totals.least or probes.most > UNSTEADY_PROBE * probes.least
+
+
+def _against_the_machine(measured: Measured, engine: Engine, limits: Limits) -> dict[str, Any]:
+    """Bytes and operations per second, and the share of the floor.
+
+    The bandwidth is the better of the kept limit and of the probes beside: shared machines change within seconds.
+    """
+    point, storage, model = measured.point, Storage.of_engine(engine), engine.model_config
+    probe = Spread.of(measured.probes_gb_s)
+    read_gb_s, peak = max(limits.read_gb_s, probe.most), limits.flop_s(storage.dtype, storage.integer)
+    found = {"machine_read_gb_s": read_gb_s, "machine_gflop_s": peak / 1e9, "probe_gb_s": probe.median}
+    figures = figures_of(measured)
+    if point.prompt:
+        traffic = prefill_traffic(model, storage, point.batch, point.prompt, point.depth)
+        found |= _shares("prefill", traffic, figures["prefill_ms"], read_gb_s, peak)
+    if "decode_ms" in figures:
+        depth = point.num_fed + point.new / 2
+        traffic = decode_traffic(model, storage, point.batch, depth, engine.config.cache)
+        found |= _shares("decode", traffic, figures["decode_ms"], read_gb_s, peak)
+    return found
+
+
+def _shares(phase: str, traffic: Traffic, took_ms: float, read_gb_s: float, peak: float) -> dict[str, float]:
+    floor_ms = 1e3 * traffic.floor_s(1e9 * read_gb_s, peak)
+    return {
+        f"{phase}_gb_s": traffic.read_bytes / took_ms / 1e6,
+        f"{phase}_gflop_s": traffic.operations / took_ms / 1e6,
+        f"{phase}_floor_ms": floor_ms,
+        f"{phase}_floor_share": floor_ms / took_ms,
+    }
+
+
+def _memory(measured: Measured, engine: Engine) -> dict[str, float | None]:
+    point = measured.point
+    used = (
+        point.batch
+        * point.length
+        * kv_bytes_per_token(engine.model_config, engine.config.dtype, engine.config.cache_format)
+    )
+    return {
+        "weights_mb": engine.memory["weights_bytes"] / 1e6,
+        "cache_mb": engine.memory["cache_bytes"] / 1e6,
+        "cache_used_mb": used / 1e6 if engine.config.cache else 0.0,
+        "peak_mb": measured.peak_bytes / 1e6 or None,
+    }
+
+
+def _spread(name: str, values: list[float]) -> dict[str, float]:
+    spread = Spread.of(values)
+    return {name: spread.median, f"{name}_min": spread.least, f"{name}_max": spread.most}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

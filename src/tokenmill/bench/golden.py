@@ -1,0 +1,101 @@
+"""Texts that every right engine gives: a benchmark of wrong numbers is worth nothing.
+
+Greedy continuations of SmolLM2-135M-Instruct as transformers computes them. Only prompts were taken whose first 32
+tokens transformers gives alike in float32, bfloat16 and float16, and where in float32 the likeliest token leads the
+next by 0.15 or more at every step, so that no order of summation in bfloat16 can excuse a difference.
+`python benchmarks/golden_texts.py` makes them anew and compares.
+
+Schemes with integer products round the activations to 8 bits, which may turn such a lead. They are asked for each token
+of the texts after the right ones before it, and may differ in a few.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import WrongText
+from tokenmill.hub.names import SHORT_NAMES
+
+__all__ = ["GOLDEN", "NEW_TOKENS", "check_text", "reference_for", "token_ids"]
+
+NEW_TOKENS = 32
+EXACT_SCHEMES = ("dense", "packed")
+# Of tokens, for the others: 255 of 256 were measured with the file's codes, 242 with all matrices rounded to 4 bits.
+# Attention scores that are 1.3 times too large give 245.
+LEAST_AGREEMENT = {"q4": 0.9}
+USUAL_AGREEMENT = 0.98
+GOLDEN: dict[str, dict[str, str]] = {
+    "smollm2-135m": {
+        "1, 2, 3, 4, 5,": (
+            "216 38 28 216 39 28 216 40 28 216 41 28 216 33 32 28 216 33 33 28 216 33 34 28 216 33 35 28 216 33 36 28"
+        ),
+        "2, 4, 6, 8, 10,": (
+            "216 33 34 28 216 33 36 28 216 33 38 28 216 33 40 28 216 34 32 28 216 34 34 28 216 34 36 28 216 34 38 28"
+        ),
+        "10, 9, 8, 7,": (
+            "216 38 28 216 37 28 216 36 28 216 35 28 216 34 28 216 33 28 216 32 28 216 33 28 216 34 28 216 35 28 216 36"
+        ),
+        "class Stack:\n    def __init__(self):\n": (
+            "19 256 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216 33 30 216"
+        ),
+        "The mitochondria is the": (
+            "1439 29 22171 1192 15436 983 281 40784 1960 30 13657 12964 5484 359 3358 327 6216 23961 365 344 "
+            "27432 462 3149 40675 643 527 314 260 1439 9850 282 260"
+        ),
+        "SELECT * FROM": (
+            "476 51 3206 51 79 51 3206 51 79 51 3206 51 79 51 3206 51 79 51 3206 51 79 51 3206 51 79 51 3206 51 "
+            "79 51 3206 51"
+        ),
+        "To make bread you need": (
+            "288 919 357 30 198 198 504 2988 314 42 216 33 30 198 198 504 2988 314 42 216 34 30 2 198 1 520 9531 "
+            "198 504 2988 314 216"
+        ),
+        "The Pythagorean theorem states that": (
+            "327 253 1048 14973 351 15328 2103 15900 28 260 5222 282 260 3519 282 260 16392 264 1726 314 4037 288 "
+            "260 2028 282 260 16207 282 260 550 827 5882"
+        ),
+    }
+}
+
+
+def token_ids(text: str) -> list[int]:
+    """The ids of one entry of GOLDEN."""
+    return [int(word) for word in text.split()]
+
+
+def reference_for(path: Path) -> Mapping[str, str] | None:
+    """Prompt → token ids for a file that is one of the short names' own; None for any other model."""
+    for name, packaged in SHORT_NAMES.items():
+        if path.name == packaged.file_name and path.stat().st_size == packaged.num_bytes:
+            return GOLDEN.get(name)
+    return None
+
+
+def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
+    """What was compared and found right, in words. Raises WrongText with what differs."""
+    if engine.config.scheme not in EXACT_SCHEMES:
+        return _check_tokens(engine, reference)
+    wrong = []
+    for prompt, text in reference.items():
+        done = engine.generate(prompt, max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        if list(done.tokens) != token_ids(text):
+            wrong.append(f"{prompt!r} goes on with {done.text[:40]!r} …")
+    if wrong:
+        raise WrongText(
+            f"{len(wrong)} of {len(reference)} texts are not those of transformers: {'; '.join(wrong)}: "
+            "figures of a wrong computation are not reported"
+        )
+    return f"{len(reference)} texts as transformers'"
+
+
+def _check_tokens(engine: Engine, reference: Mapping[str, str]) -> str:
+    right = total = 0
+    for prompt, text in reference.items():
+        ids, expected = engine.encode(prompt), token_ids(text)
+        found = engine.logits([*ids, *expected[:-1]])[len(ids) - 1 :].argmax(-1).tolist()
+        right += sum(a == b for a, b in zip(found, expected, strict=True))
+        total += len(expected)
+    share = f"{right} of {total} tokens as transformers' (scheme {engine.config.scheme} rounds activations)"
+    if right < LEAST_AGREEMENT.get(engine.config.scheme, USUAL_AGREEMENT) * total:
+        raise WrongText(f"{share}: figures of a wrong computation are not reported")
+    return share

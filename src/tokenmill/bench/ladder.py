@@ -1,0 +1,87 @@
+"""The ladder: from recomputing everything to the fastest there is, one change per rung.
+
+Rungs come from the registries, so a new program, scheme or proposer is a rung without a line here. What refuses on this
+machine is named with its reason and left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tokenmill.bench.points import Point
+from tokenmill.bench.series import Series
+from tokenmill.config import FUSIBLE, EngineConfig
+from tokenmill.engine.build import choose_forms, find_device, resolve_config
+from tokenmill.errors import ConfigError
+from tokenmill.model.config import ModelConfig
+from tokenmill.program import PROGRAMS
+from tokenmill.registry import resolve
+from tokenmill.speculate.proposer import PROPOSERS
+
+__all__ = ["Rung", "climb", "rungs"]
+
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A label, and the settings that differ from the user's own. refused: why it is not climbed here, if so.
+
+    on_fastest: the settings come on top of those of the fastest rung so far.
+    """
+
+    label: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    on_fastest: bool = False
+    refused: str | None = None
+
+
+def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
+    """From the bottom up."""
+    slowest = {"program": list(PROGRAMS)[-1], "scheme": "dense"}
+    found = [
+        Rung("no cache", {**slowest, "cache": False}),
+        Rung(f"{slowest['program']}, static cache", slowest),
+        Rung(f"{slowest['program']}, paged cache", {**slowest, "block_size": PAGE}),
+    ]
+    for count in range(len(FUSIBLE) + 1):
+        names = ",".join(FUSIBLE[:count])
+        found.append(Rung(f"{slowest['program']}, {names or 'nothing'} fused", {**slowest, "fuse": names or "none"}))
+    for program in reversed(PROGRAMS):
+        for scheme in resolve(PROGRAMS[program]).schemes:
+            settings = {"program": program, "scheme": scheme}
+            if settings != slowest:
+                reason = _refused(config, settings, model)
+                found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
+    guessers = [name for name in PROPOSERS if name not in ("none", "multi_step")]  # native has multi_step by itself
+    found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in guessers]
+    return found
+
+
+def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig) -> str | None:
+    """Why no engine can be made of these settings, or None."""
+    try:
+        config = replace(config, **settings)
+        choose_forms(resolve_config(config, model), model, find_device(config.device))
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def climb(series: Series, config: EngineConfig, steps: list[Rung], point: Point) -> Iterator[dict[str, Any]]:
+    """A row per rung, with the factor over the rung below and over the first."""
+    first: float | None = None
+    below: float | None = None
+    fastest: tuple[float, dict[str, Any]] = (0.0, {})
+    for rung in steps:
+        if rung.refused is not None:
+            continue
+        settings = {**(fastest[1] if rung.on_fastest else {}), **rung.settings}
+        for row in series.rows([point], replace(config, **settings), rung.label):
+            rate = row.get("decode_tok_s")
+            first = first or rate
+            over_below = rate / below if rate and below else None
+            yield {**row, "over_below": over_below, "over_first": rate / first if rate and first else None}
+            below = rate or below
+            if rate and rate > fastest[0] and row["cache"]:
+                fastest = (rate, settings)

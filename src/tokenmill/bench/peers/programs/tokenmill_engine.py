@@ -1,0 +1,47 @@
+"""tokenmill itself, measured as every other engine is: in a process of its own, asked for the same tokens."""
+
+# isort: off
+import wire  # type: ignore[import-not-found]
+# isort: on
+
+import time
+from typing import Any
+
+import torch
+
+from tokenmill import __version__
+from tokenmill.bench.points import Point
+from tokenmill.bench.run import take_sample
+from tokenmill.engine.build import load
+from tokenmill.measure.machine import instruction_sets
+from tokenmill.program.native.abi import best_build
+
+
+class Tokenmill:
+    """Prefill and decode are told apart as `tokenmill bench` does."""
+
+    def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int, **options: Any) -> dict[str, Any]:
+        self.engine = engine = load(
+            model, threads=threads, dtype=dtype, max_length=max_length, max_sequences=batch, **options
+        )
+        config = engine.config
+        kernels = f"kernels {best_build()}" if engine.program_name == "native" else instruction_sets()
+        return {
+            "versions": {"tokenmill": __version__, "torch": torch.__version__},
+            "note": f"{config.dtype}, scheme {config.scheme}, program {engine.program_name}, {kernels}",
+        }
+
+    def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
+        point = Point(prompt=len(prompts[0]), new=new, batch=len(prompts))
+        sample = take_sample(self.engine, point, prompts, time.perf_counter)
+        return {
+            "prefill_s": sample.prefill_s,
+            "decode_s": sample.decode_s,
+            "total_s": sample.total_s,
+            "decode_tokens": sample.decode_tokens,
+            "tokens": [sample.tokens[at : at + new] for at in range(0, len(sample.tokens), new)],
+        }
+
+
+if __name__ == "__main__":
+    wire.serve(Tokenmill())

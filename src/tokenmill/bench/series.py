@@ -1,0 +1,177 @@
+"""A series of points: engines made for them, refusals and failures marked, a row for each, one after the other.
+
+One engine serves all points of a batch size; where it does not fit, each point gets one of its own, so that a point
+that is too large costs only itself.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from tokenmill.bench.figures import point_columns, row_of
+from tokenmill.bench.golden import check_text, reference_for
+from tokenmill.bench.points import Point
+from tokenmill.bench.rows import VERSION, provenance
+from tokenmill.bench.run import Measured, chunk_for, measure_point
+from tokenmill.bench.shapes import Shape
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import build, find_device, resolve_config
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import CapacityError, ConfigError, TokenmillError
+from tokenmill.hub.download import Progress
+from tokenmill.measure.cost import available_bytes, cost_of
+from tokenmill.measure.machine import Limits, limits, quick_probe
+from tokenmill.measure.memory import peak_bytes, reset_peak
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.fill_random import fill_random
+from tokenmill.weights.load import load_decoder
+
+__all__ = ["Series"]
+
+SHORTEST = 64  # room for the texts that are checked
+
+
+@dataclass
+class Series:
+    """Points of one model. `repetitions` of each; `check` compares the text of every engine with the reference."""
+
+    checkpoint: Checkpoint
+    progress: Progress
+    repetitions: int = 3
+    check: bool = True
+    kind: str = "bench"
+    probe: Callable[[], float] | None = None
+    _limits: Limits | None = None
+    _done: int = 0
+    _total: int = 0
+
+    def rows(self, points: List[Point], config: EngineConfig, label: str = "") -> Iterator[dict[str, Any]]:
+        """One row per point, small batches first. Raises WrongText when an engine does not say what it must."""
+        self._done, self._total = 0, len(points) * (self.repetitions + 1)
+        ordered = sorted(points, key=lambda point: point.batch)
+        for _, group in groupby(ordered, key=lambda point: (point.batch, chunk_for(point, config.max_step_tokens))):
+            members = list(group)
+            for together in [members] if self._fits(members, config) else [[point] for point in members]:
+                yield from self._run(together, config, label)
+
+    def limits(self, config: EngineConfig) -> Limits:
+        """Of the device and the threads that the engines use."""
+        device, threads = find_device(config.device), config.threads or torch.get_num_threads()
+        if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
+            self.progress.stage(f"measuring what this machine can do ({device}, {threads} threads)")
+            self._limits = limits(device, threads)
+        return self._limits
+
+    # ---- inside
+
+    def _fits(self, points: List[Point], config: EngineConfig) -> bool:
+        try:
+            self._check_memory(self._config_for(points, config))
+        except TokenmillError:
+            return False
+        return True
+
+    def _run(self, points: List[Point], config: EngineConfig, label: str) -> Iterator[dict[str, Any]]:
+        """The rows of points that share an engine."""
+        self.progress.stage(f"loading{f' for {label}' if label else ''}")
+        try:
+            started_s = time.perf_counter()
+            engine = self._engine(self._config_for(points, config))
+            load_s = time.perf_counter() - started_s
+            checked = self._check(engine)
+            machine = self.limits(engine.config)
+        except (TokenmillError, MemoryError, RuntimeError) as error:
+            for point in points:
+                yield self._marked(point, config, label, error)
+            return
+        for point in points:
+            self.progress.stage(f"{label or 'measuring'} {point.title}")
+            self.progress.advance(self._done, self._total)
+            try:
+                measured = self._measure(engine, point, machine)
+                row = row_of(measured, engine, machine, load_s, label, self.kind)
+                yield {**row, "text_check": checked}
+            except (TokenmillError, MemoryError, RuntimeError) as error:
+                yield self._marked(point, engine.config, label, error)
+
+    def _measure(self, engine: Engine, point: Point, machine: Limits) -> Measured:
+        on_cpu = engine.config.device == "cpu"
+        return measure_point(
+            engine,
+            point,
+            self.repetitions,
+            probe=self.probe or (quick_probe if on_cpu else lambda: machine.read_gb_s),
+            before_each=reset_peak if on_cpu else torch.cuda.reset_peak_memory_stats,
+            peak=peak_bytes if on_cpu else torch.cuda.max_memory_allocated,
+            advance=self._advance,
+        )
+
+    def _advance(self) -> None:
+        self._done += 1
+        self.progress.advance(self._done, self._total)
+
+    def _config_for(self, points: List[Point], config: EngineConfig) -> EngineConfig:
+        for point in points:
+            if point.prompt and point.depth and point.batch > 1:
+                allowed = "0 for prefill in batches: the depth of one sequence would mix with the prompt of another"
+                raise ConfigError("--depth", point.depth, allowed)
+        length = max(SHORTEST, *(point.length for point in points))
+        batch = points[0].batch
+        chunk = max(chunk_for(points[0], config.max_step_tokens), batch)
+        if not config.cache:
+            chunk = max(chunk, batch * length)  # a step computes everything of everyone
+        return replace(
+            config,
+            max_length=config.max_length or length,
+            max_sequences=batch,
+            max_step_tokens=chunk,
+            prefix_cache=False,
+        )
+
+    def _check_memory(self, config: EngineConfig) -> None:
+        """CapacityError when the planner's figures say that it cannot fit, before the system kills us for trying."""
+        model, device = read_config(self.checkpoint.config), find_device(config.device)
+        resolved = resolve_config(config, model)
+        needed = cost_of(resolved, model, device).total_bytes
+        available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        if needed > available:
+            raise CapacityError("bytes of memory", needed, available, "batch, prompt or new tokens")
+
+    def _engine(self, config: EngineConfig) -> Engine:
+        self._check_memory(config)
+        fill = fill_random if isinstance(self.checkpoint, Shape) else load_decoder
+        return build(self.checkpoint, config, self.progress.advance, fill)
+
+    def _check(self, engine: Engine) -> str:
+        if isinstance(self.checkpoint, Shape):
+            return "none: random weights"
+        reference = reference_for(self.checkpoint.path)
+        if reference is None:
+            return "none: no reference for this model"
+        if not self.check:
+            return "off"
+        self.progress.stage("comparing the text with transformers'")
+        return check_text(engine, reference)
+
+    def _marked(self, point: Point, config: EngineConfig, label: str, error: Exception) -> dict[str, Any]:
+        """A row that says why there are no figures."""
+        memory = isinstance(error, MemoryError | CapacityError | torch.OutOfMemoryError) or "allocat" in str(error)
+        status = "out of memory" if memory else "refused" if isinstance(error, TokenmillError) else "failed"
+        names = "model program kernel scheme dtype cache cache_format proposer device threads block_size".split()
+        return {
+            "version": VERSION,
+            "kind": self.kind,
+            "test": point.title,
+            "label": label,
+            **{name: getattr(config, name) for name in names},
+            **point_columns(point),
+            "status": status,
+            "reason": " ".join(str(error).split())[:300] or type(error).__name__,
+            **provenance(),
+        }

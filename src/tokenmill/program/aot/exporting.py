@@ -1,0 +1,154 @@
+"""Compiled code on disk: the parts of a forward through torch.export and AOTInductor, a package for each.
+
+Lengths, slots and numbers of sequences stay open; 1 sequence, several, and a chunk of one are compiled apart.
+"""
+
+import shutil
+import subprocess
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import aoti_compile_and_package, cpp_builder
+from torch._inductor import config as inductor
+from torch.export import Dim, export
+
+from tokenmill.cache.pool import Pool
+from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.memory.atomic_file import beside
+from tokenmill.model.decoder import Decoder
+from tokenmill.program.aot.manifest import MANIFEST, digest, seal_manifest
+from tokenmill.program.aot.parts import End, OneLayer, Part, kind_of, weights_of
+from tokenmill.program.compiled.compiling import check_backend
+
+__all__ = ["KINDS", "write_code"]
+
+KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
+"""Of steps, by what is to be compiled: one sequence, several, or a chunk of one."""
+
+EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
+"""Tokens that a kind is compiled with."""
+KEYS = 320
+
+SETTINGS = {"cpp.dynamic_threads": True}
+"""Or the code would divide its work among as many threads as there are here, wherever it runs."""
+
+
+@dataclass(frozen=True)
+class _Package:
+    """A part, and what it is compiled with."""
+
+    name: str
+    part: Part
+    inputs: tuple[object, ...]
+    open_sizes: tuple[object, ...]
+    weights: list[Tensor]
+
+
+def write_code(folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: Mapping[str, Any], progress: Any) -> int:
+    """Compile and write all, then rename: never half an image. Bytes on disk. ImageMismatch where it cannot be written.
+
+    `progress` has stage(text) and advance(done, total).
+    """
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise ImageMismatch(f"{folder} is there and no image of compiled code: it is not overwritten")
+    check_backend("inductor")
+    temporary = beside(folder)
+    try:
+        temporary.mkdir()
+        layers, packages = _packages(decoder, pool, KINDS[phases])
+        for number, package in enumerate(packages):
+            progress.stage(f"compiling {package.name}, {number + 1} of {len(packages)}")
+            progress.advance(number, len(packages))
+            _compile(package, temporary / f"{package.name}.pt2")
+        files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
+        num_bytes = sum((temporary / name).stat().st_size for name in files)
+        told = {"compiler": _compiler(), "num_bytes": num_bytes}
+        document = seal_manifest({**facts, **told, "kinds": KINDS[phases], "layers": layers, "files": files})
+        (temporary / MANIFEST).write_text(document, encoding="utf-8")
+        _put(temporary, folder)
+    except OSError as error:
+        raise ImageMismatch(f"{folder} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    progress.advance(len(packages), len(packages))
+    return num_bytes
+
+
+def _put(temporary: Path, folder: Path) -> None:
+    """In the place of an older one, which is whole until then."""
+    if folder.exists():
+        old = beside(folder)
+        folder.rename(old)
+        try:
+            temporary.rename(folder)
+        except BaseException:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        temporary.rename(folder)
+
+
+def _packages(decoder: Decoder, pool: Pool, kinds: tuple[str, ...]) -> tuple[list[int], list[_Package]]:
+    """Which code each layer takes, and what there is to compile."""
+    known: dict[object, int] = {}
+    layers = [known.setdefault(kind_of(layer), len(known)) for layer in decoder.layers]
+    packages = []
+    for kind in kinds:
+        for number in range(len(known)):
+            index = layers.index(number)
+            layer = OneLayer(decoder.layers[index], pool.layers[index])
+            inputs, sizes = _layer_inputs(decoder, pool.layers[index].tensors, kind)
+            packages.append(_Package(f"layer-{kind}-{number}", Part(layer), inputs, sizes, weights_of(layer)))
+    end = End(decoder)
+    for kind in [kind for kind in ("one", "many") if kind in kinds]:
+        rows = {0: Dim("rows", min=2)} if kind == "many" else None
+        x_RD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
+        packages.append(_Package(f"end-{kind}", Part(end), (x_RD,), (rows,), weights_of(end)))
+    return layers, packages
+
+
+def _layer_inputs(
+    decoder: Decoder, cache: tuple[Tensor, ...], kind: str
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Of OneLayer, and which of their sizes stay open."""
+    num_tokens = EXAMPLE[kind]
+    device = cache[0].device
+    positions_T = torch.arange(num_tokens, device=device)
+    x_TD = torch.zeros(num_tokens, decoder.config.hidden_size).to(decoder.embedding.weight)
+    rotary = None if decoder.rotary is None else decoder.rotary(positions_T)
+    keys_BL = torch.zeros((num_tokens if kind == "many" else 1, KEYS), dtype=torch.int64, device=device)
+    tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
+    length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
+    keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
+    angles = None if rotary is None else (tokens, tokens)
+    inputs = (x_TD, rotary, positions_T, positions_T.clone(), keys_BL, list(cache))
+    return inputs, (tokens, angles, tokens, tokens, keys, [slots] * len(cache))
+
+
+@torch.no_grad()
+def _compile(package: _Package, path: Path) -> None:
+    weights_sizes = [None] * len(package.weights)
+    sizes = {"inputs": package.open_sizes, "weights": weights_sizes}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
+        program = export(package.part, (package.inputs, package.weights), dynamic_shapes=sizes)
+        try:
+            with inductor.patch(SETTINGS):
+                aoti_compile_and_package(program, package_path=str(path))
+        except RuntimeError as error:
+            line = (str(error).splitlines() or [""])[0]
+            raise ConfigError("program", "compiled", f"its compiler failed for {package.name}: {line}") from error
+
+
+def _compiler() -> str:
+    """Its name and version, for whoever wants to know: an image needs none."""
+    asked = subprocess.run(  # noqa: S603  (the compiler that torch found)
+        [cpp_builder.get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
+    )
+    return asked.stdout.partition("\n")[0]

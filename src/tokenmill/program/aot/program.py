@@ -1,0 +1,75 @@
+"""Compiled code from disk: no Dynamo, no compiler, no wait. What it has no code for runs as it stands."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.model.decoder import Decoder
+from tokenmill.program.aot.manifest import REMEDY, read_manifest
+from tokenmill.program.aot.parts import End, OneLayer, weights_of
+from tokenmill.program.compiled.form import Call, Inputs
+from tokenmill.program.compiled.pieces import InPieces
+from tokenmill.program.compiled.shapes import Piece
+from tokenmill.weights.packed.model import ImageCheckpoint
+
+__all__ = ["Imaged"]
+
+Loader = torch._C._aoti.AOTIModelPackageLoader
+
+
+class Imaged(InPieces):
+    """See Program. The image was checked against the model and the settings before."""
+
+    description = "compiled code from disk"
+
+    def __init__(
+        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+    ) -> None:
+        if config is None or config.image is None:
+            raise ConfigError("image", None, "a directory from `tokenmill image --program compiled`")
+        facts = read_manifest(Path(config.image))
+        self._kinds, self._layer_code = facts["kinds"], facts["layers"]
+        self._code = _load(Path(config.image), facts["files"], pool.layers[0].tensors[0].device)
+        super().__init__(decoder, pool, image, config)
+        self._layer_weights = [weights_of(OneLayer(*each)) for each in zip(decoder.layers, pool.layers, strict=True)]
+        self._end_weights = weights_of(End(decoder))
+
+    def find(self, piece: Piece, step: Step) -> Call | None:
+        """By its kind; see exporting.KINDS."""
+        del step
+        kind = "chunk" if not piece.decodes else "one" if len(piece.spans) == 1 else "many"
+        return partial(self._run_code, kind) if kind in self._kinds else None
+
+    def _run_code(self, kind: str, inputs: Inputs, cache: list[Tensor]) -> Tensor:
+        """Logits of the wanted rows."""
+        step = inputs.padded(self.block_size)
+        x_TD, rotary = self.decoder.begin(step)
+        around = [*(rotary or ()), step.positions_T, step.slots_T, step.keys_BL]
+        each = len(cache) // len(self._layer_code)
+        for number, code in enumerate(self._layer_code):
+            rows = cache[each * number : each * (number + 1)]
+            (x_TD,) = self._code[f"layer-{kind}-{code}.pt2"].run([x_TD, *around, *rows, *self._layer_weights[number]])
+        x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
+        name = f"end-{'one' if len(x_RD) == 1 else 'many'}.pt2"
+        if name not in self._code:
+            return self.decoder.end(x_RD)
+        (logits_RV,) = self._code[name].run([x_RD, *self._end_weights])
+        return logits_RV
+
+
+def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
+    """The packages of an image by name. ImageMismatch for what torch's loader refuses."""
+    on_cpu = device.type == "cpu"
+    number = -1 if on_cpu else device.index or 0
+    try:  # told that calls come one after the other, it does not wait on a GPU for the one before
+        return {name: Loader(str(folder / name), "model", not on_cpu, 1, number) for name in names}
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0]
+        raise ImageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error

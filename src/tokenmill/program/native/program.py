@@ -1,0 +1,172 @@
+"""The fast program for CPUs: the whole step in one call of a C++ library (`native/`), with its own threads and weights.
+
+The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
+threads, sums never are. Weights are packed into one arena in the order in which they are read; the decoder's own
+matrices are given up as that happens.
+"""
+
+import ctypes
+import os
+import weakref
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import Span, Step
+from tokenmill.config import EngineConfig
+from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.decoder import Decoder
+from tokenmill.model.rope import RotaryTable
+from tokenmill.program.native import abi
+from tokenmill.program.native.ops import ACTIVATIONS, Ops, packed_bytes
+from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.weights.packed.model import ImageCheckpoint
+
+__all__ = ["Native"]
+
+WHY_BYTES = 500
+CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
+
+
+def _free(model: int, process: int) -> None:
+    if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
+        abi.library().tm_free(model)
+
+
+class Native:
+    """See Program."""
+
+    description = "C++ for this processor, the same bits for any batch and chunk"
+    schemes = ("dense", "q8", "q4", "file")
+    slow_schemes = ()
+    attends = True
+    only_asked = False
+    finds_drafts = True
+    compile_s = 0.0
+    build = ""
+    """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
+
+    @staticmethod
+    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
+        """Needs the library, a CPU, float32 or bfloat16, and an activation that it knows."""
+        if device.type != "cpu":
+            return f"runs on the CPU, and the device is {device}"
+        if (reason := abi.why_not()) is not None:
+            return f"its library {reason}"
+        if dtype not in (torch.float32, torch.bfloat16):
+            return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
+        if model.num_experts and model.mlp_bias:
+            return "has no biases within a mixture of experts"
+        if model.activation not in ACTIVATIONS:
+            return f"has no activation {model.activation!r}"
+        return None
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+        """See Program."""
+        return packed_bytes(model, dtype, scheme)
+
+    def __init__(
+        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+    ) -> None:
+        """With an image the decoder is an empty one, and only its shape is looked at."""
+        del config
+        shape = decoder.config
+        self._pool, self._vocab_size = pool, shape.vocab_size
+        self._weights = Packing() if image is None else Packed(image.payload(), image.facts["weights"])
+        self._ops = Ops(decoder, pool.layers, self._weights)
+        array = self._ops.array()
+        cosines, sines = _angles(decoder)
+        self._kept = (array, cosines, sines)
+        self._spec = abi.Model(
+            hidden=shape.hidden_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            intermediate=shape.intermediate_size,
+            vocab=shape.vocab_size,
+            rotary=0 if shape.rope is None else shape.rope.dim,
+            cache_form=CACHE_FORMS[pool.layers[0].tensors[0].dtype],
+            cosines=None if cosines is None else cosines.data_ptr(),
+            sines=None if sines is None else sines.data_ptr(),
+            ops=array,
+            num_ops=len(array),
+            num_threads=torch.get_num_threads(),
+            build=self.build.encode(),
+        )
+        self._make()
+
+    def _make(self) -> None:
+        """Start the threads. Done again in a forked process, where those of the first are missing."""
+        self._call, self._why = abi.Step(), ctypes.create_string_buffer(WHY_BYTES)
+        self._model = abi.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
+        if not self._model:
+            raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
+        self._process = os.getpid()
+        self._finalizer = weakref.finalize(self, _free, self._model, self._process)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """See Program."""
+        return self._weights.num_bytes
+
+    @property
+    def num_matrix_bytes(self) -> int:
+        """See Program."""
+        return self._weights.num_matrix_bytes
+
+    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+        """See Program."""
+        if not isinstance(self._weights, Packing):
+            raise ConfigError("model", "an image", "the model itself: an image of an image would be a copy")
+        return self._weights.describe(), self._weights.pieces()
+
+    def run(self, step: Step) -> Tensor:
+        """See Program. float32 logits."""
+        if os.getpid() != self._process:
+            self._make()
+        logits_RV = torch.empty(step.num_rows, self._vocab_size)
+        # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
+        numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())
+        count = len(numbers)
+        numbers.extend(step.positions)
+        numbers.extend(step.slots)
+        numbers.extend(step.rows or ())
+        first_span = len(numbers)
+        for span in step.spans:
+            numbers.extend(_numbers(span))
+        first_stop = len(numbers)
+        numbers.extend(step.stop_ids)
+        call, at, size = self._call, numbers.buffer_info()[0], numbers.itemsize
+        call.num_tokens, call.num_spans, call.num_rows = count, len(step.spans), step.num_rows
+        call.tokens, call.positions, call.slots = at, at + size * count, at + 2 * size * count
+        call.rows = None if step.rows is None else at + 3 * size * count
+        call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
+        call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
+        if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
+            raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
+        if step.has_unknown:
+            step.token_ids = numbers[:count]
+        return logits_RV
+
+
+def _numbers(span: Span) -> tuple[int, int, int, int, int]:
+    """TmSpan."""
+    if span.base is not None:
+        return span.first, span.count, span.start, span.base, 0
+    assert span.slots_L is not None, "one of the two is set"
+    return span.first, span.count, span.start, -1, span.slots_L.data_ptr()
+
+
+def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """cos and sin of each pair at every position, [P, rotary / 2] float32 whatever the model's dtype."""
+    rope = decoder.config.rope
+    if rope is None:
+        return None, None
+    table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
+    return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

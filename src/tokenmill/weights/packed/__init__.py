@@ -1,0 +1,1 @@
+"""PACKED MODELS: one file with the weights as a program reads them."""

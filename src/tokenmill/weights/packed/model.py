@@ -1,0 +1,156 @@
+"""An image: a model in one file, its matrices already in the form that a program multiplies with.
+
+The header (image_header.py), the tokenizer, then from a whole page on the weights. It is read into memory as it is;
+nothing in it is executed. A Checkpoint like any other, but that its tensors cannot be read one by one.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError
+from tokenmill.memory.arena import ALIGNMENT
+from tokenmill.memory.atomic_file import seal, writing
+from tokenmill.quant.stored import Stored
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.packed.header import FORMAT, MAGIC, REMEDY, read_header
+from tokenmill.weights.packed.reader import PAGE, ImageReader, payload_begin
+
+__all__ = ["ImageCheckpoint", "write_image"]
+
+PART = 8 << 20
+"""Bytes that share a checksum."""
+
+Progress = Callable[[int, int], None]
+
+
+class ImageCheckpoint:
+    """See Checkpoint. CheckpointError, by field, for what is damaged, of another version, or older than its model.
+
+    facts: the header. program, dtype, scheme: what the weights are packed for; no other can use them.
+    """
+
+    def __init__(self, path: Path, reader: ImageReader | None = None) -> None:
+        self.path, self.reader = path, reader
+        self.facts, begin = read_header(path) if reader is None else (reader.facts, reader.header_end)
+        self.config: dict[str, Any] = self.facts["config"]
+        self.rounded = str(self.facts["rounded"])
+        self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))
+        self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
+        self.num_bytes = int(self.facts["payload_bytes"])
+        self._tokenizer_at = begin
+        self._payload_at = payload_begin(self.facts, begin)
+        size, wanted = path.stat().st_size, self._payload_at + self.num_bytes
+        if size != wanted:
+            raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+        self._check_source()
+
+    def _check_source(self) -> None:
+        """The model may have gone since; if it is there, it must be the same."""
+        source = Path(self.facts["source"])
+        if not source.exists():
+            return
+        now = fingerprint(source)
+        stale = [name for name, digest in self.facts["fingerprint"].items() if now.get(name) != digest]
+        if stale:
+            raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
+
+    def read(self, name: str) -> Tensor:
+        """Refused: there is no way back from packed weights."""
+        source = self.facts["source"]
+        raise CheckpointError(f"{self.path} is an image, whose {name} cannot be read: give the model, {source}")
+
+    def read_codes(self, name: str) -> Stored | None:
+        """Refused, as read."""
+        self.read(name)
+        return None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """See Checkpoint."""
+        with self.path.open("rb") as opened:
+            opened.seek(self._tokenizer_at)
+            text = opened.read(self.facts["tokenizer_bytes"])
+        if zlib.crc32(text) != self.facts["tokenizer_checksum"]:
+            raise CheckpointError(f"{self.path} is damaged: its tokenizer does not match its checksum; {REMEDY}")
+        if not text:
+            return None
+        return Tokenizer(tokenizers.Tokenizer.from_str(text.decode()), **self.facts["tokenizer"])
+
+    def start_reading(self) -> None:
+        """Read all weights in the background, unless that is going on already."""
+        self.reader = self.reader or ImageReader(self.path)
+
+    def payload(self) -> Tensor:
+        """All weights as bytes [N], in huge pages, every part checked; handed out once."""
+        self.start_reading()
+        assert self.reader is not None, "started above"
+        memory, self.reader = self.reader.wait(), None
+        return torch.frombuffer(memory, dtype=torch.uint8)[: self.num_bytes]
+
+
+def write_image(
+    path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, pieces: Iterable[Tensor], progress: Progress
+) -> int:
+    """Write and sync a temporary file, then rename it: never half an image. Size in bytes.
+
+    `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the pieces,
+    which lie one after the other, each at the next multiple of ALIGNMENT.
+    """
+    parts = [piece.reshape(-1).view(torch.uint8).numpy() for piece in pieces]
+    text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
+    total = sum(len(part) + -len(part) % ALIGNMENT for part in parts)
+    facts = {
+        **facts,
+        "tokenizer": None if tokenizer is None else _describe(tokenizer),
+        "tokenizer_bytes": len(text),
+        "tokenizer_checksum": zlib.crc32(text),
+        "payload_bytes": total,
+        "part_bytes": PART,
+        "checksums": _checksums(parts),
+    }
+    header = seal(facts, FORMAT).encode()
+    try:
+        with writing(path) as out:
+            out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
+            out.write(b"\0" * (-out.tell() % PAGE))
+            for number, part in enumerate(parts):
+                progress(number, len(parts))
+                out.write(part.data)
+                out.write(b"\0" * (-len(part) % ALIGNMENT))
+            size = out.tell()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    progress(len(parts), len(parts))
+    return size
+
+
+def _describe(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The keywords of Tokenizer."""
+    return {
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_ids": tokenizer.eos_token_ids,
+        "chat_template": tokenizer.chat_template,
+        "special_texts": tokenizer.special_texts,
+    }
+
+
+def _checksums(parts: list[Any]) -> list[int]:
+    """Of every PART bytes of the payload."""
+    sums, current, room = [], 0, PART
+    for part in parts:
+        for piece in (memoryview(part.data), memoryview(bytes(-len(part) % ALIGNMENT))):
+            begin = 0
+            while begin < len(piece):
+                taken = piece[begin : begin + room]
+                current = zlib.crc32(taken, current)
+                begin, room = begin + len(taken), room - len(taken)
+                if room == 0:
+                    sums.append(current)
+                    current, room = 0, PART
+    return [*sums, current] if room < PART else sums

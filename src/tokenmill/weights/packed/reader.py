@@ -1,0 +1,48 @@
+"""An image's weights into memory, in the background. Nothing here imports torch: reading goes on while that happens."""
+
+import mmap
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import CheckpointError
+from tokenmill.memory.pages import map_pages
+from tokenmill.weights.packed.header import REMEDY, read_header
+
+__all__ = ["PAGE", "ImageReader", "payload_begin"]
+
+PAGE = 4096
+
+
+def payload_begin(facts: dict[str, Any], header_end: int) -> int:
+    """Where the weights begin in the file: after the tokenizer, on a whole page."""
+    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
+
+
+class ImageReader:
+    """Starts when made. CheckpointError for what is no image."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.facts, self.header_end = read_header(path)
+        self._begin = payload_begin(self.facts, self.header_end)
+        self._memory = map_pages(self.facts["payload_bytes"])
+        thread = ThreadPoolExecutor(1)  # one: there is other work to do meanwhile
+        self._done = thread.submit(self._read)
+        thread.shutdown(wait=False)
+
+    def wait(self) -> mmap.mmap:
+        """All weights, in huge pages; CheckpointError names the part that does not match its checksum."""
+        self._done.result()
+        return self._memory
+
+    def _read(self) -> None:
+        size, total = self.facts["part_bytes"], self.facts["payload_bytes"]
+        with self.path.open("rb", buffering=0) as opened:
+            opened.seek(self._begin)
+            for part, checksum in enumerate(self.facts["checksums"]):
+                piece = memoryview(self._memory)[part * size : min(total, (part + 1) * size)]
+                if opened.readinto(piece) != len(piece) or zlib.crc32(piece) != checksum:
+                    at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
+                    raise CheckpointError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")

@@ -1,0 +1,1 @@
+"""PARAMETERS -> FILES: checkpoints written anew, converted or quantised."""

@@ -1,0 +1,236 @@
+"""A series of points, the ladder, shapes without files, the machine's limits: rows whatever happens to one of them."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.tiny_models import save
+from tokenmill.bench import series
+from tokenmill.bench.card import card_of, card_rows
+from tokenmill.bench.ladder import climb, rungs
+from tokenmill.bench.points import Point
+from tokenmill.bench.rows import COLUMNS
+from tokenmill.bench.series import Series
+from tokenmill.bench.shapes import SHAPES, find_shape
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import build
+from tokenmill.errors import ConfigError
+from tokenmill.hub.download import Silent
+from tokenmill.measure import machine
+from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
+from tokenmill.measure.machine import Limits
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.fill_random import fill_random
+
+LIMITS = Limits("cpu", "a processor", 2, 2, 40.0, 30.0, 160.0, 90.0, 200.0, 400.0, 800.0)
+
+
+@pytest.fixture
+def tiny(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr(series, "limits", lambda device, threads: LIMITS)
+    path = save("llama", tmp_path_factory.mktemp("models"))
+    return Series(open_checkpoint(path), Silent(), repetitions=2, probe=lambda: 40.0)
+
+
+# ---- series
+
+
+def test_every_point_gives_a_row_with_every_column(tiny):
+    points = [Point(16, 4, batch=2), Point(16, 0), Point(0, 8, depth=20)]
+    rows = list(tiny.rows(points, EngineConfig(), "here"))
+    assert [row["test"] for row in rows] == ["pp16", "tg8 @ d20", "pp16+tg4 x2"], "small batches first"
+    for row in rows:
+        assert row["status"] == "ok" and row["label"] == "here" and not row["reason"]
+        assert set(row) <= set(COLUMNS)
+        assert row["repetitions"] == 2 and row["machine_read_gb_s"] == 40.0
+        assert row["text_check"] == "none: no reference for this model"
+    assert rows[0]["prefill_ms"] > 0 and rows[0].get("decode_ms") is None
+    assert rows[1]["decode_ms"] > 0 and rows[1].get("prefill_ms") is None
+    assert rows[2]["cache_used_mb"] == pytest.approx(2 * 20 * 2 * 2 * 2 * 8 * 4 / 1e6), (
+        "2·layers·heads·dim·length·bytes"
+    )
+
+
+def test_a_point_that_is_refused_costs_only_itself(tiny):
+    points = [Point(16, 4), Point(120, 60), Point(8, 4, batch=2, depth=8)]
+    rows = {row["test"]: row for row in tiny.rows(points, EngineConfig())}
+    assert rows["pp16+tg4"]["status"] == "ok"
+    assert rows["pp120+tg60"]["status"] == "refused" and "128" in rows["pp120+tg60"]["reason"]
+    assert rows["pp8+tg4 @ d8 x2"]["status"] == "refused" and "--depth" in rows["pp8+tg4 @ d8 x2"]["reason"]
+
+
+def test_a_point_that_does_not_fit_is_marked_before_it_is_tried(tiny, monkeypatch):
+    monkeypatch.setattr(series, "available_bytes", lambda: 800_000)
+    rows = list(tiny.rows([Point(8, 4), Point(8, 4, batch=100)], EngineConfig(dtype="float32")))
+    assert [row["status"] for row in rows] == ["ok", "out of memory"]
+    assert "800000 available" in rows[1]["reason"]
+
+
+def test_memory_that_runs_out_in_the_middle_is_marked_and_the_series_goes_on(tiny, monkeypatch):
+    measure = series.measure_point
+
+    def measure_point(engine, point, *arguments, **keywords):
+        if point.new == 4:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+        return measure(engine, point, *arguments, **keywords)
+
+    monkeypatch.setattr(series, "measure_point", measure_point)
+    rows = list(tiny.rows([Point(8, 4), Point(8, 5)], EngineConfig()))
+    assert [row["status"] for row in rows] == ["out of memory", "ok"]
+
+
+def test_tokens_that_change_between_repetitions_are_a_failure(tiny, monkeypatch):
+    take, seen = series.measure_point, []
+
+    def measure_point(*arguments, **keywords):
+        measured = take(*arguments, **keywords)
+        measured.samples[1] = replace(measured.samples[1], tokens=(1, 2, 3))
+        seen.append(measured)
+        return measured
+
+    monkeypatch.setattr(series, "measure_point", measure_point)
+    (row,) = tiny.rows([Point(8, 4)], EngineConfig())
+    assert row["status"] == "failed" and seen[0].samples[0].hash in row["reason"]
+
+
+# ---- ladder
+
+
+def test_the_ladder_climbs_what_the_registries_have(tiny):
+    steps = rungs(EngineConfig(), read_config(tiny.checkpoint.config))
+    assert [rung.label for rung in steps] == [
+        "no cache",
+        "eager, static cache",
+        "eager, paged cache",
+        "eager, nothing fused",
+        "eager, qkv fused",
+        "eager, qkv,gate_up fused",
+        "eager, qkv,gate_up,norm fused",
+        "eager, qkv,gate_up,norm,rotary fused",
+        "eager, packed weights",
+        "compiled, dense weights",
+        "image, dense weights",
+        "native, dense weights",
+        "native, q8 weights",
+        "native, q4 weights",
+        "native, file weights",
+        "fastest, prompt_lookup",
+    ]
+    config = EngineConfig(compile_backend="eager")  # the others take ten seconds
+    rows = list(climb(tiny, config, steps, Point(20, 6)))
+    assert [row["label"] for row in rows] == [rung.label for rung in steps if rung.refused is None]
+    assert len({row["hash"] for row in rows if row["scheme"] not in ("q8", "q4")}) == 1, (
+        "float32: the same text on every rung"
+    )
+    assert rows[0]["over_below"] is None and rows[0]["over_first"] == 1
+    for below, row in pairwise(rows):
+        assert row["over_below"] == pytest.approx(row["decode_tok_s"] / below["decode_tok_s"])
+    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["proposer"]) == (False, 16, "prompt_lookup")
+
+
+# ---- shapes
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_is_a_config_that_can_be_read(name):
+    assert read_config(find_shape(name).config).num_layers >= 12
+
+
+def test_a_shape_runs_with_random_weights(monkeypatch):
+    shape = find_shape("gpt2")
+    shape.config |= {"n_layer": 2, "vocab_size": 500, "n_embd": 96}
+    engine = build(shape, EngineConfig(max_length=64, dtype="float32"), None, fill_random)
+    done = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    assert len(done.tokens) == 8 and torch.isfinite(engine.logits([1, 2, 3])).all()
+    monkeypatch.setattr(series, "limits", lambda device, threads: LIMITS)
+    (row,) = Series(shape, Silent(), repetitions=1, probe=lambda: 40.0).rows([Point(8, 4)], EngineConfig())
+    assert row["text_check"] == "none: random weights" and row["status"] == "ok"
+
+
+def test_an_unknown_shape_is_refused_with_the_names():
+    with pytest.raises(ConfigError, match=r"llama-1b.*pythia-160m"):
+        find_shape("llama-2b")
+
+
+# ---- what it costs, and what the machine can
+
+
+def test_traffic_by_hand():
+    model = read_config(SHAPES["llama-7b"])
+    matrices = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
+    norms = 65 * 4096
+    step = decode_traffic(model, Storage.plain("bfloat16"), 1, 1000)
+    assert step.read_bytes == 2 * (matrices + norms) + 1000 * 2 * 32 * 4096 * 2
+    assert step.operations == 2 * (matrices + norms) + 4 * 32 * 4096 * 1000
+    several = decode_traffic(model, Storage.plain("bfloat16"), 4, 1000)
+    assert several.operations == 4 * step.operations
+    assert several.read_bytes - step.read_bytes == 3 * 1000 * 2 * 32 * 4096 * 2
+    prompt = prefill_traffic(model, Storage.plain("bfloat16"), 1, 100)
+    head = 32000 * 4096
+    assert prompt.operations == 100 * (2 * (matrices + norms - head) + 4 * 32 * 4096 * 50) + 2 * head
+    assert step.floor_s(50e9, 1e15) == step.read_bytes / 50e9
+    assert step.floor_s(1e15, 2e12) == step.operations / 2e12
+
+
+def test_a_window_and_experts_are_read_in_part_only():
+    config = {**SHAPES["mixtral-8x7b"], "sliding_window": 100}
+    model = read_config(config)
+    one, two = (
+        decode_traffic(model, Storage.plain("bfloat16"), 1, 100),
+        decode_traffic(model, Storage.plain("bfloat16"), 1, 5000),
+    )
+    assert one.read_bytes == two.read_bytes
+    expert = 32 * 3 * 4096 * 14336
+    assert decode_traffic(model, Storage.plain("bfloat16"), 2, 0).read_bytes - decode_traffic(
+        model, Storage.plain("bfloat16"), 1, 0
+    ).read_bytes == (pytest.approx(2 * 2 * expert, rel=1e-3)), "two experts more"
+
+
+def test_the_card_names_the_floor_of_every_point():
+    model = read_config(SHAPES["smollm2-135m"])
+    card = card_of(EngineConfig(max_length=2048), model, LIMITS, [Point(512, 0), Point(0, 128)])
+    assert card["parameters"] == 134_515_008 and card["cache_bytes_per_token"] == 23040
+    assert card["floor_tok_s"]["tg128"] == pytest.approx(40e9 / 270e6, rel=0.02)
+    assert any("135" in text or "134.5" in text for _, text in card_rows(card))
+
+
+def test_limits_are_kept_for_a_day_and_measured_anew_when_damaged(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
+    runs = []
+
+    def measure(device, threads):
+        runs.append(threads)
+        return replace(LIMITS, threads=threads, measured_at=machine.time.time())
+
+    monkeypatch.setattr(machine, "measure", measure)
+    cpu = torch.device("cpu")
+    assert machine.limits(cpu, 2) == machine.limits(cpu, 2)
+    machine.limits(cpu, 1)
+    machine.limits(cpu, 2, again=True)
+    assert runs == [2, 1, 2]
+    (file,) = [f for f in (tmp_path / "machine").iterdir() if json.loads(f.read_text())["threads"] == 2]
+    for text in ("{", '{"device": "cpu"}', file.read_text().replace('"measured_at": 1', '"measured_at": -1')):
+        file.write_text(text)
+        machine.limits(cpu, 2)
+    assert runs == [2, 1, 2, 2, 2, 2]
+
+
+def test_limits_that_cannot_be_kept_are_still_measured(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(machine, "measure", lambda device, threads: LIMITS)
+    assert machine.limits(torch.device("cpu"), 2) == LIMITS
+
+
+def test_measuring_the_machine_gives_every_figure(monkeypatch):
+    monkeypatch.setattr(machine, "FAR_BYTES", 2**22)
+    monkeypatch.setattr(machine, "CACHED_BYTES", 2**20)
+    threads = torch.get_num_threads()
+    found = machine.measure(torch.device("cpu"), 1)
+    assert torch.get_num_threads() == threads
+    assert min(found.read_gb_s, found.cached_read_gb_s, found.float32_gflop_s, found.bfloat16_gflop_s) > 0
+    assert found.copy_to_device_gb_s is None

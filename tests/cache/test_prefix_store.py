@@ -1,0 +1,123 @@
+"""Blocks on disk: found after a restart, shared by processes, never wrong."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiny_models import prompt, save
+from tokenmill.cache import prefix_store
+from tokenmill.engine.build import load
+from tokenmill.errors import ConfigError, SnapshotError
+
+START = prompt(40, seed=2)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+def engine_for(path, folder, **how):
+    settings = {"dtype": "float32", "max_length": 96, "block_size": 8, "threads": 1, "prefix_dir": str(folder)}
+    return load(path, **{**settings, **how})
+
+
+def fed(engine, tokens):
+    """Tokens that are fed for a prompt and three more, and the three."""
+    count = 0
+    run = engine.runner.run
+
+    def counted(plan, *fed):
+        nonlocal count
+        count += sum(work.count for work in plan.work)
+        return run(plan, *fed)
+
+    engine.runner.run = counted
+    try:
+        done = engine.generate(tokens, max_new_tokens=3, ignore_eos=True)
+    finally:
+        del engine.runner.run
+    return count, done.tokens
+
+
+def test_a_prompt_is_found_after_a_restart(llama, tmp_path):
+    count, wanted = fed(engine_for(llama, tmp_path), START)
+    assert count == 42
+    again, tokens = fed(engine_for(llama, tmp_path), START)
+    assert (again, tokens) == (42 - 32, wanted)  # four whole blocks; the last token is always fed
+    more, _ = fed(engine_for(llama, tmp_path), [*START[:17], 1, 2, 3])
+    assert more == 22 - 16
+
+
+@pytest.mark.parametrize("how", [{"block_size": 4}, {"dtype": "bfloat16"}, {"cache_format": "int8"}, {"scheme": "q8"}])
+def test_other_settings_find_nothing(how, llama, tmp_path):
+    fed(engine_for(llama, tmp_path), START)
+    assert fed(engine_for(llama, tmp_path, **how), START)[0] == 42
+
+
+def test_damaged_files_count_as_never_written(llama, tmp_path):
+    _, wanted = fed(engine_for(llama, tmp_path), START)
+    files = sorted(tmp_path.glob("*/*.kv"))
+    assert len(files) == 5
+    for number, file in enumerate(files):
+        data = bytearray(file.read_bytes())
+        data[len(data) // (number + 1) - 1] ^= 1
+        file.write_bytes(data if number % 2 else data[:100])
+    counts = []
+    for _ in files:  # a chain is mended from its front, a block each time
+        count, tokens = fed(engine_for(llama, tmp_path), START)
+        assert tokens == wanted
+        counts.append(count)
+    assert counts[0] == 42
+    assert fed(engine_for(llama, tmp_path), START) == (10, wanted)
+
+
+def test_the_longest_unread_go_first(llama, tmp_path, monkeypatch):
+    engine = engine_for(llama, tmp_path)
+    fed(engine, START)
+    size = max(file.stat().st_size for file in tmp_path.glob("*/*.kv"))
+    engine.scheduler.prefixes.store._limit_bytes = 8 * size
+    for seed in range(6):
+        fed(engine, prompt(40, seed=10 + seed))
+        assert sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) <= 8 * size
+    assert fed(engine_for(llama, tmp_path), prompt(40, seed=15))[0] < 42
+    assert fed(engine_for(llama, tmp_path), START)[0] == 42
+
+
+def test_a_full_disk_is_said_once_and_the_text_goes_on(llama, tmp_path, monkeypatch):
+    engine = engine_for(llama, tmp_path)
+    _, wanted = fed(engine_for(llama, tmp_path / "other"), START)
+
+    def full(*_, **__):
+        raise SnapshotError("x.kv cannot be written: No space left on device")
+
+    monkeypatch.setattr(prefix_store, "write_snapshot", full)
+    with pytest.warns(UserWarning, match="no more blocks are kept on disk.*No space left") as said:
+        assert fed(engine, START)[1] == wanted
+    assert len(said) == 1
+
+
+def test_two_processes_share_a_directory(llama, tmp_path):
+    code = (
+        "import sys; from tokenmill.engine.build import load;"
+        "e = load(sys.argv[1], dtype='float32', max_length=96, block_size=8, threads=1, prefix_dir=sys.argv[2]);"
+        "ps = [[(7 * i + j) % 90 + 1 for j in range(40)] for i in range(12)];"
+        "print([e.generate(p, max_new_tokens=3, ignore_eos=True).tokens for p in ps + ps])"
+    )
+    command = [sys.executable, "-c", code, str(llama), str(tmp_path)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert said[0] == said[1] != ""
+    assert not list(tmp_path.glob("*/.*"))  # nothing half is left
+
+
+def test_what_is_refused(llama, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match="cannot be made"):
+        engine_for(llama, tmp_path / "file")
+    with pytest.raises(ConfigError, match="prefix_dir"):
+        engine_for(llama, tmp_path, prefix_cache=False)
+    with pytest.raises(ConfigError, match="prefix_limit"):
+        engine_for(llama, tmp_path, prefix_limit=0)

@@ -1,0 +1,164 @@
+"""`tokenmill bench` and its verbs as a user types them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.tiny_models import save
+from tokenmill.bench import golden
+from tokenmill.bench.rows import COLUMNS, read_rows
+from tokenmill.cli.bench_rows import HEADER, _lines
+from tokenmill.cli.main import main
+from tokenmill.kernels.attend import sdpa
+from tokenmill.measure import machine
+from tokenmill.measure.machine import Limits
+
+LIMITS = Limits("cpu", "a processor", 2, 2, 40.0, 30.0, 160.0, 90.0, 200.0, 400.0, 800.0)
+
+
+@pytest.fixture(autouse=True)
+def quick(tmp_path, monkeypatch):
+    """Limits and probes without the seconds that they take."""
+    monkeypatch.setattr(machine, "measure", lambda device, threads: replace(LIMITS, measured_at=machine.time.time()))
+    monkeypatch.setattr(machine, "PROBE_BYTES", 2**20)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def tm(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main(["bench", *(str(argument) for argument in arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_benchmark_prints_the_card_a_table_and_json_last(tm, path, tmp_path):
+    file = tmp_path / "rows.csv"
+    code, out, err = tm(path, "--tests", "pp16,tg8", "--batch", "1,2", "-r", 2, "--output", file, "--json")
+    assert code == 0, err
+    assert out.index("what it costs") < out.index("medians of 2") < out.index('{"card"')
+    document = json.loads(out.splitlines()[-1])
+    assert [row["test"] for row in document["rows"]] == ["pp16", "tg8", "pp16 x2", "tg8 x2"]
+    assert document["card"]["floor_tok_s"].keys() == {row["test"] for row in document["rows"]}
+    assert [row["hash"] for row in read_rows([file])] == [row["hash"] for row in document["rows"]]
+    assert "text check: none: no reference for this model" in out
+
+
+def test_every_column_has_its_figure(tm, path):
+    code, out, _ = tm(path, "--tests", "pp16+tg8", "-r", 1)
+    lines = out.splitlines()
+    start = next(number for number, line in enumerate(lines) if "medians of 1" in line)
+    assert "itl p50 p90 p99" in lines[start + 1] and code == 0
+    rows = list(_lines({**dict.fromkeys(COLUMNS, 1.0), "status": "ok", "hash": "h"}))
+    assert [len(row) for row in rows] == [len(HEADER)] * 2 and rows[0][-1] == rows[1][-1] == "h"
+    assert rows[1][HEADER.index("itl p50 p90 p99")] == "1.0 1.0 1.0"
+    assert len(_lines({"status": "refused", "test": "pp1"})[0]) == len(HEADER)
+
+
+def test_the_verb_run_may_be_left_out(tm, path):
+    plain, named = (tm(*verb, path, "--tests", "tg4", "-r", 1, "-q") for verb in ((), ("run",)))
+    assert plain[0] == named[0] == 0
+
+
+def test_a_sweep_resumes_and_keeps_refused_points_marked(tm, path, tmp_path):
+    file = tmp_path / "sweep.jsonl"
+    sweep = ("sweep", path, "--batch", "1,2", "--prompt", "8,126", "--new", "4", "-r", 1, "--output", file)
+    code, out, err = tm(*sweep)
+    assert code == 0 and "refused" in out
+    assert "126 prompt tokens" in err or "context" in err
+    assert sorted((row["batch"], row["prompt"], row["status"]) for row in read_rows([file])) == [
+        (1, 8, "ok"),
+        (1, 126, "refused"),
+        (2, 8, "ok"),
+        (2, 126, "refused"),
+    ]
+    before = file.read_text()
+    code, out, err = tm(*sweep, "--json")
+    assert "2 of 4 points are in" in err
+    assert file.read_text().startswith(before) and len(read_rows([file])) == 6, "refused points are tried again"
+    assert len(json.loads(out.splitlines()[-1])["rows"]) == 4
+    tm(*sweep, "--dtype", "bfloat16")
+    assert len(read_rows([file])) == 10, "other settings are other points"
+
+
+def test_a_sweep_without_a_valid_point_says_so(tm, path):
+    code, _, err = tm("sweep", path, "--batch", "1", "--prompt", "500", "--new", "4")
+    assert code == 2 and "no point of the sweep could be measured" in err and "500" in err
+
+
+def test_the_ladder_names_every_rung(tm, path):
+    code, out, _ = tm("ladder", path, "--prompt", 16, "--new", 4, "-r", 1, "--json")
+    rows = json.loads(out.splitlines()[-1])["rows"]
+    assert code == 0 and rows[0]["label"] == "no cache"
+    assert len({row["hash"] for row in rows if row["scheme"] not in ("q8", "q4")}) == 1
+    assert all(row["label"] in out for row in rows)
+
+
+def test_a_shape_needs_no_files(tm):
+    code, out, _ = tm("--shape", "pythia-160m", "--tests", "tg2", "-r", 1, "--threads", 1)
+    assert code == 0 and "shape:pythia-160m" in out and "random weights" in out
+
+
+def test_machine(tm):
+    code, out, _ = tm("machine", "--json")
+    assert code == 0 and json.loads(out)["read_gb_s"] == 40.0
+    assert "GB/s" not in tm("machine")[2] and "40.0" in tm("machine")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tests", "xx1"], "pp512,tg128"),
+        (["--batch", "0"], "--batch"),
+        (["--depth", "-5"], "--depth"),
+        (["--shape", "llama-9b"], "llama-8b"),
+        (["--output", "/no/such/folder/x.jsonl"], "--output"),
+        (["--output", "x.txt"], ".jsonl"),
+        (["--max-sequences", "4"], "--max-sequences"),
+        (["no-such-model"], "no-such-model"),
+        (["sweep", "--new", "x"], "--new"),
+        (["ladder", "--cache"], "--cache"),
+    ],
+)
+def test_bad_input_is_one_line(tm, arguments, says):
+    code, _, err = tm(*arguments)
+    assert code == 2 and says in err
+    assert err.splitlines()[-1].startswith("error: ") and "Traceback" not in err
+
+
+@pytest.fixture
+def few_texts(monkeypatch):
+    """Three of the eight: the plain programs take ten seconds for all of them."""
+    texts = golden.GOLDEN["smollm2-135m"]
+    monkeypatch.setitem(golden.GOLDEN, "smollm2-135m", dict(list(texts.items())[3:6]))
+
+
+@pytest.mark.model
+@pytest.mark.usefixtures("few_texts")
+def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
+    """The text is compared before anything is timed."""
+    attend = sdpa.scaled_dot_product_attention
+
+    def broken(*arguments, **keywords):
+        keywords["scale"] = 1.3 * (keywords.get("scale") or arguments[0].shape[-1] ** -0.5)
+        return attend(*arguments, **keywords)
+
+    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", broken)
+    code, out, err = tm(real_model, "--tests", "tg4", "-r", 1, "--program", "eager")
+    assert code == 1 and "not those of transformers" in err and "medians" not in out
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
+    code, out, _ = tm(real_model, "--tests", "tg2", "-r", 1, "--dtype", dtype)
+    assert code == 0 and "8 texts as transformers'" in out

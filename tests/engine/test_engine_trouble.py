@@ -1,0 +1,257 @@
+"""What goes wrong around one sequence leaves the others, and the engine, as they were."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import tokenmill
+from tests.text.test_tokenizer import trained
+from tests.tiny_models import prompt, save
+from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError
+from tokenmill.engine.outputs import Tracker
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.text.detokenize import Detokenizer
+from tokenmill.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+def intact(engine) -> bool:
+    engine.scheduler.check_integrity()
+    free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
+    return free and engine.scheduler.idle and not engine._trackers and not engine.collectors
+
+
+def test_scored_sequences_get_no_drafts(path):
+    tokens = [1, 2, 3, 4] * 5 + [1]
+    engine = tokenmill.load(path, proposer="prompt_lookup", max_step_tokens=20)
+    plain = tokenmill.load(path)
+    torch.testing.assert_close(engine.logits(tokens), plain.logits(tokens))
+    choices = [[2, 3, 4, 1, 2], [2], [3, 4]]
+    assert engine.score(tokens, choices) == pytest.approx(plain.score(tokens, choices), abs=1e-4)
+    assert intact(engine)
+
+
+def test_scores_do_not_suffer_from_other_threads(path):
+    engine = tokenmill.load(path, block_size=8, max_sequences=3)
+    expected = engine.score(prompt(9), [prompt(3), prompt(2)])
+    stop = threading.Event()
+
+    def generate() -> None:
+        while not stop.is_set():
+            engine.generate(prompt(5), max_new_tokens=6)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    try:
+        for _ in range(60):
+            assert engine.score(prompt(9), [prompt(3), prompt(2)]) == pytest.approx(expected, abs=1e-4)
+    finally:
+        stop.set()
+        thread.join()
+    assert intact(engine)
+
+
+@pytest.mark.parametrize("where", ["_note", "_deliver", "_end"])
+def test_an_interrupt_anywhere_in_a_step_costs_the_others_nothing(path, where):
+    engine = tokenmill.load(path, block_size=4, max_sequences=2)
+    settings = {"max_new_tokens": 5, "logprobs": 0}
+    expected = engine.generate(prompt(9), **settings)
+    stream = engine.stream(prompt(9), **settings)
+    pieces = [next(stream)]
+    real = getattr(engine, where)
+
+    def interrupted(*args):
+        if where != "_deliver":
+            real(*args)
+        raise KeyboardInterrupt
+
+    for _ in range(4):  # the last of these ends the stream's sequence
+        setattr(engine, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(prompt(5), max_new_tokens=4)
+        setattr(engine, where, real)
+    pieces += stream
+    assert sum((piece.tokens for piece in pieces), ()) == expected.tokens
+    assert pieces[-1].done.tokens == expected.tokens
+    assert intact(engine)
+
+
+@pytest.mark.parametrize("where", ["plan", "run"])
+def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had_been(path, where):
+    engine = tokenmill.load(path, block_size=4, max_sequences=2)
+    expected = engine.generate(prompt(9), max_new_tokens=8).tokens
+    stream = engine.stream(prompt(9), max_new_tokens=8)
+    tokens = next(stream).tokens
+    owner = {"plan": engine.scheduler, "run": engine.runner}[where]
+    real = getattr(owner, where)
+
+    def interrupted(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    setattr(owner, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompt(5), max_new_tokens=4)
+    setattr(owner, where, real)
+    assert tokens + sum((piece.tokens for piece in stream), ()) == expected
+    assert intact(engine)
+
+
+def test_logits_that_fail_leave_nothing_behind(path):
+    engine = tokenmill.load(path, max_step_tokens=4)
+    run = engine.runner.run
+    engine.runner.run = lambda plan, *fed: (_ for _ in ()).throw(MemoryError)
+    with pytest.raises(MemoryError):
+        engine.logits(prompt(9))
+    engine.runner.run = run
+    assert intact(engine)
+
+
+def test_a_stream_that_never_starts_takes_no_place(path):
+    engine = tokenmill.load(path)
+    stream = engine.stream(prompt(5), max_new_tokens=50)
+    stream.close()
+    del stream
+    assert intact(engine)
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(path):
+    engine = tokenmill.load(path, block_size=4, max_sequences=2)
+    expected = engine.generate(prompt(7), max_new_tokens=8).tokens
+    doomed = [engine.stream(prompt(9), max_new_tokens=50)]
+    next(doomed[0])
+    real = engine.scheduler.plan
+
+    def collecting(drafts):
+        plan = real(drafts)
+        doomed.clear()
+        gc.collect()
+        return plan
+
+    engine.scheduler.plan = collecting
+    assert engine.generate(prompt(7), max_new_tokens=8).tokens == expected
+    assert intact(engine)
+
+
+def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
+    engine = tokenmill.load(path, num_drafts=3, proposer="prompt_lookup")
+    expected = engine.generate(prompt(6), max_new_tokens=8).tokens
+
+    class Wrong:
+        def propose(self, sequences, limit):
+            nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
+            return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}
+
+    run = engine.runner.run
+
+    def poisoned(plan, *fed):
+        logits = run(plan, *fed).clone()
+        if plan.work[0].num_logits > 1:
+            logits[1:] = float("nan")
+        return logits
+
+    engine._proposer, engine.runner.run = Wrong(), poisoned
+    assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
+
+
+@pytest.mark.parametrize("where", ["tracker", "detokenizer"])
+def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
+    engine = tokenmill.load(path, max_sequences=2, block_size=16)
+    expected = engine.generate(prompt(6), max_new_tokens=8).tokens
+    good = engine.stream(prompt(6), max_new_tokens=8)
+    tokens = next(good).tokens
+    bad = engine.stream(prompt(9), max_new_tokens=8)
+    next(bad)
+    tracker = next(t for t in engine._trackers.values() if t.sequence.num_prompt_tokens == 9)
+
+    def push(*_):
+        raise ValueError("no such text")
+
+    tracker.detokenizer = Detokenizer(Tokenizer(trained()))  # this model has none
+    (tracker if where == "tracker" else tracker.detokenizer).push = push
+    with pytest.raises(ValueError, match="no such text"):
+        list(bad)
+    assert tokens + sum((piece.tokens for piece in good), ()) == expected
+    assert intact(engine)
+
+
+@pytest.mark.parametrize("reason", ["length", "eos"])
+def test_a_stop_text_that_shows_only_at_the_end_is_the_reason(reason):
+    """Byte tokens are held back, so the match may be found when nothing more comes."""
+    tokenizer = Tokenizer(trained())
+    ids = tokenizer.encode("hello there", add_special_tokens=False)
+    tokenizer.byte_ids = frozenset(ids)
+    sequence = Sequence(0, [1], 1, 99)
+    tracker = Tracker(sequence, Detokenizer(tokenizer, stop=["lo"]), started_s=0.0)
+    assert not tracker.push(ids, now_s=1.0)
+    tracker.finish(reason)
+    done = tracker.completion
+    assert (done.text, done.finish_reason) == ("hel", "stop")
+    assert len(done.timing.itl_s) == len(done.tokens) - 1
+
+
+def test_the_default_pool_holds_every_sequence_at_its_longest(path):
+    engine = tokenmill.load(path, block_size=100, max_sequences=4)
+    assert engine.scheduler.allocator.num_blocks == 8
+    with pytest.raises(ConfigError, match=r"block_size = 5000 .*max_length, which is 128"):
+        tokenmill.load(path, block_size=5000)
+    with pytest.raises(CapacityError, match=r"bytes for a cache of 10000000000128 tokens: .*cache_tokens") as caught:
+        tokenmill.load(path, cache_tokens=10**13 + 1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, tuple, list])
+def test_ids_may_come_in_any_container(path, make):
+    engine = tokenmill.load(path, max_sequences=2)
+    one, two = prompt(5), prompt(5, 1)
+    expected = [engine.generate(p, max_new_tokens=3).tokens for p in (one, two)]
+    assert engine.generate(make(one), max_new_tokens=3).tokens == expected[0]
+    assert [d.tokens for d in engine.generate(make([one, two]), max_new_tokens=3)] == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "settings", "error", "message"),
+    [
+        ([[1.7, 2.2]], {}, RequestError, "1.7 is no token id"),
+        ([1, [2]], {}, RequestError, r"\[2\] is no token id"),
+        ([[1], []], {}, RequestError, "prompt 2 of 2: the prompt is empty"),
+        ([1], {"stop_token_ids": 2}, ConfigError, "stop_token_ids = 2"),
+        ([1], {"stop": None}, ConfigError, "stop = None"),
+        ([1], {"logit_bias": [1]}, ConfigError, "logit_bias"),
+        ([1], {"ignore_eos": "no"}, ConfigError, "ignore_eos = 'no'"),
+        ([1], {"min_new_tokens": 130}, RequestError, r"prompt of 1 tokens \+ max_new_tokens of 130 is over"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(path, tokens, settings, error, message):
+    engine = tokenmill.load(path)
+    with pytest.raises(error, match=message):
+        engine.generate(tokens, **settings)
+    assert intact(engine)
+
+
+def test_settings_without_effect_are_named(path):
+    with pytest.warns(UserWarning, match="num_drafts = 9 is ignored: proposer is 'none'"):
+        tokenmill.load(path, num_drafts=9, program="eager")
+
+
+def test_the_same_number_said_twice_is_no_error_but_two_numbers_are(tmp_path):
+    import json
+
+    model = save("llama", tmp_path)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"rope_theta": config["rope_parameters"]["rope_theta"]}
+    (model / "config.json").write_text(json.dumps(config))
+    tokenmill.load(model)
+    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 5.0}))
+    with pytest.raises(CheckpointError, match=r"rope_theta is 5\.0, and 10000\.0 in the rope parameters"):
+        tokenmill.load(model)
+    (model / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
+    with pytest.raises(CheckpointError, match="dtype 'float64' is not implemented"):
+        tokenmill.load(model)

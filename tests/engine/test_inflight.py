@@ -1,0 +1,358 @@
+"""Each step begun before the one before it is read: the same texts, whatever ends or breaks off in between."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill import ConfigError, RequestError, load
+from tokenmill.config import EngineConfig
+from tokenmill.engine import build as assemble
+from tokenmill.engine.build import resolve_config
+from tokenmill.model.families import read_config
+from tokenmill.program.compiled import program as module
+from tokenmill.program.compiled.captured import plain_calls
+from tokenmill.weights.checkpoint import open_checkpoint
+
+PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]
+SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.9, "top_k": 30, "min_p": 0.01, "seed": 4}, "p": {"top_p": 0.9}}
+SAMPLING["p"] |= {"temperature": 0.9, "seed": 5}
+
+
+def engine_for(path, **how):
+    settings = {"dtype": "float32", "max_length": 96, "max_sequences": 3, "block_size": 8, "program": "eager"}
+    return load(path, **{**settings, "run_ahead": "on", **how})
+
+
+def plain(path, **how):
+    return engine_for(path, run_ahead="off", **how)
+
+
+@contextmanager
+def counted(engine):
+    """How many of the steps inside were fed on the device."""
+    run, steps = engine.runner.run, []
+    engine.runner.run = lambda plan, fed_R=None: (steps.append(fed_R is not None), run(plan, fed_R))[1]
+    try:
+        yield steps
+    finally:
+        del engine.runner.run
+
+
+def tokens(done):
+    return [each.tokens for each in done]
+
+
+def whole(engine):
+    engine.scheduler.check_integrity()
+    allocator = engine.scheduler.allocator
+    return engine.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine._trackers
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_the_text_of_every_family(family, sampling, models):
+    path, settings = save(family, models), {"max_new_tokens": 12, "ignore_eos": True, **SAMPLING[sampling]}
+    engine = engine_for(path)
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(plain(path).generate(PROMPTS, **settings))
+    assert sum(steps) > len(steps) // 2
+    assert whole(engine)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"max_step_tokens": 5},
+        {"block_size": 1, "cache_tokens": 45},  # too few for all: preempted again and again
+        {"block_size": 3, "cache_tokens": 48, "max_step_tokens": 7},
+        {"block_size": None},
+        {"cache": False, "max_step_tokens": 11},
+        {"cache_format": "int8"},
+        {"program": "native", "kernel": "auto"},
+        {"program": "compiled", "compile": "dynamic", "compile_backend": "eager"},
+        {"program": "compiled", "compile": "no"},
+    ],
+    ids=str,
+)
+def test_however_it_is_computed(how, llama):
+    settings = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 0.8, "seed": 3, "n": 2}
+    engine = engine_for(llama, **how)
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(plain(llama, **how).generate(PROMPTS, **settings))
+    assert sum(steps) > 10
+    assert whole(engine)
+
+
+def test_captured_steps_are_fed_too(llama, monkeypatch):
+    monkeypatch.setattr(module, "cuda_graph", plain_calls)
+    engine = engine_for(llama, program="compiled", compile="static", compile_backend="eager")
+    engine.runner.program._captures = True
+    for _ in range(2):
+        done = engine.generate(PROMPTS, max_new_tokens=12, ignore_eos=True)
+        assert tokens(done) == tokens(plain(llama).generate(PROMPTS, max_new_tokens=12, ignore_eos=True))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"repetition_penalty": 1.3}, {"frequency_penalty": 0.4}, {"logprobs": 2}], ids=str
+)
+def test_what_looks_back_waits(settings, llama):
+    engine, settings = engine_for(llama), {"max_new_tokens": 8, "ignore_eos": True, **settings}
+    with counted(engine) as steps:
+        done = engine.generate(PROMPTS, **settings)
+    assert not any(steps)
+    wanted = plain(llama).generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(wanted)
+    assert [each.logprobs for each in done] == [each.logprobs for each in wanted]
+
+
+def test_it_ends_where_it_should(llama):
+    """By an id, at the last place that its length allows as well, and not before the least number of tokens."""
+    engine, reference = engine_for(llama), plain(llama)
+    text = reference.generate(PROMPTS[0], max_new_tokens=20, ignore_eos=True).tokens
+    for place in range(1, 12):
+        for settings in (
+            {"max_new_tokens": 20, "stop_token_ids": (text[place],)},
+            {"max_new_tokens": text.index(text[place]) + 1, "stop_token_ids": (text[place],)},
+            {"max_new_tokens": 20, "min_new_tokens": place, "stop_token_ids": (text[place - 1],)},
+        ):
+            done, wanted = (each.generate(PROMPTS, **settings) for each in (engine, reference))
+            assert tokens(done) == tokens(wanted)
+            assert [each.finish_reason for each in done] == [each.finish_reason for each in wanted]
+            assert whole(engine)
+
+
+def test_a_stop_text_ends_it_one_step_late_and_nobody_sees(real_model):
+    engine = load(real_model, run_ahead="on", max_sequences=2, max_length=256)
+    reference = load(real_model, run_ahead="off", max_sequences=2, max_length=256)
+    settings = {"max_new_tokens": 24, "stop": (" blue", "\n")}
+    prompts = ["The colour of the sky is", "One, two, three,"]
+    done, wanted = (each.generate(prompts, **settings) for each in (engine, reference))
+    assert [(each.text, each.tokens, each.finish_reason) for each in done] == [
+        (each.text, each.tokens, each.finish_reason) for each in wanted
+    ]
+    assert "stop" in [each.finish_reason for each in done]
+
+
+def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
+    """What was begun beyond an end is not part of what follows."""
+    engine, reference = engine_for(llama), plain(llama)
+    told = []
+    for one in (engine, reference):
+        with one.session(PROMPTS[2]) as session:
+            session.generate(max_new_tokens=5, ignore_eos=True)
+            fork = session.fork()
+            session.generate(max_new_tokens=4, temperature=1.0, seed=7)
+            session.rewind(len(session) - 2)
+            stream = session.stream(PROMPTS[1], max_new_tokens=9)
+            next(stream)
+            next(stream)
+            stream.close()
+            session.generate(max_new_tokens=3)
+            session.save(tmp_path / "x.kv")
+            fork.generate(PROMPTS[1], max_new_tokens=6)
+            told.append((session.tokens, fork.tokens))
+            fork.close()
+        with one.open(tmp_path / "x.kv") as session:
+            told[-1] += (session.generate(max_new_tokens=6).tokens,)
+        assert whole(one)
+    assert told[0] == told[1]
+
+
+def unread(engine):
+    return [sequence for sequence in (*engine.scheduler.running, *engine.scheduler.waiting) if sequence.is_ahead]
+
+
+@pytest.mark.parametrize("cache_tokens", [None, 40])
+@pytest.mark.parametrize("where", ["plan", "run", "settle", "_note", "_deliver", "_end", "_overtake"])
+def test_an_interrupt_costs_nothing(where, cache_tokens, llama):
+    """While tokens are unread, among them those of sequences that were preempted, or just after."""
+    engine = engine_for(llama, block_size=2, cache_tokens=cache_tokens)
+    settings = {"max_new_tokens": 12, "ignore_eos": True}
+    prompts = PROMPTS[:3] if cache_tokens is None else [PROMPTS[0], PROMPTS[3][:10], PROMPTS[0][:5]]
+    wanted = tokens(plain(llama).generate(prompts, **settings))
+    owner = {"plan": engine.scheduler, "settle": engine.scheduler, "run": engine.runner}.get(where, engine)
+    real, found, preempted = getattr(owner, where), [], []
+
+    def interrupted(*args):
+        before = unread(engine) or (where == "_deliver" and engine._flight and engine._flight.plan.work)
+        done = real(*args)
+        if before:
+            found.append(len(before))
+            waits = [each for each in unread(engine) if each in engine.scheduler.waiting]
+            preempted.extend(waits)
+            if len(found) in (2, 7, 15) or (waits and len(preempted) == 1):
+                raise KeyboardInterrupt
+        return done
+
+    setattr(owner, where, interrupted)
+    streams = [engine.stream(one, **settings) for one in prompts]
+    texts = [() for _ in prompts]
+    while any(len(text) < 12 for text in texts):
+        for number, one in enumerate(streams):
+            if len(texts[number]) == 12:
+                continue
+            try:
+                piece = next(one)
+                texts[number] += piece.tokens
+            except (KeyboardInterrupt, StopIteration):
+                streams[number] = engine.stream(prompts[number], **settings)  # it is gone: the others are not
+                texts[number] = ()
+    assert texts == wanted
+    if where == "_overtake":
+        assert not found  # nothing is unread when it begins
+    else:
+        assert len(found) > 4 and (where != "plan" or cache_tokens is None or preempted)
+    for one in streams:
+        one.close()
+    assert whole(engine)
+
+
+@pytest.mark.parametrize("how", ["append", "edit", "generate"])
+def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path):
+    """A stream is closed while its next step is begun, and its session does something else before that step is read."""
+    engine, reference = engine_for(llama), plain(llama)
+    session = engine.session(PROMPTS[2])
+    stream = session.stream(max_new_tokens=20, ignore_eos=True)
+    other = engine.stream(PROMPTS[0], max_new_tokens=16, ignore_eos=True)
+    text = ()
+    for _ in range(2):
+        next(stream)
+        text += next(other).tokens
+    stream.close()
+    assert engine._flight is not None
+    if how == "append":
+        session.append(PROMPTS[3])
+        session.prefill()
+    elif how == "edit":
+        session.edit(5, [1, 2, 3])
+        session.save(tmp_path / "x.kv")
+    settings = {"max_new_tokens": 5, "temperature": 1.2, "seed": 8, "ignore_eos": True}
+    before = session.tokens
+    assert session.generate(**settings).tokens == reference.generate(list(before), **settings).tokens
+    text += sum((piece.tokens for piece in other), ())
+    assert text == reference.generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True).tokens
+    session.close()
+    assert whole(engine)
+
+
+def test_nothing_is_left_when_all_have_ended(llama):
+    engine = engine_for(llama)
+    stop = plain(llama).generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True).tokens[3]
+    engine.generate(PROMPTS[0], max_new_tokens=20, stop_token_ids=(stop,))
+    assert engine._flight is None
+
+
+def test_what_is_beyond_the_end_fails_nobody(llama):
+    engine, reference = engine_for(llama), plain(llama)
+    stop = reference.generate(PROMPTS[0], max_new_tokens=5, ignore_eos=True).tokens[4]
+    settings = {"max_new_tokens": 12, "stop_token_ids": (stop,)}
+    wanted = reference.generate(PROMPTS, **settings)
+    last = {len(one): len(one) + len(each.tokens) for one, each in zip(PROMPTS, wanted, strict=True)}
+    run = engine.runner.run
+
+    def poisoned(plan, fed_R=None):
+        logits_RV = run(plan, fed_R).clone()
+        for row, work in enumerate(plan.work):
+            if work.start + work.count >= last[work.sequence.num_prompt_tokens]:
+                logits_RV[row] = float("nan")
+        return logits_RV
+
+    engine.runner.run = poisoned
+    done = engine.generate(PROMPTS, **settings)
+    assert tokens(done) == tokens(wanted)
+
+
+def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
+    engine = engine_for(llama)
+    run = engine.runner.run
+    engine.runner.run = lambda plan, fed_R=None: run(plan, fed_R).clone().fill_(float("nan"))
+    session = engine.session()
+    with pytest.raises(RequestError, match="not finite"):
+        session.generate(PROMPTS[2], max_new_tokens=4)
+    assert engine.scheduler.parked and not any(each.is_ahead for each in engine.scheduler.parked)
+    session.close()
+    assert not engine.scheduler.allocator._block_of
+    del engine.runner.run
+    engine.generate(PROMPTS[2], max_new_tokens=4, ignore_eos=True)
+    assert len(engine.scheduler.allocator._block_of) == (len(PROMPTS[2]) + 3) // 8
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone(llama):
+    engine = engine_for(llama)
+    wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=10, ignore_eos=True).tokens
+    run = engine.runner.run
+
+    def poisoned(plan, fed_R=None):
+        logits_RV = run(plan, fed_R).clone()
+        for row, work in enumerate(plan.work):
+            if work.sequence.num_prompt_tokens == len(PROMPTS[2]) and work.start > len(PROMPTS[2]) + 2:
+                logits_RV[row] = float("nan")
+        return logits_RV
+
+    good = engine.stream(PROMPTS[0], max_new_tokens=10, ignore_eos=True)
+    first = next(good).tokens
+    engine.runner.run = poisoned
+    for sampling in ({}, {"temperature": 0.7, "seed": 1}):
+        with pytest.raises(RequestError, match="not finite"):
+            engine.generate(PROMPTS[2], max_new_tokens=10, ignore_eos=True, **sampling)
+    assert first + sum((piece.tokens for piece in good), ()) == wanted
+    assert whole(engine)
+
+
+def test_with_others_that_come_and_go(llama):
+    engine, reference = engine_for(llama), plain(llama)
+    streams = [engine.stream(one, max_new_tokens=9, ignore_eos=True) for one in PROMPTS]
+    texts = [()] * len(PROMPTS)
+    for number, stream in enumerate(streams):  # one comes after two steps of the one before
+        for other in range(number + 1):
+            for _ in range(2):
+                piece = next(streams[other], None)
+                texts[other] += piece.tokens if piece else ()
+        assert engine.score(PROMPTS[1], [PROMPTS[0][:3]]) == pytest.approx(
+            reference.score(PROMPTS[1], [PROMPTS[0][:3]]), abs=1e-4
+        )
+        del stream
+    texts = [text + sum((piece.tokens for piece in rest), ()) for text, rest in zip(texts, streams, strict=True)]
+    assert texts == [reference.generate(one, max_new_tokens=9, ignore_eos=True).tokens for one in PROMPTS]
+    assert whole(engine)
+
+
+def test_a_proposer_needs_the_tokens(llama):
+    with pytest.raises(ConfigError, match="run_ahead"):
+        load(llama, run_ahead="on", proposer="prompt_lookup")
+
+
+def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
+    model = read_config(open_checkpoint(llama).config)
+    for device, settings, wanted in (
+        ("cpu", {}, "off"),
+        ("cuda", {}, "on"),
+        ("cuda", {"proposer": "prompt_lookup"}, "off"),
+        ("cuda", {"run_ahead": "off"}, "off"),
+    ):
+        monkeypatch.setattr(assemble, "find_device", lambda _, device=device: torch.device(device))
+        assert resolve_config(EngineConfig(scheme="dense", **settings), model).run_ahead == wanted
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("program", ["eager", "compiled"])
+def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
+    engine = engine_for(llama, device="cuda", program=program)
+    settings = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.8, "top_k": 20, "seed": 1}
+    wanted = tokens(plain(llama, device="cuda", program=program).generate(PROMPTS, **settings))
+    engine.generate(PROMPTS, **settings)
+    overtake = engine._overtake
+
+    def watched(flight):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            overtake(flight)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine._overtake = watched
+    assert tokens(engine.generate(PROMPTS, **settings)) == wanted

@@ -1,0 +1,445 @@
+"""Sessions: the same text however often it was stopped, saved, forked and taken back."""
+
+import errno
+import gc
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill.cache import snapshot as module
+from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
+from tokenmill.cli.main import main
+from tokenmill.config import SamplingParams
+from tokenmill.engine.build import load
+from tokenmill.errors import CapacityError, RequestError, SnapshotError
+from tokenmill.memory import atomic_file as whole_file
+
+START = prompt(20, seed=3)
+ROOT = Path(__file__).parents[2]
+
+
+def engine_for(path, **how):
+    return load(
+        path, **{"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1, **how}
+    )
+
+
+def whole(engine):
+    """Nothing is left behind."""
+    gc.collect()
+    with engine.alone():
+        engine.scheduler.check_integrity()
+    assert not engine.scheduler.parked
+    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
+    path = save(family, models)
+    engine = engine_for(path)
+    settings = {"temperature": temperature, "seed": 7, "ignore_eos": True}
+    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
+    with engine.session(START) as session:
+        first = session.generate(max_new_tokens=9, **settings).tokens
+        session.save(tmp_path / "x.kv")
+        assert first + session.generate(max_new_tokens=15).tokens == wanted
+    whole(engine)
+    for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
+        other = engine_for(path, **how)
+        with other.open(tmp_path / "x.kv") as session:
+            assert session.tokens == tuple(START) + first
+            assert session.num_cached == len(session) - 1
+            assert first + session.generate(max_new_tokens=15).tokens == wanted
+        whole(other)
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_penalties_count_what_earlier_calls_answered(penalty, llama, tmp_path):
+    engine = engine_for(llama)
+    settings = {penalty: 1.9, "ignore_eos": True}
+    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
+    assert wanted != engine.generate(START, max_new_tokens=24, ignore_eos=True).tokens
+    with engine.session(START) as session:
+        first = session.generate(max_new_tokens=9, **settings).tokens
+        session.save(tmp_path / "x.kv")
+        with pytest.raises(RequestError):
+            session.generate(prompt(90, seed=1))
+        second = session.fork().generate(max_new_tokens=5).tokens
+        assert first + second + engine.generate(START, max_new_tokens=24, **settings).tokens[14:] == wanted
+        assert first + session.generate(max_new_tokens=15).tokens == wanted
+    with engine.open(tmp_path / "x.kv") as session:
+        assert first + session.generate(max_new_tokens=5).tokens + session.generate(max_new_tokens=10).tokens == wanted
+        session.append(wanted[:3])  # what is given counts only where it repeats
+        again = engine.generate(list(session.tokens), max_new_tokens=5, **settings).tokens
+        assert session.generate(max_new_tokens=5).tokens == again
+
+
+@pytest.mark.parametrize("cache_format", ["dense", "int8"])
+@pytest.mark.parametrize(("program", "dtype"), [("eager", "float32"), ("auto", "bfloat16")])
+def test_rows_are_those_that_were_saved(cache_format, program, dtype, llama, tmp_path):
+    engine = engine_for(llama, cache_format=cache_format, program=program, dtype=dtype)
+    session = engine.session(START)
+    session.save(tmp_path / "x.kv")
+    rows = read_snapshot(tmp_path / "x.kv").rows
+    spec = engine.runner.pool.spec
+    assert sum(tensor.nbytes for tensor in rows.values()) == spec.bytes_per_token * (len(START) - 1)
+    other = engine_for(llama, cache_format=cache_format, program=program, dtype=dtype, block_size=3)
+    other.open(tmp_path / "x.kv").save(tmp_path / "y.kv")
+    again = read_snapshot(tmp_path / "y.kv").rows
+    assert all(torch.equal(again[name], tensor) for name, tensor in rows.items())
+
+
+def test_forks_are_two_runs_and_share_what_they_have_in_common(llama):
+    engine = engine_for(llama)
+    alone = [engine.generate([*START, number], max_new_tokens=10, ignore_eos=True).tokens for number in (5, 6)]
+    session = engine.session(START)
+    session.prefill()
+    before = engine.scheduler.allocator.num_free
+    other = session.fork()
+    assert engine.scheduler.allocator.num_free == before
+    done = [one.generate([number], max_new_tokens=10, ignore_eos=True) for one, number in ((session, 5), (other, 6))]
+    assert [one.tokens for one in done] == alone
+    used = engine.scheduler.allocator.num_blocks - engine.scheduler.allocator.num_free
+    assert used < 2 * -(-len(session) // 8)
+    other.close()
+    session.close()
+    whole(engine)
+
+
+def test_rewound_and_edited(llama):
+    engine = engine_for(llama)
+    session = engine.session(START)
+    first = session.generate(max_new_tokens=12, ignore_eos=True)
+    session.rewind(len(START) + 4)
+    assert session.tokens[len(START) :] == first.tokens[:4]
+    assert session.generate(max_new_tokens=8).tokens == first.tokens[4:]
+    session.edit(10, START[10:])
+    assert session.tokens == tuple(START)
+    assert session.generate(max_new_tokens=12).tokens == first.tokens
+    session.rewind(0)
+    assert session.generate(START, max_new_tokens=12).tokens == first.tokens
+
+
+def test_a_stream_closed_early_keeps_what_was_shown(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=20, ignore_eos=True).tokens
+    session = engine.session(START)
+    stream = session.stream(max_new_tokens=20, ignore_eos=True)
+    shown = next(stream).tokens + next(stream).tokens
+    stream.close()
+    assert session.tokens == tuple(START) + shown
+    assert shown + session.generate(max_new_tokens=20 - len(shown)).tokens == wanted
+
+
+def test_one_answer_at_a_time(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=6, ignore_eos=True).tokens
+    session = engine.session(START)
+    first, second = (session.stream(max_new_tokens=6, ignore_eos=True) for _ in range(2))
+    got = next(first).tokens
+    for call in (session.fork, session.generate, session.prefill, lambda: session.rewind(2), lambda: next(second)):
+        with pytest.raises(RequestError, match="in the midst of an answer"):
+            call()
+    assert got + tuple(token for piece in first for token in piece.tokens) == wanted
+    assert session.tokens == tuple(START) + wanted
+    with pytest.raises(RequestError, match="has changed since"):
+        next(changed(session))
+
+
+def changed(session):
+    """A stream that was asked for before the session became another text."""
+    stream = session.stream(max_new_tokens=1)
+    session.rewind(2)
+    return stream
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=8, ignore_eos=True).tokens
+    session, streams = engine.session(START), []
+    streams.append(session.stream(max_new_tokens=8, ignore_eos=True))
+    shown = next(streams[0]).tokens
+    run = engine.runner.run
+    engine.runner.run = lambda plan, *fed: (streams.clear(), run(plan, *fed))[1]
+    assert engine.generate(START[:5], max_new_tokens=4, ignore_eos=True).tokens
+    del engine.runner.run
+    assert session.tokens == tuple(START) + shown
+    assert shown + session.generate(max_new_tokens=8 - len(shown)).tokens == wanted
+    session.close()
+    whole(engine)
+
+
+def test_without_a_cache_only_tokens_are_saved(llama, tmp_path):
+    engine = engine_for(llama, cache=False)
+    session = engine.session(START)
+    session.save(tmp_path / "x.kv")
+    wanted = session.generate(max_new_tokens=5, ignore_eos=True).tokens
+    for how in ({}, {"cache": False}):
+        opened = engine_for(llama, **how).open(tmp_path / "x.kv")
+        assert opened.num_cached == 0
+        assert opened.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+
+
+def test_what_is_refused_changes_nothing(llama):
+    engine = engine_for(llama)
+    session = engine.session(START)
+    for call, message in (
+        (lambda: session.generate(max_new_tokens=90), "over max_length"),
+        (lambda: session.append(prompt(80)), "over max_length of 96"),
+        (lambda: session.generate("text"), "no tokenizer"),
+        (lambda: session.generate(n=2), "needs Engine.generate, or forks"),
+        (lambda: session.rewind(len(START) + 1), "this session has 0 to 20"),
+        (lambda: session.rewind(-1), "rewind to -1 tokens"),
+        (lambda: engine.session().generate(), "the session is empty"),
+        (lambda: engine.session().save("x"), "nothing to save"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            call()
+        assert session.tokens == tuple(START)
+    session.close()
+    session.close()
+    for call in (session.fork, session.generate, lambda: session.rewind(1), lambda: session.save("x")):
+        with pytest.raises(RequestError, match="this session is closed"):
+            call()
+    whole(engine)
+
+
+def test_lost_sessions_give_their_blocks_back(llama):
+    engine = engine_for(llama)
+    for _ in range(5):
+        engine.session(START).generate(max_new_tokens=3)
+    whole(engine)
+
+
+def test_more_sessions_than_room_are_computed_again(llama):
+    engine = engine_for(llama, max_sequences=1, cache_tokens=48)
+    wanted = [engine.generate(prompt(20, seed=s), max_new_tokens=12, ignore_eos=True).tokens for s in range(5)]
+    sessions = [engine.session(prompt(20, seed=s)) for s in range(5)]
+    got = [s.generate(max_new_tokens=6, ignore_eos=True).tokens for s in sessions]
+    assert [a + s.generate(max_new_tokens=6).tokens for a, s in zip(got, sessions, strict=True)] == wanted
+
+
+@pytest.fixture
+def saved(llama, tmp_path):
+    session = engine_for(llama).session(START)
+    session.generate(max_new_tokens=4, temperature=0.5, logit_bias={3: 1.0}, stop_token_ids=[95])
+    session.save(tmp_path / "x.kv")
+    return tmp_path / "x.kv"
+
+
+def test_settings_travel(saved, llama):
+    params = engine_for(llama).open(saved).params
+    assert isinstance(params, SamplingParams)
+    assert (params.temperature, params.logit_bias, params.stop_token_ids) == (0.5, {3: 1.0}, (95,))
+    assert params.seed is not None
+
+
+def test_flipped_bytes_are_refused_and_leave_no_trace(saved, llama, tmp_path):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=8).tokens
+    data, bad = saved.read_bytes(), tmp_path / "bad.kv"
+    for at in random.Random(1).sample(range(len(data)), 500):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << at % 8
+        bad.write_bytes(flipped)
+        with pytest.raises(SnapshotError, match=str(bad)):
+            engine.open(bad)
+    whole(engine)
+    assert engine.generate(START, max_new_tokens=8).tokens == wanted
+
+
+def test_cut_files_are_refused(saved, llama, tmp_path):
+    engine = engine_for(llama)
+    data, bad = saved.read_bytes(), tmp_path / "bad.kv"
+    for size in random.Random(2).sample(range(len(data)), 100):
+        bad.write_bytes(data[:size])
+        with pytest.raises(SnapshotError, match="damaged"):
+            engine.open(bad)
+    whole(engine)
+
+
+def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tmp_path):
+    with pytest.raises(SnapshotError, match=r"fingerprint: config .*weights "):
+        engine_for(save("qwen3", models)).open(saved)
+    with pytest.raises(SnapshotError, match="cache_format is 'dense', here 'int8'"):
+        engine_for(llama, cache_format="int8").open(saved)
+    with pytest.raises(SnapshotError, match=r"dtype 'float32' and this engine 'bfloat16'.*convert"):
+        engine_for(llama, dtype="bfloat16").open(saved)
+    with pytest.raises(SnapshotError, match="scheme 'dense' and this engine 'q8'"):
+        engine_for(llama, scheme="q8").open(saved)
+    assert engine_for(llama, dtype="bfloat16").open(saved, convert=True).generate(max_new_tokens=3).tokens
+    with pytest.raises(RequestError, match="over max_length of 16"):
+        engine_for(llama, max_length=16).open(saved)
+    with pytest.raises(CapacityError, match="cache_tokens"):
+        engine_for(llama, max_sequences=1, cache_tokens=16).open(saved)
+    for name, value in {"format": 99, "byteorder": "big"}.items():
+        rewrite(saved, tmp_path / "other.kv", **{name: value})
+        with pytest.raises(SnapshotError, match=rf"has {name} {value!r}, and this tokenmill reads"):
+            engine_for(llama).open(tmp_path / "other.kv")
+    rewrite(saved, tmp_path / "other.kv", rope="Rope(dim=8)")
+    with pytest.raises(SnapshotError, match="rope is 'Rope"):
+        engine_for(llama).open(tmp_path / "other.kv")
+
+
+def test_a_model_that_was_updated_under_its_name(llama, tmp_path):
+    path = shutil.copytree(llama, tmp_path / "model")
+    engine = engine_for(path)
+    weights = path / "model.safetensors"
+    old = weights.read_bytes()
+    weights.write_bytes(old[:-64] + bytes(64))
+    engine.session(START).save(tmp_path / "x.kv")  # rows of the weights that the engine has, not of the file's
+    with pytest.raises(SnapshotError, match="fingerprint: weights "):
+        engine_for(path).open(tmp_path / "x.kv")
+    weights.write_bytes(old)
+    assert len(engine_for(path).open(tmp_path / "x.kv")) == len(START)
+
+
+def rewrite(source, target, **facts):
+    """The same rows under another header, whose checksum fits."""
+    new = read_facts(source) | facts
+    rows = read_snapshot(source).rows
+    text = json.dumps({"facts": new, "checksum": whole_file.checksum_of(new)})
+    target.write_bytes(module.serialise({name: rows[name].clone() for name in rows}, metadata={KEY: text}))
+
+
+def test_no_snapshot_at_all(llama, tmp_path):
+    engine = engine_for(llama)
+    for path, message in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "nowhere.kv", "does not exist"),
+        (llama / "model.safetensors", "but no snapshot"),
+        (llama / "config.json", "damaged or no snapshot"),
+    ):
+        with pytest.raises(SnapshotError, match=message):
+            engine.open(path)
+
+
+def test_a_full_disk_leaves_the_old_file_whole(saved, llama, monkeypatch):
+    before = saved.read_bytes()
+
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(whole_file.os, "fsync", full)
+    with pytest.raises(SnapshotError, match="cannot be written: No space left"):
+        engine_for(llama).session(START).save(saved)
+    assert saved.read_bytes() == before
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
+KILLED = """
+import os, signal, sys
+from tests.engine.test_session import engine_for, prompt
+os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+engine_for(sys.argv[1]).session(prompt(40, seed=9)).save(sys.argv[2])
+"""
+
+
+def test_killed_while_saving_leaves_the_old_file_whole(saved, llama):
+    before = saved.read_bytes()
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(llama), str(saved)], cwd=ROOT, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert saved.read_bytes() == before
+    assert len(engine_for(llama).open(saved)) == len(read_facts(saved)["tokens"])
+
+
+def test_the_verbs(llama, tmp_path, capsys):
+    ids, file = ",".join(map(str, START)), str(tmp_path / "x.kv")
+    assert (
+        main(["generate", str(llama), "--tokens", ids, "-n", "9", "--ignore-eos", "--seed", "4", "--json", "-q"]) == 0
+    )
+    wanted = json.loads(capsys.readouterr().out)["tokens"]
+    assert main(["prefill", str(llama), "--tokens", ids, "-o", file, "--json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_tokens"] == len(START)
+    how = ["--ignore-eos", "--block-size", "5", "--json", "-q"]
+    assert main(["decode", file, "-n", "4", "--save", file, "--seed", "4", *how]) == 0
+    first = json.loads(capsys.readouterr().out)["tokens"]
+    assert main(["decode", file, "-n", "5", *how]) == 0
+    assert first + json.loads(capsys.readouterr().out)["tokens"] == wanted
+    assert main(["decode", file, "--tokens", "1,2", "-n", "2", "-q"]) == 0
+    assert len(capsys.readouterr().out.split()) == 2
+    assert main(["info", file, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["num_tokens"], facts["model"]) == (len(START) + 4, str(llama))
+    assert main(["info", file]) == 0
+    assert "seed 4" in capsys.readouterr().out
+
+
+def test_the_verbs_refuse(llama, saved, tmp_path, capsys, monkeypatch):
+    moved = llama.rename(tmp_path / "moved")
+    try:
+        assert main(["decode", str(saved), "-q"]) == 2
+        assert f"no model '{llama}'" in capsys.readouterr().err
+        assert main(["decode", str(saved), "--model", str(moved), "-n", "2", "-q"]) == 0
+    finally:
+        moved.rename(llama)
+    capsys.readouterr()
+    for arguments, message in (
+        (["prefill", str(llama), "--tokens", "1", "--tokens", "2", "-o", "x.kv"], "one: a file holds one text"),
+        (["prefill", str(llama), "-o", "x.kv"], "no prompt"),
+        (["prefill", str(llama), "--tokens", "1,2", "-o", str(tmp_path / "no" / "x.kv")], "cannot be written"),
+        (["decode", str(tmp_path)], "is a directory"),
+        (["decode", str(saved), "--dtype", "bfloat16"], "dtype 'float32' and this engine 'bfloat16'"),
+        (["decode", str(saved), "--max-length", "12"], "over max_length of 12"),
+    ):
+        assert main([*arguments, "-q"]) == 2
+        assert message in capsys.readouterr().err
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["new", "generate", "append", "fork", "rewind", "save", "open", "close", "lose"]),
+        st.integers(0, 7),
+        st.integers(1, 12),
+    ),
+    min_size=60,
+    max_size=100,
+)
+
+
+# 167 runs of 60 and more: over 10,000 operations.
+@settings(max_examples=167, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, llama, tmp_path):
+    """Whatever happened to a session, its next tokens are those of a fresh run over its tokens."""
+    engine = engine_for(llama, cache_tokens=160)
+    sessions = []
+    for name, which, amount in operations:
+        session = sessions[which % len(sessions)] if sessions else None
+        if name == "new" or session is None:
+            sessions.append(engine.session(prompt(amount, seed=which)))
+        elif name == "generate" and len(session) + amount < 90:
+            wanted = engine.generate(list(session.tokens), max_new_tokens=amount, ignore_eos=True).tokens
+            assert session.generate(max_new_tokens=amount, ignore_eos=True).tokens == wanted
+        elif name == "append" and len(session) + amount < 90:
+            session.append(prompt(amount, seed=which))
+        elif name == "fork":
+            sessions.append(session.fork())
+        elif name == "rewind":
+            session.rewind(max(1, len(session) - amount))
+        elif name == "save":
+            session.save(tmp_path / "x.kv")
+        elif name == "open" and (tmp_path / "x.kv").exists():
+            sessions.append(engine.open(tmp_path / "x.kv"))
+        elif name in ("close", "lose"):
+            sessions.remove(session)
+            if name == "close":
+                session.close()
+        if len(sessions) > 6:
+            sessions.pop(0).close()
+        del session
+        with engine.alone():
+            engine.scheduler.check_integrity()
+    del sessions
+    whole(engine)

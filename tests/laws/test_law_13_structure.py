@@ -1,0 +1,174 @@
+"""Law 13: who may import whom, no circles, sizes, public names. The house stays a house by test."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+
+ROOT = Path(tokenmill.__file__).parent
+REPOSITORY = ROOT.parent.parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# A room may import rooms of a lower rank, and files of its own room.
+RANKS = [
+    {"errors"},
+    {"registry", "config"},
+    {"memory"},
+    {"text", "schedule"},
+    {"cache"},
+    {"kernels"},
+    {"quant"},
+    {"model"},
+    {"hub"},
+    {"weights"},
+    {"program"},
+    {"sample"},
+    {"speculate"},
+    {"engine"},
+    {"measure"},
+    {"bench"},
+    {"cli", "serve"},
+]
+RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
+
+LONGEST_FILE, LONGEST_FUNCTION = 350, 60
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def module(path: Path) -> str:
+    parts = ("tokenmill", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> list[str]:
+    """Modules of ours that a file imports at run time; those for types alone do not count."""
+    found = []
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tokenmill"):
+            found.append(node.module)
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.startswith("tokenmill")]
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_imports_go_one_way(path):
+    if path == ROOT / "__init__.py":
+        return  # the public face names rooms of every rank
+    for name in imports(path):
+        if name == "tokenmill" and "programs" in path.parts:
+            continue  # a program of its own, that uses what anybody may use
+        other = name.split(".")[1]
+        assert room(path) in RANK, f"{path}: give its room a rank"
+        assert other == room(path) or RANK[other] < RANK[room(path)], f"{module(path)} may not import {name}"
+
+
+def test_no_module_imports_itself_through_others():
+    graph = {module(path): set(imports(path)) for path in FILES}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, f"circle: {' -> '.join((*trail, name))}"
+        if name not in done:
+            for other in graph.get(name, ()):
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_our_own_modules_are_imported_at_the_top_only(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                ours = [name for name in names if name.startswith("tokenmill")]
+                assert not ours, f"{path}: {function.name} imports {ours}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_files_and_functions_stay_short(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= LONGEST_FILE, f"{path} has {text.count(chr(10))} lines"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or 0) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_every_module_says_what_lives_in_it(path):
+    text = path.read_text(encoding="utf-8")
+    assert ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_names_that_say_nothing_are_not_used(path):
+    for word in ("utils", "helpers", "manager", "common", "misc"):
+        assert word not in path.stem.lower()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef):
+            assert not node.name.endswith("Manager"), node.name
+            assert not node.name.startswith("Base"), node.name
+
+
+def test_scheduling_knows_no_torch():
+    for path in (ROOT / "schedule").glob("*.py"):
+        assert "torch" not in {name.split(".")[0] for name in external(path)}, path
+
+
+def external(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        found += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        found += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    return found
+
+
+def test_public_names():
+    assert sorted(tokenmill.__all__) == [
+        "CapacityError",
+        "CheckpointError",
+        "Completion",
+        "ConfigError",
+        "Engine",
+        "EngineConfig",
+        "NoKernel",
+        "Piece",
+        "RequestError",
+        "SamplingParams",
+        "Session",
+        "SnapshotError",
+        "TokenmillError",
+        "load",
+    ]
+    for name in tokenmill.__all__:
+        assert getattr(tokenmill, name).__doc__
+
+
+def test_the_map_has_one_line_per_file():
+    text = (REPOSITORY / "docs" / "map.md").read_text(encoding="utf-8")
+    for path in FILES:
+        name = path.relative_to(REPOSITORY).as_posix()
+        if name.endswith("__init__.py") and path.parent != ROOT:
+            name = path.parent.relative_to(REPOSITORY).as_posix() + "/"
+        assert f"`{name}`" in text, f"docs/map.md has no line for {name}"

@@ -1,0 +1,241 @@
+"""Compiled code on disk: the tokens of the plain modules without a compiler; refused by field where it does not fit."""
+
+import errno
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tests.program.test_compiled import engine_for, same
+from tests.tiny_models import save
+from tokenmill.cli.main import main
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import save_code
+from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.hub.download import Silent
+from tokenmill.memory import atomic_file as whole
+from tokenmill.program.aot import exporting
+from tokenmill.program.aot import program as imaged
+from tokenmill.program.aot.manifest import MANIFEST, read_manifest
+from tokenmill.weights.checkpoint import open_checkpoint
+
+ROOT = Path(__file__).parents[2]
+
+
+def write(model, folder, **how):
+    config = EngineConfig(model=str(model), dtype="float32", device="cpu", **how)
+    return save_code(open_checkpoint(model), config, folder, Silent())
+
+
+@pytest.fixture(scope="module")
+def made(llama, tmp_path_factory):
+    """All but the machine code."""
+    folder = tmp_path_factory.mktemp("code") / "llama.code"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
+        num_bytes = write(llama, folder)
+    assert num_bytes == sum(path.stat().st_size for path in folder.glob("*.pt2"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(llama, tmp_path_factory):
+    """Of one sequence alone: each package is ten seconds of a compiler."""
+    folder = tmp_path_factory.mktemp("code") / "llama.code"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(exporting.KINDS, "decode", ("one",))
+        write(llama, folder)
+    return folder
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "x.code")
+
+
+@pytest.mark.compiler
+def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
+    for block_size in (8, None):
+        engine = engine_for(llama, image=str(compiled), block_size=block_size)
+        assert engine.program_name == "image"
+        same(engine, engine_for(llama, program="eager", block_size=block_size))
+
+
+class Interpreted:
+    """A part as it was exported, in the place of its machine code."""
+
+    programs: ClassVar = {}
+
+    def __init__(self, path, *_):
+        self.program = self.programs[Path(path).name]
+        self.module = self.program.module()
+
+    def run(self, tensors):
+        leaves, spec = tree_flatten(self.program.example_inputs)
+        given = iter(tensors)
+        inputs, named = tree_unflatten(
+            [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+        )
+        return [self.module(*inputs, **named)]
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
+def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
+    """Several sequences and chunks as well, which the tests have no time to compile."""
+
+    def keep(program, package_path):
+        Interpreted.programs[Path(package_path).name] = program
+        Path(package_path).write_bytes(b"code")
+
+    monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
+    monkeypatch.setattr(imaged, "Loader", Interpreted)
+    path = save(family, tmp_path)
+    for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
+        write(path, tmp_path / "x.code", compile_phases="both", **how)
+        engine = engine_for(path, image=str(tmp_path / "x.code"), **how)
+        assert set(Interpreted.programs) == set(engine.runner.program._code)
+        same(engine, engine_for(path, program="eager", **how))
+
+
+STARTS = """
+import sys
+from tokenmill.engine.build import load
+engine = load(sys.argv[1], dtype="float32", device="cpu", max_length=96, image=sys.argv[2])
+engine.generate([5, 6, 7], max_new_tokens=4)
+print(sorted({"torch._inductor.compile_fx", "torch._dynamo.convert_frame"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.compiler
+def test_no_compiler_is_even_imported(compiled, llama):
+    ran = subprocess.run(
+        [sys.executable, "-c", STARTS, str(llama), str(compiled)], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert ran.stdout.strip().endswith("[]")
+
+
+def test_every_field_is_checked(copy, llama):
+    facts = read_manifest(copy)
+    for name, other in {
+        "model": {"config": "1", "weights": "2"},
+        "dtype": "bfloat16",
+        "scheme": "q4",
+        "cache_format": "int8",
+        "device": "a drum",
+        "processor": "x86_64, MMX",
+        "torch": "1.0",
+        "triton": "9",
+    }.items():
+        (copy / MANIFEST).write_text(whole.seal({**facts, name: other}, 1))
+        with pytest.raises(ImageMismatch, match=f"another setting: {name} .*, here .*make it again"):
+            engine_for(llama, image=str(copy))
+
+
+def test_another_model_or_setting_is_refused(made, llama, tmp_path):
+    other = save("qwen3", tmp_path)
+    with pytest.raises(ImageMismatch, match=r"model \{'config'"):
+        engine_for(other, image=str(made))
+    for how, message in (
+        ({"dtype": "bfloat16"}, "dtype 'float32', here 'bfloat16'"),
+        ({"scheme": "q8"}, "scheme 'dense', here 'q8'"),
+        ({"cache_format": "int8"}, "cache_format 'dense', here 'int8'"),
+    ):
+        with pytest.raises(ImageMismatch, match=message):
+            engine_for(llama, image=str(made), **how)
+    for how, message in (
+        ({"program": "native", "image": "x"}, "program is 'native'"),
+        ({"program": "image"}, "image with a directory"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            engine_for(llama, **how)
+
+
+def test_damage_is_refused(copy, llama):
+    name = "layer-one-0.pt2"
+    code, manifest = (copy / name).read_bytes(), (copy / MANIFEST).read_bytes()
+    middle = len(code) // 2
+
+    def refused(message):
+        with pytest.raises(ImageMismatch, match=message):
+            engine_for(llama, image=str(copy))
+
+    (copy / name).write_bytes(code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :])
+    refused("layer-one-0.pt2 does not match its digest")
+    (copy / name).write_bytes(code[:middle])
+    refused("layer-one-0.pt2 does not match its digest")
+    (copy / name).unlink()
+    refused("layer-one-0.pt2: No such file")
+    (copy / MANIFEST).write_bytes(manifest[:-9])
+    refused("cut or damaged")
+    (copy / MANIFEST).write_text(json.dumps(json.loads(manifest) | {"checksum": 1}))
+    refused("does not match its checksum")
+    (copy / MANIFEST).unlink()
+    refused("is no image of compiled code")
+
+
+def test_info_shows_what_it_is_for(made, llama, capsys):
+    assert main(["info", str(made)]) == 0
+    shown = capsys.readouterr().out
+    assert str(llama) in shown and "one, many" in shown and "float32" in shown
+    assert main(["info", str(made), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kinds"] == ["one", "many"]
+
+
+def test_the_plain_modules_serve_where_that_is_allowed(copy, llama, caplog):
+    (copy / MANIFEST).write_bytes(b"{")
+    with caplog.at_level(logging.WARNING):
+        engine = engine_for(llama, image=str(copy), image_fallback=True)
+    assert "cut or damaged" in caplog.text and "the plain modules serve" in caplog.text
+    assert engine.program_name == "eager"
+    same(engine, engine_for(llama, program="eager"))
+
+
+def test_what_torch_refuses_to_load_is_no_end_either(made, llama, caplog):
+    """It fits by its manifest, and is no code."""
+    with pytest.raises(ImageMismatch, match="cannot be loaded"):
+        engine_for(llama, image=str(made))
+    with caplog.at_level(logging.WARNING):
+        engine = engine_for(llama, image=str(made), image_fallback=True)
+    assert "cannot be loaded" in caplog.text and engine.program_name == "eager"
+    same(engine, engine_for(llama, program="eager"))
+
+
+@pytest.mark.parametrize("how", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch):
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+
+    def compile_some(package, path):
+        path.write_bytes(b"half")
+        if package.name.startswith("end"):
+            raise how
+
+    monkeypatch.setattr(exporting, "_compile", compile_some)
+    with pytest.raises(ImageMismatch if isinstance(how, OSError) else KeyboardInterrupt):
+        write(llama, copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_a_new_one_takes_the_place_of_the_old(copy, llama, monkeypatch):
+    monkeypatch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
+    write(llama, copy, compile_phases="both")
+    assert sorted(path.name for path in copy.iterdir()) == sorted(
+        [MANIFEST, *(f"{name}.pt2" for name in ("end-many", "end-one", "layer-chunk-0", "layer-many-0", "layer-one-0"))]
+    )
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_nothing_else_is_overwritten(llama, tmp_path):
+    for folder in (tmp_path, tmp_path / "file"):
+        (tmp_path / "file").write_text("kept")
+        with pytest.raises(ImageMismatch, match="not overwritten"):
+            write(llama, folder)
+    with pytest.raises(ImageMismatch, match="cannot be written: No such file"):
+        write(llama, tmp_path / "nowhere" / "x.code")

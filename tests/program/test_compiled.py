@@ -1,0 +1,219 @@
+"""Program compiled: the tokens of the plain modules, for every family, in few compilations that no length adds to."""
+
+import logging
+import random
+import threading
+
+import pytest
+import torch
+from torch._dynamo import register_backend
+from torch._dynamo.utils import counters
+from torch._inductor import cpp_builder
+from torch._inductor.utils import run_and_get_code
+
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill.cache.step import Span
+from tokenmill.engine.build import load
+from tokenmill.errors import ConfigError
+from tokenmill.program.compiled import program as module
+from tokenmill.program.compiled.captured import plain_calls
+from tokenmill.program.compiled.shapes import Exact, Shape, Shapes, cut
+
+PROMPTS = [prompt(20 + length, seed=length) for length in (0, 5, 1)]
+SAMPLING = ({}, {"temperature": 0.8, "seed": 3})
+
+
+def engine_for(path, **how):
+    settings = {"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1}
+    return load(path, **{**settings, **how})
+
+
+def compiled(path, **how):
+    return engine_for(path, **{"program": "compiled", "compile": "dynamic", "compile_phases": "both", **how})
+
+
+def texts(engine, **sampling):
+    """One alone, then all together."""
+    alone = engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, **sampling)
+    return [alone.tokens] + [
+        done.tokens for done in engine.generate(PROMPTS, max_new_tokens=6, ignore_eos=True, **sampling)
+    ]
+
+
+def same(engine, reference):
+    for sampling in SAMPLING:
+        assert texts(engine, **sampling) == texts(reference, **sampling)
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_every_family_without_a_graph_break(family, models):
+    """Traced and not translated: what inductor makes of it is below, for some."""
+    path = save(family, models)
+    counters.clear()
+    same(compiled(path, compile="fullgraph", compile_backend="eager"), engine_for(path, program="eager"))
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(
+    ("family", "how"),
+    [
+        ("llama", {"compile_phases": "both", "cache_format": "int8"}),
+        ("mixtral", {"scheme": "q4"}),
+    ],
+)
+@pytest.mark.compiler
+def test_inductor_says_the_same(family, how, models):
+    """One sequence alone: each further form is ten seconds of a compiler."""
+    path, how = save(family, models), {"compile_phases": "decode", **how}
+    plain = {name: value for name, value in how.items() if not name.startswith("compile")}
+    texts = [
+        engine.generate(PROMPTS[0], max_new_tokens=9, ignore_eos=True).tokens
+        for engine in (compiled(path, **how), engine_for(path, program="eager", **plain))
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_no_length_and_no_batch_compiles_again(mode, llama):
+    counters.clear()
+    engine = compiled(llama, compile=mode, compile_backend="eager", max_sequences=8, max_step_tokens=64)
+    reference = engine_for(llama, program="eager", max_sequences=8)
+    generator = random.Random(5)
+    for number in range(100):
+        prompts = [prompt(generator.randint(1, 90), seed=number + i) for i in range(generator.randint(1, 8))]
+        done = engine.generate(prompts, max_new_tokens=3, ignore_eos=True)
+        if number % 10 == 0:
+            wanted = reference.generate(prompts, max_new_tokens=3, ignore_eos=True)
+            assert [each.tokens for each in done] == [each.tokens for each in wanted]
+    forms = engine.runner.program._ready
+    assert counters["stats"]["unique_graphs"] == len(forms) <= 8
+    assert not counters["graph_break"] and not counters["recompiles"]
+
+
+def test_scores_and_drafts(llama):
+    """Logits of many rows of one sequence, and steps of a few tokens."""
+    engine, reference = compiled(llama, compile_backend="eager"), engine_for(llama, program="eager")
+    torch.testing.assert_close(engine.logits(PROMPTS[1]), reference.logits(PROMPTS[1]))
+    guessing = compiled(llama, compile_backend="eager", proposer="none", compile="static")
+    torch.testing.assert_close(guessing.logits(PROMPTS[1]), reference.logits(PROMPTS[1]))
+
+
+@pytest.mark.compiler
+def test_the_cache_is_written_in_place(llama):
+    """In the code that inductor writes nothing has the size of the cache."""
+    engine = compiled(llama, compile_phases="decode")
+    with torch._inductor.config.patch(fx_graph_cache=False):  # or the code is found, and not written
+        _, codes = run_and_get_code(engine.generate, PROMPTS[0], max_new_tokens=3, ignore_eos=True)
+    shape = tuple(engine.runner.pool.layers[0].tensors[0].shape)
+    code = "\n".join(codes)
+    assert "assert_size_stride" in code and str(shape) in code
+    assert f"empty_strided_cpu({shape}" not in code and "copy_(" not in code
+
+
+def test_phases(llama):
+    for phases, kinds in (("decode", {1}), ("prefill", {2})):
+        engine = compiled(llama, compile_phases=phases, compile_backend="eager")
+        texts(engine)
+        assert {form.num_tokens for form in engine.runner.program._ready} == kinds
+
+
+def test_no_is_the_same_shapes_uncompiled(llama):
+    counters.clear()
+    same(compiled(llama, compile="no"), engine_for(llama, program="eager"))
+    assert not counters["stats"]
+
+
+def test_captured_steps_lie_at_fixed_addresses(llama, monkeypatch):
+    """What a GPU records, here as plain calls."""
+    monkeypatch.setattr(module, "cuda_graph", plain_calls)
+    engine = compiled(llama, compile="static", compile_backend="eager")
+    engine.runner.program._captures = True
+    same(engine, engine_for(llama, program="eager"))
+
+
+def test_the_plain_modules_serve_until_it_is_ready(llama, caplog):
+    begun, go_on = threading.Event(), threading.Event()
+
+    @register_backend(name="patient")
+    def patient(graph, _inputs):
+        begun.set()
+        assert go_on.wait(60)
+        return graph.forward
+
+    engine = compiled(llama, compile_backend="patient", compile_in_background=True, compile_phases="decode")
+    reference = engine_for(llama, program="eager")
+    same(engine, reference)
+    assert begun.wait(60) and not engine.runner.program._ready
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "compile":
+            thread.join(60)
+    assert len(engine.runner.program._ready) == 2
+    same(engine, reference)
+
+
+def failing(graph, _inputs):
+    raise RuntimeError("no such luck")
+
+
+def test_a_backend_that_fails_is_named(llama, caplog):
+    register_backend(failing, name="failing")
+    with pytest.raises(
+        ConfigError, match=r"compile_backend = 'failing'.*a step of 1 x 1 tokens.*no such luck.*compile"
+    ):
+        texts(compiled(llama, compile_backend="failing", compile_phases="decode"))
+    engine = compiled(llama, compile_backend="failing", compile_phases="decode", compile_in_background=True)
+    with caplog.at_level(logging.WARNING):
+        texts(engine)
+        for thread in threading.enumerate():
+            if thread.name == "compile":
+                thread.join(60)
+    assert "no such luck" in caplog.text and "the plain modules go on serving" in caplog.text
+    same(engine, engine_for(llama, program="eager"))
+
+
+def test_what_is_refused(llama, monkeypatch):
+    for how, message in (
+        ({"compile_backend": "outductor"}, r"compile_backend = 'outductor'.*inductor"),
+        ({"compile": "sometimes"}, r"compile = 'sometimes'.*no, static, dynamic, fullgraph"),
+        ({"compile_phases": "all"}, r"compile_phases = 'all'.*decode, prefill, both"),
+        ({"program": "native", "compile": "static"}, r"compile = 'static'.*program is 'native'"),
+        ({"scheme": "packed"}, "does not run scheme packed"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compiled(llama, **how)
+
+    def none():
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler: install g\+\+"):
+        compiled(llama)
+    compiled(llama, compile_backend="aot_eager")
+
+
+def test_asking_for_a_mode_is_asking_for_the_program(llama):
+    assert engine_for(llama, compile="static").program_name == "compiled"
+    assert engine_for(llama).program_name != "compiled"
+    assert engine_for(llama, compile="no").program_name != "compiled"
+
+
+def spans(*counts_and_starts):
+    return [Span(10 * n, count, start, 0, None, 1) for n, (count, start) in enumerate(counts_and_starts)]
+
+
+def test_shapes():
+    shapes = Shapes(6, 512, 1500)
+    assert (shapes.sequences, shapes.tokens, shapes.keys) == ([1, 2, 4, 6], [1, 8, 32, 128, 512], [256, 1024, 1500])
+    pieces = cut(spans((1, 4), (7, 0), (1, 300), (1, 9)), 2)
+    assert [len(piece.spans) for piece in pieces] == [2, 1, 1]
+    assert [shapes.of(piece) for piece in pieces] == [Shape(2, 1, 1024), Shape(1, 1, 256), Shape(1, 8, 256)]
+
+
+def test_sizes_that_are_alike_are_told_apart():
+    """Two dynamic sizes that agree while compiling would be taken for one."""
+    exact = Exact(96)
+    for count in range(2, 97):
+        (piece,) = cut([Span(0, count, 0, 0, None, 1)], 4)
+        example = exact.example(exact.of(piece))
+        assert example.num_tokens != example.num_keys >= count

@@ -1,0 +1,301 @@
+"""The native program: eager's numbers, and the same bits however they were computed."""
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import hatch_build
+import pytest
+import torch
+import transformers
+
+import tokenmill
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill.engine.build import load
+from tokenmill.errors import ConfigError
+from tokenmill.program.native import abi
+from tokenmill.program.native.program import Native
+
+FAMILIES = FAMILY_NAMES
+LONG = prompt(97, seed=5)
+
+pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+
+
+def native(path, dtype="float32", **settings):
+    return load(path, program="native", dtype=dtype, **{"threads": 1, **settings})
+
+
+def save_sized(path, kind, seed, **sizes):
+    """A model of any sizes, with 101 tokens."""
+    config = transformers.AutoConfig.for_model(kind, vocab_size=101, **sizes)
+    torch.manual_seed(seed)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(path)
+
+
+@pytest.fixture
+def build(request, monkeypatch):
+    """One of the builds of the kernels, where this processor runs it."""
+    if abi.BUILDS.index(request.param) < abi.BUILDS.index(abi.best_build()):
+        pytest.skip(f"this processor cannot run {request.param}")
+    monkeypatch.setattr(Native, "build", request.param)
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_eager(family, build, models):
+    """float32 on both sides; the sums run in another order: 48 terms of size 1, a few units in the last place."""
+    path = save(family, models)
+    ours, eager = native(path).logits(LONG), load(path, program="eager", dtype="float32").logits(LONG)
+    torch.testing.assert_close(ours, eager, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "dense"), ("float32", "q8"), ("bfloat16", "q4")]
+)
+def test_builds_agree(family, dtype, scheme, models, monkeypatch):
+    """To the bit where the processor multiplies and adds with one rounding.
+
+    The matrix unit sums bfloat16 in an order of its own, whose last bits rounding to bfloat16 makes 2**-9 here and
+    there (0.03 of the logits' spread allowed). Its integers are the same. The portable build on x86 rounds twice:
+    activations in 8 bits then turn to their neighbour here and there, which was worth 0.04 of the logits' spread (0.1
+    allowed).
+    """
+    path = save(family, models)
+    logits = {}
+    for build in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]:
+        monkeypatch.setattr(Native, "build", build)
+        logits[build] = native(path, dtype, scheme=scheme).logits(LONG)
+    best = logits[abi.best_build()]
+    if "amx" in logits and dtype == "bfloat16" and scheme == "dense":
+        assert (logits["amx"] - logits["avx512"]).abs().max() <= 0.03 * best.std()
+        best = logits["avx512"]
+    if "avx2" in logits:
+        assert torch.equal(logits["avx2"], best)
+    allowed = 1e-5 if dtype == "float32" and scheme == "dense" else 0.1
+    assert (logits["portable"] - best).abs().max() <= allowed * best.std()
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mixtral"])
+def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
+    path = save(family, models)
+    whole = native(path, dtype).logits(LONG)
+    for settings in (
+        {"max_step_tokens": 1},
+        {"max_step_tokens": 2},
+        {"max_step_tokens": 7},
+        {"max_step_tokens": 16},
+        {"max_step_tokens": 17},
+        {"max_step_tokens": 50},
+        {"block_size": 1},
+        {"block_size": 3, "max_step_tokens": 20},
+        {"threads": 2},
+        {"threads": 3, "max_step_tokens": 5},
+        {"threads": 4, "block_size": 16},
+    ):
+        assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize(("heads", "head_dim", "window"), [(6, 32, None), (4, 64, 40), (1, 96, None)])
+def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_path):
+    """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one with a window."""
+    sizes = {"hidden_size": heads * head_dim, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": head_dim}
+    sizes |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 3), "max_position_embeddings": 512}
+    if heads == 4:
+        sizes["num_key_value_heads"] = 2
+    save_sized(tmp_path, "mistral", seed=4, sliding_window=window, **sizes)
+    tokens = [token % 101 for token in prompt(300, seed=6)]
+    whole = native(tmp_path, "bfloat16").logits(tokens)
+    for settings in (
+        {"max_step_tokens": 1},
+        {"max_step_tokens": 3, "threads": 2},
+        {"max_step_tokens": 20, "block_size": 3},
+        {"threads": 2, "block_size": 16},
+    ):
+        assert torch.equal(native(tmp_path, "bfloat16", **settings).logits(tokens), whole), settings
+    eager = load(tmp_path, program="eager", dtype="float32").logits(tokens)
+    assert (whole - eager).abs().max() <= 0.05 * eager.std()  # bfloat16 against float32
+
+
+@pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q4")])
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_the_same_bits_where_rows_are_wide(kind, dtype, scheme, tmp_path):
+    """So wide that the tokens of a chunk pass over the weights in rounds of 64."""
+    experts = {"num_local_experts": 3, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    sizes = {"hidden_size": 64, "intermediate_size": 8200, "num_attention_heads": 2, "num_key_value_heads": 2}
+    save_sized(tmp_path, kind, seed=2, num_hidden_layers=1, max_position_embeddings=256, **sizes, **experts)
+    tokens = [token % 101 for token in prompt(200, seed=3)]
+    pieces = native(tmp_path, dtype, scheme=scheme, max_step_tokens=50).logits(tokens)
+    for threads in (1, 2, 3):
+        assert torch.equal(native(tmp_path, dtype, scheme=scheme, threads=threads).logits(tokens), pieces)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_same_bits_beside_any_neighbours(dtype, models):
+    """Log-probabilities carry every bit of the logits into the output."""
+    path = save("llama", models)
+    prompts = [prompt(length, seed=length) for length in (1, 2, 15, 16, 17, 40, 64)]
+    alone = native(path, dtype, max_sequences=1)
+    together = native(path, dtype, max_sequences=8, block_size=8, max_step_tokens=33, threads=2)
+    settings = {"max_new_tokens": 20, "logprobs": 3}
+    expected = [alone.generate(one, **settings) for one in prompts]
+    for ours, theirs in zip(together.generate(prompts, **settings), expected, strict=True):
+        assert ours.tokens == theirs.tokens and ours.logprobs == theirs.logprobs
+
+
+def test_sizes_that_are_no_multiple_of_anything(tmp_path):
+    sizes = {
+        "hidden_size": 70,
+        "intermediate_size": 67,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+        "head_dim": 14,
+    }
+    save_sized(tmp_path, "llama", seed=1, num_hidden_layers=2, max_position_embeddings=128, **sizes)
+    for dtype in ("float32", "bfloat16"):
+        ours = native(tmp_path, dtype)
+        eager = load(tmp_path, program="eager", dtype=dtype).logits([t % 101 for t in LONG]).float()
+        bound = 2e-5 if dtype == "float32" else 0.05  # bfloat16: 8 bits through two layers
+        torch.testing.assert_close(ours.logits([t % 101 for t in LONG]), eager, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("head_dim", [80, 100, 128])
+def test_wide_heads_in_whole_chunks(head_dim, tmp_path):
+    """64 tokens of one head are as many as a thread's desk ever holds of a unit; 80 is no multiple of 32."""
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim}
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}
+    save_sized(tmp_path, "llama", seed=3, **sizes, **heads)
+    tokens = [t % 101 for t in prompt(200, seed=6)]
+    eager = load(tmp_path, program="eager", dtype="float32").logits(tokens)
+    for threads in (1, 2):
+        torch.testing.assert_close(native(tmp_path, threads=threads).logits(tokens), eager, atol=2e-5, rtol=1e-5)
+
+
+def test_a_window_and_long_sequences(models):
+    """Past the window and past many splits of 128 positions, in short and long chunks."""
+    path = save("mistral", models)
+    tokens = prompt(120, seed=2)
+    eager = load(path, program="eager", dtype="float32").logits(tokens)
+    for chunk in (1, 5, 64):
+        torch.testing.assert_close(native(path, max_step_tokens=chunk).logits(tokens), eager, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.model
+def test_the_real_model_says_the_same_bits_in_pieces():
+    engine = load("smollm2-135m", program="native", max_length=700, max_step_tokens=512)
+    tokens = (engine.encode("A water mill takes its work from a river, and a miller listens. ") * 30)[:400]
+    whole = engine.logits(tokens)
+    pieces = load("smollm2-135m", program="native", max_length=700, max_step_tokens=61, block_size=16, threads=1)
+    assert torch.equal(pieces.logits(tokens), whole)
+
+
+def test_a_fork_has_threads_of_its_own(models):
+    engine = native(save("llama", models), threads=2)
+    expected = engine.generate(LONG, max_new_tokens=4).tokens
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        tokens = engine.generate(LONG, max_new_tokens=4).tokens
+        os.write(writing, repr(tokens).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 1000).decode() == repr(expected)
+    assert engine.generate(LONG, max_new_tokens=4).tokens == expected
+
+
+def test_two_engines_at_the_same_time(models):
+    engines = [native(save(name, models), threads=2) for name in ("llama", "gpt2")]
+    expected = [engine.generate(LONG, max_new_tokens=20).tokens for engine in engines]
+    found: list[list] = [[], []]
+
+    def work(at):
+        found[at] = [engines[at].generate(LONG, max_new_tokens=20).tokens for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[tokens] * 5 for tokens in expected]
+
+
+def test_the_decoders_matrices_are_given_up(models):
+    engine = native(save("llama", models))
+    decoder_bytes = engine.memory["weights_bytes"]
+    assert decoder_bytes == engine.runner.program.num_weight_bytes
+    assert not any(hasattr(value, "weight") for value in vars(engine.runner.program).values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"dtype": "float16"}, "computes in float32 or bfloat16, not in float16"),
+        ({"scheme": "packed"}, "does not run scheme packed, only dense"),
+        ({"kernel": "gather"}, "attends by itself, and kernel gather was asked for"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_and_eager_does_it(settings, says, models):
+    path = save("llama", models)
+    with pytest.raises(ConfigError, match=says):
+        load(path, **{"program": "native", "dtype": "float32", **settings})
+    assert tokenmill.load(path, **{"dtype": "float32", **settings}).program_name == "eager"
+
+
+def test_without_the_library_it_says_what_to_do(models, monkeypatch, tmp_path):
+    monkeypatch.setattr(abi, "FILE", tmp_path / "none.so")
+    with pytest.raises(ConfigError, match=r"its library was not built .* install a C\+\+ compiler"):
+        native(save("llama", models))
+    monkeypatch.setattr(abi, "FILE", tmp_path / "damaged.so")
+    abi.FILE.write_bytes(b"no library")
+    abi.library.cache_clear()
+    with pytest.raises(ConfigError, match="its library does not load"):
+        native(save("llama", models))
+    abi.library.cache_clear()
+
+
+@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_bigcode"])
+def test_the_cache_in_bytes(family, build, models):
+    """Both programs store the same codes, but for entries whose last bit decides between two; then 1 / 254 of a row."""
+    path = save(family, models)
+    ours = native(path, cache_format="int8")
+    eager = load(path, program="eager", dtype="float32", cache_format="int8")
+    found, expected = ours.logits(LONG), eager.logits(LONG)
+    assert (found - expected).pow(2).mean().sqrt() < 0.01 * expected.pow(2).mean().sqrt()
+    for settings in ({"max_step_tokens": 1}, {"max_step_tokens": 7, "block_size": 3}, {"threads": 2}):
+        assert torch.equal(native(path, cache_format="int8", **settings).logits(LONG), found)
+
+
+def test_the_cache_in_bytes_is_half_as_large(models):
+    path = save("llama", models)
+    dense, small = (native(path, "bfloat16", cache_format=name).memory["cache_bytes"] for name in ("dense", "int8"))
+    assert small / dense == (8 + 4) / 16  # heads of 8: of 64 it would be 68 / 128
+
+
+@pytest.mark.compiler
+def test_the_kernels_under_the_sanitizers(tmp_path):
+    """Every build that this processor runs, odd sizes, exact buffers: no read or write outside, no undefined shift."""
+    if hatch_build.compiler() is None:
+        pytest.skip("no C++ compiler")
+    names = [name for name in hatch_build.builds() if name in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    base = [hatch_build.compiler(), *hatch_build.FLAGS, *sanitize, "-O1"]
+    jobs = [(f"{n}.o", "kernels.cpp", [*hatch_build.builds()[n], f"-DTM_BUILD={n}", "-O1"]) for n in names]
+    jobs += [(f"{n}.o", f"{n}.cpp", [*(f"-DTM_WITH_{b.upper()}" for b in names), "-O0"]) for n in hatch_build.COMMON]
+    processes = [
+        subprocess.Popen([*base, *flags, "-c", str(hatch_build.SOURCES / source), "-o", str(tmp_path / target)])
+        for target, source, flags in jobs
+    ]
+    assert [process.wait() for process in processes] == [0] * len(jobs)
+    tested = f"-DTM_TESTED={','.join(f'&kernels_{name}' for name in names)}"
+    program, objects = str(tmp_path / "kernels"), [str(tmp_path / target) for target, _, _ in jobs]
+    source = str(Path(__file__).parent / "native_kernels.cpp")
+    subprocess.run([*base, tested, source, *objects, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": 0 differences") == len(names)

@@ -1,0 +1,70 @@
+"""The detokenizer, by example: what is held back, and until when."""
+
+import pytest
+
+from tests.text.test_tokenizer import trained
+from tokenmill.text.detokenize import Detokenizer
+from tokenmill.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer():
+    return Tokenizer(trained())
+
+
+def ids_of(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_split_character_is_shown_when_it_is_whole(tokenizer):
+    bytes_of_smile = [tokenizer.backend.token_to_id(token) for token in "ðŁĻĢ"]
+    assert None not in bytes_of_smile
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push([token]) for token in bytes_of_smile] == ["", "", "", "🙀"]
+
+
+def test_what_never_becomes_a_character_is_shown_at_the_end(tokenizer):
+    detokenizer = Detokenizer(tokenizer)
+    assert detokenizer.push([tokenizer.backend.token_to_id("ð")]) == ""
+    assert detokenizer.finish() == "\ufffd"
+
+
+def test_text_that_could_become_a_stop_string_waits(tokenizer):
+    detokenizer = Detokenizer(tokenizer, stop=["\n\nUser:"])
+    assert detokenizer.push(ids_of(tokenizer, "hello")) == "hello"
+    assert detokenizer.push(ids_of(tokenizer, "\n")) == ""
+    assert detokenizer.push(ids_of(tokenizer, "\nUs")) == ""
+    assert detokenizer.push(ids_of(tokenizer, "age")) == "\n\nUsage"
+    assert detokenizer.finish() == ""
+    assert detokenizer.stopped is None
+
+
+def test_tokens_behind_the_match_are_ignored(tokenizer):
+    ids = ids_of(tokenizer, "hello STOP there")
+    detokenizer = Detokenizer(tokenizer, stop=["STOP"])
+    assert detokenizer.push(ids) == "hello "
+    assert detokenizer.stopped == "STOP"
+    assert detokenizer.num_tokens_used == len(ids_of(tokenizer, "hello STOP"))
+    assert detokenizer.push(ids) == detokenizer.finish() == ""
+
+
+def test_the_stop_string_is_kept_when_asked_for(tokenizer):
+    detokenizer = Detokenizer(tokenizer, stop=["STOP"], include_stop=True)
+    assert detokenizer.push(ids_of(tokenizer, "hello STOP there")) == "hello STOP"
+
+
+def test_special_tokens_are_no_text_unless_asked_for(tokenizer):
+    ids = tokenizer.encode("a<|end|>b", add_special_tokens=False)
+    for skip, text in ((True, "ab"), (False, "a<|end|>b")):
+        detokenizer = Detokenizer(tokenizer, skip_special=skip)
+        assert detokenizer.push(ids) + detokenizer.finish() == text
+
+
+def test_the_window_that_is_decoded_stays_short(tokenizer):
+    lengths = []
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids, skip: lengths.append(len(ids)) or decode(ids, skip)
+    detokenizer = Detokenizer(tokenizer)
+    for token in ids_of(tokenizer, "hello there world " * 50):
+        detokenizer.push([token])
+    assert max(lengths) <= 3

@@ -1,0 +1,157 @@
+"""Tokenizers inside GGUF files: split as llama.cpp splits, refused when incomplete or unknown."""
+
+import pytest
+import tokenizers
+
+from tests.text.test_tokenizer import CORPUS, trained
+from tokenmill.errors import CheckpointError
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.vocab import PRE_TOKENIZERS, tokenizer_from_gguf
+
+TEXTS = ["Hello there", "  don't WE'LL\n\n x", "naïve 你好 🙂 12345.678", "a\tb\r\n"]
+
+
+def metadata(**changes) -> dict:
+    """What llama.cpp writes for the small byte-level tokenizer of the tokenizer tests."""
+    import json
+
+    model = json.loads(trained().to_str())["model"]
+    tokens = [token for token, _ in sorted(model["vocab"].items(), key=lambda item: item[1])]
+    values = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 2,
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    values |= {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def test_a_byte_level_vocabulary_gives_the_ids_of_the_tokenizer_it_came_from():
+    ours, theirs = tokenizer_from_gguf(metadata()), trained()
+    for text in [*TEXTS, *CORPUS[:4], "<s>x</s>"]:
+        assert ours.encode(text) == theirs.encode(text).ids
+        assert ours.decode(ours.encode(text), skip_special=False) == text
+    assert ours.bos_token_id == 0
+    assert ours.eos_token_ids == (1, 2)
+    assert ours.special_texts == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert ours.chat_template == "{{ messages }}"
+
+
+def test_begin_of_text_is_added_where_the_file_says_so():
+    assert tokenizer_from_gguf(metadata(add_bos_token=True)).encode("hello")[0] == 0
+    assert tokenizer_from_gguf(metadata(add_bos_token=False)).encode("hello")[0] != 0
+    assert tokenizer_from_gguf(metadata(add_eos_token=True)).encode("hello")[-1] == 1
+
+
+# Pieces before merging, from the regular expressions in llama.cpp's llama-vocab.cpp applied by hand.
+SPLITS = {
+    "gpt-2": ["I", " paid", " 12345", " dollars", "!!", " don", "'t", " ask"],
+    "smollm": ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'t", " ask"],
+    "llama-bpe": ["I", " paid", " ", "123", "45", " dollars", "!!", " don", "'t", " ask"],
+    "qwen2": ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'t", " ask"],
+}
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_texts_are_split_as_the_name_of_the_pre_tokenizer_says(pre):
+    text = "I paid 12345 dollars!! don't ask"
+    pieces = [text[a:b] for _, (a, b) in PRE_TOKENIZERS[pre]().pre_tokenize_str(text)]
+    assert pieces == SPLITS[pre]
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_every_known_pre_tokenizer_can_be_built(pre):
+    tokenizer = tokenizer_from_gguf(metadata(pre=pre))
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["<|a b|>", "$A", "$0", "a:1", "a:b"])
+def test_a_token_of_any_text_can_begin_a_text(name):
+    values = metadata(add_bos_token=True)
+    values["tokenizer.ggml.tokens"] = [name, *values["tokenizer.ggml.tokens"][1:]]
+    tokenizer = tokenizer_from_gguf(values)
+    assert tokenizer.encode("fox") == [0, *tokenizer.encode("fox", add_special_tokens=False)]
+
+
+def sentencepiece_metadata(tmp_path) -> tuple[dict, "object"]:
+    import sentencepiece
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(CORPUS))
+    prefix = str(tmp_path / "spm")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=prefix, vocab_size=320, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, normalization_rule_name="identity", remove_extra_whitespaces=False,
+    )  # fmt: skip
+    model = sentencepiece.SentencePieceProcessor(model_file=prefix + ".model")
+    ids = range(model.get_piece_size())
+    kinds = [2 if model.is_unknown(i) else 3 if model.is_control(i) else 6 if model.is_byte(i) else 1 for i in ids]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }, model
+
+
+def test_a_sentencepiece_vocabulary_gives_sentencepieces_own_ids(tmp_path):
+    values, model = sentencepiece_metadata(tmp_path)
+    ours = tokenizer_from_gguf(values)
+    for text in [*TEXTS, *CORPUS[:4], "fox  fox", "unseen ☃ snowman"]:
+        assert ours.encode(text) == [1, *model.encode(text)]
+        assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "t5"}, "tokenizer.ggml.model = 't5' .*gpt2, llama"),
+        ({"model": None}, "tokenizer.ggml.model = None"),
+        ({"model": ["gpt2"]}, "tokenizer.ggml.model = .'gpt2'."),
+        ({"pre": ["gpt-2"]}, "tokenizer.ggml.pre = .'gpt-2'."),
+        ({"token_type": ["x"] * 329}, "tokenizer.ggml.token_type must be .* it holds 'x'"),
+        ({"model": "llama", "scores": [float("nan")] * 329}, "tokenizer.ggml.scores must be .* it holds nan"),
+        ({"bos_token_id": True}, "bos_token_id = True"),
+        ({"pre": "novel"}, "tokenizer.ggml.pre = 'novel' .*llama-bpe"),
+        ({"pre": None}, "tokenizer.ggml.pre = None"),
+        ({"tokens": None}, "tokenizer.ggml.tokens must be a list of texts"),
+        ({"tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of texts"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, "names a token twice"),
+        ({"token_type": [1, 2]}, "tokenizer.ggml.token_type must be 329 numbers"),
+        ({"merges": None}, "tokenizer.ggml.merges must be a list"),
+        ({"merges": ["a nothing"]}, "merges holds 'a nothing'"),
+        ({"merges": ["lonely"]}, "merges holds 'lonely'"),
+        ({"eos_token_id": 350}, "eos_token_id = 350 is outside the vocabulary of 329 tokens"),
+        ({"bos_token_id": "x"}, "bos_token_id = 'x'"),
+        ({"model": "llama"}, "tokenizer.ggml.scores must be 329 numbers"),
+    ],
+)
+def test_incomplete_or_unknown_vocabularies_are_refused(changes, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        tokenizer_from_gguf(metadata(**changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.model
+def test_the_real_vocabulary(real_model):
+    from tokenmill.weights.checkpoint import open_checkpoint
+
+    tokenizer = open_checkpoint(real_model).tokenizer()
+    assert isinstance(tokenizer, Tokenizer)
+    assert isinstance(tokenizer.backend, tokenizers.Tokenizer)
+    assert tokenizer.num_tokens == 49152
+    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.encode("Why is the sky blue?") == [4898, 314, 260, 6376, 4461, 47]
+    assert [tokenizer.decode([i]) for i in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
+    for text in ["héllo wörld 你好 🙂👩‍👩‍👧", "def f(x):\n\treturn x  # 12.5%", "<|im_start|>user\nhi<|im_end|>"]:
+        assert tokenizer.decode(tokenizer.encode(text), skip_special=False) == text
