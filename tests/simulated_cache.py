@@ -53,7 +53,7 @@ class SimulatedCache:
         for work in plan.work:
             self._check_reads(work.sequence, work.start + work.count)
         chosen = []
-        for sequence, start, count, num_logits in plan.work:
+        for sequence, start, count, num_logits, _ in plan.work:
             assert num_logits <= count
             known, end = sequence.tokens + sequence.drafts, start + count
             places = range(end - num_logits, end) if sequence.score_from is None else ()

@@ -21,6 +21,7 @@ from tokenmill.errors import (
     TokenmillError,
 )
 from tokenmill.registry import resolve
+from tokenmill.version import VERSION
 
 if TYPE_CHECKING:
     from tokenmill.engine.build import load
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
 
-__version__ = "0.1.0.dev0"
+__version__ = VERSION
 
 __all__ = [
     "CapacityError",

@@ -183,9 +183,14 @@ class SamplingParams:
 
     @cached_property
     def takes_largest(self) -> bool:
-        """Whether every token is the likeliest by the model's own logits, and nothing else is asked about it."""
-        off = (self.temperature, self.presence_penalty, self.frequency_penalty) == (0, 0, 0)
-        return off and self.repetition_penalty == 1 and not self.logit_bias and self.logprobs is None
+        """Whether every token is the largest of the model's own logits, and nothing else is asked about it."""
+        return self.temperature == 0 and not self.logit_bias and not self.looks_back
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
+        penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
+        return self.logprobs is not None or any(penalties)
 
     def _make_plain(self) -> None:
         """Tuples for lists, a tuple for one text; containers and flags of the right kind."""

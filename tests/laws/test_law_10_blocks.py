@@ -72,7 +72,7 @@ class Operations(RuleBasedStateMachine):
     def break_off(self) -> None:
         """A step that ends between its plan and its commit."""
         self.scheduler.plan()
-        self.scheduler.restart()
+        self.scheduler.recover()
 
     @precondition(lambda self: any(s.score_from is None for s in self.scheduler.parked))
     @rule(data=st.data(), token=st.integers(0, 1))

@@ -1,29 +1,51 @@
-"""Whose rows these are: what must be alike for cached rows to mean the same somewhere else."""
+"""Compatibility header of saved KV: the fields that must be equal before rows may be used again.
 
+Rows that are equal in every field but DESCRIPTIVE were computed as this engine computes, so they may be shared with
+other texts. A session may also be opened where MEANING is equal and the rest is not; its rows are then its own alone.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+from tokenmill.errors import SnapshotError
 
-from tokenmill.registry import resolve
+__all__ = ["check_compatible", "shared_fields"]
 
-if TYPE_CHECKING:
-    from tokenmill.engine.engine import Engine
+DESCRIPTIVE = ("model", "versions")
+"""Told to people, never compared."""
+MEANING = ("fingerprint", "shape", "rope", "cache_format")
+"""Where one of these differs, the rows mean nothing."""
+PRECISION = ("dtype", "scheme")
+"""Where one of these differs, the text may: to be asked for with `convert`."""
 
-__all__ = ["whose"]
+
+def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that must all be equal before rows may be shared."""
+    return {name: value for name, value in header.items() if name not in DESCRIPTIVE}
 
 
-def whose(engine: "Engine") -> dict[str, Any]:
-    """Model, settings, and who computed: the header of a file. `model` and `versions` are told, not compared."""
-    config = engine.config
-    return {
-        "model": str(Path(config.model).resolve()) if Path(config.model).exists() else config.model,
-        "fingerprint": engine.fingerprint,
-        "shape": {name: getattr(engine.model_config, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
-        "rope": repr(engine.model_config.rope),
-        "cache_format": config.cache_format,
-        "dtype": config.dtype,
-        "scheme": config.scheme,
-        "program": engine.program_name,
-        "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": str(torch.__version__)},
-    }
+def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], convert: bool) -> bool:
+    """Whether rows with the header `theirs` may be shared; SnapshotError, by field, where they cannot even be used."""
+    for name in MEANING:
+        if theirs[name] != ours[name]:
+            difference = _difference(name, theirs[name], ours[name])
+            raise SnapshotError(f"{path} is of another model or setting: {difference}")
+    for name in PRECISION:
+        if theirs[name] != ours[name] and not convert:
+            raise SnapshotError(
+                f"{path} has {name} {theirs[name]!r} and this engine {ours[name]!r}: the text would not be the same; "
+                f"load the model with {name}={theirs[name]!r}, or open it with convert"
+            )
+    return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
+
+
+def _difference(name: str, theirs: object, ours: object) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            f"{key} {theirs.get(key)!r}, here {ours.get(key)!r}"
+            for key in {**theirs, **ours}
+            if theirs.get(key) != ours.get(key)
+        ]
+        return f"{name}: {'; '.join(parts)}"
+    return f"{name} is {theirs!r}, here {ours!r}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats import FORMATS, LayerKV
 from tokenmill.cache.spec import CacheSpec
+from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
 from tokenmill.registry import lookup
@@ -55,9 +56,19 @@ class Pool:
         return {name: tensor[slots].cpu() for name, tensor in self._named().items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Put rows as `read` gave them into these slots, in the pool's dtype. KeyError for one that lacks."""
+        """Put rows as `read` gave them into these slots, in the pool's dtype. SnapshotError for rows that do not fit."""
+        self.check_rows(rows, len(slots))
         for name, tensor in self._named().items():
             tensor[slots] = rows[name].to(tensor.device, tensor.dtype)
+
+    def check_rows(self, rows: Mapping[str, Tensor], count: int) -> None:
+        """SnapshotError, by name, unless these are `count` rows of every tensor of the pool."""
+        named = self._named()
+        for name in {**named, **rows}:
+            found = list(rows[name].shape) if name in rows else None
+            wanted = [count, *named[name].shape[1:]] if name in named else None
+            if found != wanted:
+                raise SnapshotError(f"saved rows {name} have shape {found}, and {wanted} is needed")
 
     def _named(self) -> dict[str, Tensor]:
         return {

@@ -1,8 +1,9 @@
 """Published blocks on disk, by their chained hash: a prompt that was computed once is found after a restart.
 
-One file for each block, in a folder for each model and setting, so that several engines and processes may use the same
-directory: files are written under a temporary name and renamed, and one that has gone or is damaged counts as never
-written. The files that were longest not read go first when there are too many.
+One file for each block, in a folder for each compatibility header, so that several engines and processes may use the
+same directory: files are written under a temporary name and renamed, and one that is gone or damaged counts as never
+written. The least recently used files are deleted when the directory is over its limit. A directory that can be read
+but not written serves what it holds.
 """
 
 import hashlib
@@ -10,8 +11,11 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
@@ -20,59 +24,82 @@ from tokenmill.errors import SnapshotError
 __all__ = ["PrefixStore"]
 
 
-class PrefixStore:
-    """Blocks of one pool. `whose`: what must be alike for rows to mean the same. SnapshotError for no such folder."""
+@dataclass(frozen=True)
+class _StoredBlock:
+    """The rows of one block's file."""
 
-    def __init__(self, folder: Path, pool: Pool, whose: Mapping[str, Any], limit_bytes: int) -> None:
+    store: "PrefixStore"
+    digest: bytes
+
+    def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
+        """See RowSource."""
+        return self.store.read(self.digest, first, last)
+
+
+class PrefixStore:
+    """Blocks of one pool. `header`: what must be equal for rows to mean the same. SnapshotError for no such folder."""
+
+    def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int) -> None:
         self._pool, self._limit_bytes = pool, limit_bytes
         self._size = pool.spec.block_size
-        facts = json.dumps({**whose, "block_size": self._size}, sort_keys=True, default=str)
+        facts = json.dumps({**header, "block_size": self._size}, sort_keys=True, default=str)
         self._root = folder.expanduser()
         self._folder = self._root / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
+        self._failed = not self._make_folder()
+        self._damaged: set[bytes] = set()
         self._num_bytes = sum(size for _, size, _ in self._files())
-        self._failed = False
 
-    def load(self, digest: bytes, block: int) -> bool:
-        """Fill a block of the pool with the rows of that name; False where there are none."""
+    def find(self, digest: bytes) -> _StoredBlock | None:
+        """The rows of that block, to be read later, or None if there is no file of it."""
+        return _StoredBlock(self, digest) if digest not in self._damaged and self._path(digest).exists() else None
+
+    def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
+        """Rows [first, last) of a block. SnapshotError where the file is gone or damaged; it is not offered again."""
         path = self._path(digest)
-        if not path.exists():
-            return False
         try:
             rows = read_snapshot(path).rows
-            self._pool.write(self._pool.slots_of([block], self._size), rows)
-            os.utime(path)  # read last: now
-        except (SnapshotError, KeyError, RuntimeError, OSError):
-            path.unlink(missing_ok=True)
-            return False
-        return True
+            self._pool.check_rows(rows, self._size)
+        except SnapshotError as error:
+            self._damaged.add(digest)
+            if not isinstance(error.__cause__, OSError):  # what is damaged may be written again
+                _try(path.unlink, missing_ok=True)
+            raise
+        _try(os.utime, path)  # read last: now
+        return {name: tensor[first:last] for name, tensor in rows.items()}
 
     def save(self, digest: bytes, block: int) -> None:
-        """Keep a full block. A disk that refuses is said once; the engine goes on without."""
+        """Write a full block that is not there yet. A disk that refuses is said once; the engine goes on without."""
         path = self._path(digest)
         if self._failed or path.exists():
             return
+        rows = self._pool.read(self._pool.slots_of([block], self._size))
         try:
-            self._num_bytes += write_snapshot(
-                path, {}, self._pool.read(self._pool.slots_of([block], self._size)), sync=False
-            )
+            self._num_bytes += write_snapshot(path, {}, rows, sync=False)
+            self._damaged.discard(digest)
         except SnapshotError as error:
             self._failed = True
             warnings.warn(f"no more blocks are kept on disk: {error}", stacklevel=2)
         if self._num_bytes > self._limit_bytes:
             self._evict()
 
+    def _make_folder(self) -> bool:
+        """Whether blocks can be written. SnapshotError if there is no folder to read either."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if not self._root.is_dir():
+                raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
+            return False
+        return os.access(self._folder, os.W_OK)
+
     def _evict(self) -> None:
-        """Down to nine tenths of the limit, whoever wrote them."""
+        """Down to nine tenths of the limit, whichever engine wrote the files."""
         files = sorted(self._files())
         self._num_bytes = sum(size for _, size, _ in files)
         for _, size, path in files:
             if self._num_bytes <= 0.9 * self._limit_bytes:
                 return
-            path.unlink(missing_ok=True)
+            _try(path.unlink, missing_ok=True)
             self._num_bytes -= size
 
     def _files(self) -> list[tuple[float, int, Path]]:
@@ -88,3 +115,11 @@ class PrefixStore:
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.kv"
+
+
+def _try(action: Any, *arguments: Any, **settings: Any) -> None:
+    """Do it where the file system allows it: a directory that is only read stays as it is."""
+    try:
+        action(*arguments, **settings)
+    except OSError:
+        pass

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.memory.transfer import to_device
+from tokenmill.schedule.sequence import unread_mark
 
 __all__ = ["PaddedStep", "Span", "Step"]
 
@@ -47,9 +48,8 @@ class Span(NamedTuple):
 class Step:
     """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them.
 
-    fed_R: what the rows of the step before chose; a token id of -1 - row stands for it.
-    has_unknown: some token ids are UNKNOWN; the program puts what it finds in their place, and leaves those that would
-    follow one of stop_ids.
+    fed_R: what the rows of the step before chose; an `unread_mark` among the token ids stands for one of them.
+    has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
     """
 
     token_ids: Sequence[int]
@@ -71,10 +71,11 @@ class Step:
         return self._tensor("token_ids", self.token_ids)
 
     def fed(self, token_ids: Tensor) -> Tensor:
-        """Token ids of any shape, without any that stand for others."""
+        """Token ids of any shape, each unread mark replaced by the token that its row has chosen."""
         if self.fed_R is None:
             return token_ids
-        return torch.where(token_ids < 0, self.fed_R[(-1 - token_ids).clamp(min=0)], token_ids)
+        rows = (unread_mark(0) - token_ids).clamp(min=0)
+        return torch.where(token_ids <= unread_mark(0), self.fed_R[rows], token_ids)
 
     @property
     def positions_T(self) -> Tensor:

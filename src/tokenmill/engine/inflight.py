@@ -1,68 +1,70 @@
-"""A step that has begun: what it feeds, and what it chose, which may still be on its way from the device.
+"""A step in flight: it has begun, and the tokens that it chose may still be on their way from the device.
 
-The next step may begin before this one is read: it takes over what was chosen on the device, while the host still only
-knows which row chose it. That is one step ahead and no more.
+With async scheduling the next step begins before this one is read: it takes the chosen tokens on the device, while the
+scheduler only holds a mark of the row that chose each. There is one step in flight and no more.
 """
+
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import Row, Sampled, choose, sample_singly, take
-from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
+from tokenmill.sample.state import ChoiceKind, Row, SamplerState
+from tokenmill.schedule.sequence import Plan, Sequence, Work, unread_mark
 
-__all__ = ["Flight"]
+__all__ = ["InFlight"]
 
 
-class Flight:
-    """places: per work of the plan, which of the rows that are sampled are its own.
+class InFlight:
+    """rows_of: for each work item of the plan, which of the sampled rows are its own.
 
-    is_overtaken: the scheduler has gone on with what stands for the tokens, `unread`.
+    is_overtaken: the scheduler has gone on with the marks of this step's tokens in their places.
     """
 
     def __init__(self, plan: Plan, logits_RV: Tensor) -> None:
-        """logits_RV: of every wanted row of the plan. The choice is begun."""
+        """logits_RV: of every wanted row of the plan. Choosing the tokens begins here."""
         self.plan, self.is_overtaken = plan, False
-        self.places: list[range] = []
+        self.rows_of: list[range] = []
         self._rows: list[Row] = []
         picked: list[int] = []
         first = 0
         for work in plan.work:
-            samples = work.num_logits if work.sequence.score_from is None else 0
-            self.places.append(range(len(self._rows), len(self._rows) + samples))
-            self._rows += [_row(work.sequence, index) for index in range(samples)]
-            picked += range(first, first + samples)
+            num_sampled = work.num_logits if work.sequence.score_from is None else 0
+            self.rows_of.append(range(len(self._rows), len(self._rows) + num_sampled))
+            self._rows += _sampled_rows(work) if num_sampled else ()
+            picked += range(first, first + num_sampled)
             first += work.num_logits
         self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV
         try:
             self._choice = choose(self._logits_RV, self._rows) if self._rows else None
-        except RequestError:  # `read` will find out whose
+        except RequestError:  # `read` will find the row
             self._choice = None
 
     @property
     def unread(self) -> list[list[int]]:
-        """Per work what stands for the token that was chosen there, or nothing."""
-        return [[-1 - place.start] if place else [] for place in self.places]
+        """For each work item, the mark of its unread token; empty if it samples none."""
+        return [[unread_mark(rows.start)] if rows else [] for rows in self.rows_of]
 
     def leave_out_finished(self) -> bool:
-        """Sequences that have ended since have no part in it any more, even if they go on later; False if all have."""
+        """Leave out sequences that have ended since, even if they go on later; False if none is left."""
         kept = [index for index, work in enumerate(self.plan.work) if work.sequence.finish_reason is None]
-        self.plan = Plan([self.plan.work[index] for index in kept], self.plan.copies)
-        self.places = [self.places[index] for index in kept]
+        self.plan = self.plan._replace(work=[self.plan.work[index] for index in kept])
+        self.rows_of = [self.rows_of[index] for index in kept]
         return bool(kept)
 
     @property
     def ids_R(self) -> Tensor | None:
-        """What the rows chose, on the device; None where nothing was."""
+        """The tokens that the rows chose, on the device; None if no row was sampled."""
         return None if self._choice is None else self._choice.ids_R
 
     @property
     def can_be_overtaken(self) -> bool:
-        """Whether a next step can be planned, run and sampled without knowing what this one chose."""
-        return all(_is_foreseen(work) for work in self.plan.work) and (self._choice is not None or not self._rows)
+        """Whether a next step can be planned, run and sampled before the tokens of this one are read."""
+        return all(map(_can_go_unread, self.plan.work)) and (self._choice is not None or not self._rows)
 
     def read(self) -> tuple[Sampled, dict[int, RequestError]]:
-        """Wait for one token per row that samples, and which of those rows cannot be sampled."""
+        """Wait for one token for each sampled row, and the errors of the rows that cannot be sampled."""
         if not self._rows:
             return Sampled([], []), {}
         if self._choice is not None:
@@ -73,21 +75,22 @@ class Flight:
         return sample_singly(self._logits_RV, self._rows)
 
 
-def _row(sequence: Sequence, index: int) -> Row:
-    """The choice that follows the sequence's tokens and its first `index` drafts."""
-    tokens = sequence.tokens + sequence.drafts[:index] if index else sequence.tokens
-    position = len(sequence.tokens) + index
+def _sampled_rows(work: Work) -> Iterator[Row]:
+    """The choice after the sequence's own tokens, and after each of its drafts."""
+    state = _state(work.sequence)
+    yield state.row()
+    for draft in work.drafts[: work.num_logits - 1]:
+        state.accept(draft)
+        yield state.row()
+
+
+def _state(sequence: Sequence) -> SamplerState:
     masked = tuple(sequence.stop_ids) if sequence.params.min_new_tokens else ()
     start, counted = sequence.num_prompt_tokens, sequence.counted_from
-    return Row(sequence.params, sequence.seed, position, tokens, start, masked, counted)
+    return SamplerState(sequence.params, sequence.seed, sequence.tokens, start, masked, counted)
 
 
-def _is_foreseen(work: Work) -> bool:
-    """Whether it brings at most one token, that the next choice does not depend on but through the model."""
-    sequence, params = work.sequence, work.sequence.params
-    return sequence.score_from is None and not sequence.drafts and not _looks_back(params)
-
-
-def _looks_back(params: SamplingParams) -> bool:
-    penalties = (params.repetition_penalty - 1, params.presence_penalty, params.frequency_penalty)
-    return params.logprobs is not None or any(penalties)
+def _can_go_unread(work: Work) -> bool:
+    """Whether it brings at most one token, whose value the next choice needs only by way of the model."""
+    kind = _state(work.sequence).row().kind
+    return work.sequence.score_from is None and not work.drafts and kind is not ChoiceKind.HISTORY

@@ -16,8 +16,8 @@ from tokenmill.text.tokenizer import Tokenizer
 __all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens", "make_detokenizer"]
 
 
-MOST_UNDECODED = 32
-"""Tokens: together they cost a fraction of one by one, after a step each, and nobody else waits long for them."""
+MAX_UNDECODED = 32
+"""Tokens that wait to be decoded together, at a fraction of the cost of decoding one by one."""
 
 
 def hash_tokens(tokens: List[int]) -> str:
@@ -68,30 +68,38 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of a stream, and its tokens; `done` is set on the last piece."""
+    """What is new of one continuation: text that is safe to show, tokens, and their log-probabilities if asked for.
+
+    done: the whole, on the last piece. index: which of a request's n continuations it belongs to.
+    """
 
     text: str
     tokens: tuple[int, ...]
     done: Completion | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    index: int = 0
 
 
 @dataclass
 class Tracker:
-    """Follows one sequence. `started_s` is the clock at submission.
+    """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
 
-    Tokens become text when somebody asks for it, a few at a time if nobody does, and one by one where a stop string
-    could end them.
+    Tokens are decoded when text is taken, at the latest when MAX_UNDECODED have come together, and one by one where a
+    stop string could end them. started_s: the clock at submission. index: see Piece.
     """
 
     sequence: Sequence
     detokenizer: Detokenizer | None
     started_s: float
+    index: int = 0
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
     error: Exception | None = None
     _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
+    _num_taken: int = field(default=0, init=False)  # tokens that were taken
+    _is_over: bool = field(default=False, init=False)  # whether the last piece was taken
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Take in accepted tokens; True when a stop string has ended the text."""
@@ -99,7 +107,7 @@ class Tracker:
         self.times_s += [now_s] * len(tokens)
         if self.detokenizer is None:
             return False
-        if self.detokenizer.has_stops or len(self.tokens) - self.detokenizer.num_tokens_used >= MOST_UNDECODED:
+        if self.detokenizer.has_stops or len(self.tokens) - self.detokenizer.num_tokens_used >= MAX_UNDECODED:
             self._decode()
         return self._cut()
 
@@ -111,6 +119,29 @@ class Tracker:
         text = self.detokenizer.text[self._num_shown :]
         self._num_shown += len(text)
         return text
+
+    def take(self) -> Piece | None:
+        """What is new since the last call, or None. Raises the error that has ended the sequence, once."""
+        if self._is_over:
+            return None
+        if self.error is not None:
+            self._is_over = True
+            raise self.error
+        done = self.completion
+        text = self.take_text()
+        tokens, first = tuple(self.tokens[self._num_taken :]), self._num_taken
+        self._num_taken, self._is_over = len(self.tokens), done is not None
+        if not (text or tokens or done):
+            return None
+        return Piece(text, tokens, done, self._logprobs(first, len(self.tokens)), self.index)
+
+    def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
+        """Of the generated tokens [first, last), if they were asked for."""
+        if self.sequence.params.logprobs is None:
+            return None
+        start = self.sequence.num_prompt_tokens
+        noted = (self.logprobs.get(position) for position in range(start + first, start + last))
+        return tuple(entry for entry in noted if entry is not None)
 
     def _decode(self) -> None:
         if self.detokenizer is not None:
@@ -134,8 +165,6 @@ class Tracker:
             reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
-        start = self.sequence.num_prompt_tokens
-        noted = [entry for p in range(start, start + len(self.tokens)) if (entry := self.logprobs.get(p)) is not None]
         self.completion = Completion(
             text=self.detokenizer.text if self.detokenizer is not None else "",
             tokens=tuple(self.tokens),
@@ -143,7 +172,7 @@ class Tracker:
             timing=Timing(first_s, gaps),
             num_prompt_tokens=self.sequence.num_prompt_tokens,
             seed=self.sequence.seed,
-            logprobs=None if self.sequence.params.logprobs is None else tuple(noted),
+            logprobs=self._logprobs(0, len(self.tokens)),
         )
 
 

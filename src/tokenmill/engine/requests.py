@@ -1,4 +1,4 @@
-"""Prompts and their settings in, sequences out: everything about a request that is checked before it is queued.
+"""Requests: a prompt and its settings, checked before they are queued, as sequences that the scheduler can run.
 
 Nothing is cut or corrected silently. What cannot be served is refused with the numbers and the setting to change.
 """
@@ -6,23 +6,44 @@ Nothing is cut or corrected silently. What cannot be served is refused with the 
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from itertools import count
 from operator import index
 from typing import Any
 
 from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
+from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import RequestError
 from tokenmill.model.config import ModelConfig
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.chat import render_chat
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Intake", "Prompt", "is_batch"]
+__all__ = ["InputProcessor", "Prompt", "Request", "is_batch"]
 
 Prompt = str | List[int]
 
 
-class Intake:
-    """Makes sequences for one model; numbers them in order of arrival."""
+@dataclass(eq=False)
+class Request:
+    """One prompt and its n continuations, checked and not yet queued. Made by `Core.request`, queued by `Core.submit`.
+
+    deadline_s: the core's clock when it fails if it has not ended; None for never. trackers: one for each
+    continuation, once it is queued.
+    """
+
+    sequences: list[Sequence]
+    deadline_s: float | None = None
+    trackers: list[Tracker] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every continuation has ended, well or with an error."""
+        return bool(self.trackers) and all(each.completion or each.error for each in self.trackers)
+
+
+class InputProcessor:
+    """Turns prompts into the sequences of one model, and numbers them."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
         assert config.max_length is not None, "resolved when the engine is built"
@@ -30,7 +51,7 @@ class Intake:
         self._model, self._tokenizer = model, tokenizer
         known = tokenizer.eos_token_ids if tokenizer is not None else ()
         self._eos = dict.fromkeys((*known, *model.eos_token_ids), "eos")
-        self._next_id = 0
+        self._ids = count(1)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt; ids are checked, text needs a tokenizer."""
@@ -50,8 +71,10 @@ class Intake:
         text = render_chat(template, [dict(message) for message in messages], special_texts=tokenizer.special_texts)
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def sequences(self, tokens: list[int], params: SamplingParams) -> Iterator[Sequence]:
-        """The n sequences that a prompt asks for."""
+    def sequences(
+        self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
+    ) -> Iterator[Sequence]:
+        """The n sequences that a prompt asks for. priority and salt: see Sequence."""
         most = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -60,16 +83,26 @@ class Intake:
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         for number in range(params.n):
-            yield Sequence(self.new_id(), list(tokens), len(tokens), most, params, seed + number, stops)
+            yield Sequence(
+                self.new_id(),
+                list(tokens),
+                len(tokens),
+                most,
+                params,
+                seed + number,
+                stops,
+                priority=priority,
+                salt=salt,
+            )
 
     def scored(self, tokens: list[int], score_from: int) -> Sequence:
         """A sequence that is only read, and kept so that it can be rewound and read on another way."""
         self.check_length(len(tokens))
         return Sequence(self.new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
 
-    def kept(self, tokens: list[int]) -> Sequence:
-        """A sequence that is kept from call to call, and does nothing until it is asked to."""
-        return Sequence(self.new_id(), tokens, len(tokens), self._max_length, keep=True)
+    def kept(self) -> Sequence:
+        """An empty sequence that is kept from call to call, as sessions are made of."""
+        return Sequence(self.new_id(), [], 0, self._max_length, keep=True)
 
     def check_length(self, num_tokens: int) -> None:
         """RequestError for what is longer than any sequence may be."""
@@ -102,9 +135,8 @@ class Intake:
         return self._tokenizer
 
     def new_id(self) -> int:
-        """The next number."""
-        self._next_id += 1
-        return self._next_id
+        """A number that no sequence had before."""
+        return next(self._ids)
 
 
 def _token_id(token: Any) -> int:

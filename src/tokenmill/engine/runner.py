@@ -1,36 +1,68 @@
-"""From the plan to the program: stage it as a Step, carry out its block copies, run the program.
+"""From the plan to the program: carry out its copies and loads, stage it as a Step, run the program, store full blocks.
 
 This is the only place where the scheduler's ints and torch meet. Nothing here knows text, sampling or requests.
 """
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.step import Span, Step
+from tokenmill.errors import SnapshotError
 from tokenmill.program import Program
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Store
 
-__all__ = ["Runner"]
+__all__ = ["Ran", "Runner"]
+
+log = logging.getLogger(__name__)
+
+
+class Ran(NamedTuple):
+    """What was computed: the plan, with the drafts that the program found, and the logits of its wanted rows, [R, V]."""
+
+    plan: Plan
+    logits_RV: Tensor
 
 
 class Runner:
-    """Runs plans on one program and one pool."""
+    """Runs plans on one program and one pool. prefix_store: where full blocks outlive the process."""
 
     def __init__(self, program: Program, pool: Pool, device: torch.device) -> None:
         self.program, self.pool, self._device = program, pool, device
+        self.prefix_store: PrefixStore | None = None
         self._block_size = pool.spec.block_size
 
-    def run(self, plan: Plan, fed_R: Tensor | None = None) -> Tensor:
-        """Logits of every wanted row, [R, V], in the order of the plan's work. fed_R: see Step.
-
-        Drafts that nobody had guessed are known afterwards; the plan is without those that were not computed.
-        """
+    def prepare(self, plan: Plan) -> list[Sequence]:
+        """Copy and load the plan's blocks, in this order; the sequences whose rows could not be loaded."""
         if plan.copies:
             self.pool.copy_blocks(plan.copies)
+        failed = []
+        for load in plan.loads:
+            count = load.last - load.first
+            try:
+                rows = load.source.rows(load.source_first, load.source_first + count)
+                self.pool.write(self.pool.slots_of(load.blocks, count), rows)
+            except SnapshotError as error:
+                log.warning("%s; the rows are computed again", error)
+                failed.append(load.sequence)
+        return failed
+
+    def run(self, plan: Plan, fed_R: Tensor | None = None) -> Ran:
+        """Run a prepared plan. fed_R: see Step. Drafts whose token the program was to find are known afterwards."""
         step = self.stage(plan, fed_R)
-        logits_RV = self.program.run(step)
-        return _without_uncomputed(plan, step, logits_RV) if step.has_unknown else logits_RV
+        logits_RV, token_ids = self.program.run(step)
+        return _known(plan, step, logits_RV, token_ids) if step.has_unknown else Ran(plan, logits_RV)
+
+    def store(self, stores: Iterable[Store]) -> None:
+        """Write full blocks to disk, where there is a store."""
+        if self.prefix_store is not None:
+            for digest, block in stores:
+                self.prefix_store.save(digest, block)
 
     def stage(self, plan: Plan, fed_R: Tensor | None = None) -> Step:
         """The plan in the terms of a program."""
@@ -40,13 +72,13 @@ class Runner:
         rows: list[int] = []
         spans: list[Span] = []
         has_unknown, stop_ids = False, set[int]()
-        for sequence, start, count, num_logits in plan.work:
+        for sequence, start, count, num_logits, drafts in plan.work:
             end = start + count
             first = len(token_ids)
             token_ids += sequence.tokens[start:end]
-            if end > len(sequence.tokens):
-                token_ids += sequence.drafts[: end - len(sequence.tokens)]
-                if sequence.drafts[0] == UNKNOWN:
+            if drafts:
+                token_ids += drafts
+                if drafts[0] == UNKNOWN:
                     has_unknown = True
                     stop_ids.update(sequence.stop_ids)
             positions += range(start, end)
@@ -73,17 +105,17 @@ class Runner:
         return [sequence.blocks[p // size] * size + p % size for p in range(start, end)]
 
 
-def _without_uncomputed(plan: Plan, step: Step, logits_RV: Tensor) -> Tensor:
-    """The logits of what was computed: where a text ends, the drafts behind that are none."""
-    kept: list[int] = []
+def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> Ran:
+    """The plan with the tokens that the program found, and the logits of what it computed: it stops where a text ends."""
+    found, work, kept = list(token_ids), [], list[int]()
     first = 0
-    for index, (work, span) in enumerate(zip(plan.work, step.spans, strict=True)):
+    for each, span in zip(plan.work, step.spans, strict=True):
         end = span.first + span.count
-        found = list(step.token_ids[end - len(work.sequence.drafts) : end])
-        known = found[: found.index(UNKNOWN)] if UNKNOWN in found else found
-        missing = len(found) - len(known)
-        work.sequence.drafts = known
-        plan.work[index] = work._replace(count=work.count - missing, num_logits=work.num_logits - missing)
-        kept += range(first, first + work.num_logits - missing)
-        first += work.num_logits
-    return logits_RV if len(kept) == first else logits_RV[kept]
+        drafts = found[end - len(each.drafts) : end]
+        known = drafts[: drafts.index(UNKNOWN)] if UNKNOWN in drafts else drafts
+        missing = len(drafts) - len(known)
+        num_logits = each.num_logits - missing
+        work.append(each._replace(count=each.count - missing, num_logits=num_logits, drafts=tuple(known)))
+        kept += range(first, first + num_logits)
+        first += each.num_logits
+    return Ran(plan._replace(work=work), logits_RV if len(kept) == first else logits_RV[kept])

@@ -12,21 +12,21 @@ taken and computed again at its next turn: the same text, only later. Closing or
 
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tokenmill.cache.compatibility import whose
+from tokenmill.cache.compatibility import check_compatible
 from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
 from tokenmill.config import SamplingParams, as_keywords, from_keywords
-from tokenmill.engine.engine import Engine
+from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.engine.requests import Prompt
-from tokenmill.engine.scoring import until_scored
-from tokenmill.errors import CapacityError, RequestError, SnapshotError
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.engine.requests import Prompt, Request
+from tokenmill.engine.scoring import run_to_end
+from tokenmill.errors import RequestError, SnapshotError
+from tokenmill.schedule.sequence import RowSource, Sequence
 
 __all__ = ["Session", "open_session"]
 
@@ -34,7 +34,7 @@ PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that a call does not hand on to the next."""
 
 REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
-"""What of a sequence belongs to what was asked for, and not to its rows."""
+"""The fields of a sequence that a request sets, and not its rows."""
 
 
 class Session:
@@ -44,14 +44,15 @@ class Session:
     with the session when it is saved.
     """
 
-    def __init__(self, engine: Engine, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
-        self.engine, self.params = engine, params or SamplingParams()
+    def __init__(self, core: Core, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
+        self.core, self.params = core, params or SamplingParams()
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
-        self._sequence = engine.intake.kept([]) if sequence is None else sequence
-        with engine.alone():
-            engine.scheduler.park(self._sequence)
-        self._finalizer = weakref.finalize(self, _let_go, engine, self._sequence)
+        self._stream: object | None = None  # the stream whose answer is under way
+        self._sequence = core.inputs.kept() if sequence is None else sequence
+        with core.exclusive():
+            core.scheduler.park(self._sequence)
+        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)
 
     # ---- what is there
 
@@ -63,14 +64,16 @@ class Session:
     @property
     def text(self) -> str:
         """The same as text; special tokens are shown. RequestError without a tokenizer."""
-        if self.engine.tokenizer is None:
+        tokenizer = self.core.loaded.tokenizer
+        if tokenizer is None:
             raise RequestError("this model has no tokenizer: read the tokens")
-        return self.engine.tokenizer.decode(self.tokens, skip_special=False)
+        return tokenizer.decode(self.tokens, skip_special=False)
 
     @property
     def num_cached(self) -> int:
-        """Tokens whose rows are in the cache."""
-        return self._settled().num_computed_tokens
+        """Tokens whose rows are in the cache, or in the file that the session was opened from."""
+        sequence = self._settled()
+        return max(sequence.num_computed_tokens, sequence.num_saved)
 
     def __len__(self) -> int:
         return len(self._settled().tokens)
@@ -85,10 +88,17 @@ class Session:
 
     def append(self, prompt: Prompt) -> None:
         """Add text or token ids. They are computed with the next call that needs them."""
-        sequence = self._open()
-        tokens = self.engine.encode(prompt, add_special_tokens=not sequence.tokens)
-        self.engine.intake.check_length(len(sequence.tokens) + len(tokens))
-        with self.engine.alone():
+        self._put(len(self), prompt)
+
+    def _put(self, position: int, prompt: Prompt) -> None:
+        """Replace everything from `position` on by the prompt; at a refusal nothing has changed."""
+        inputs = self.core.inputs
+        tokens = inputs.encode(prompt, add_special_tokens=not position)
+        inputs.check_length(position + len(tokens))
+        with self.core.exclusive():
+            sequence = self._open()
+            if position < len(sequence.tokens):
+                self.core.scheduler.rewind(sequence, position)
             sequence.tokens.extend(tokens)
             sequence.counted_from = len(sequence.tokens)
 
@@ -109,11 +119,11 @@ class Session:
         sequence, params = self._open(), self._next_params(settings)
         tokens = list(sequence.tokens)
         if prompt is not None:
-            tokens += self.engine.encode(prompt, add_special_tokens=not tokens)
+            tokens += self.core.inputs.encode(prompt, add_special_tokens=not tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
-        (asked,) = self.engine.intake.sequences(tokens, params)  # refused here, or not at all
-        self.engine.scheduler.check(asked)
+        (asked,) = self.core.inputs.sequences(tokens, params)  # refused here, or not at all
+        self.core.scheduler.check(asked)
         asked.counted_from = len(tokens) if prompt is not None else self._counted_from
         self.params = replace(params, seed=asked.seed)
         return self._follow(asked, len(sequence.tokens))
@@ -123,19 +133,24 @@ class Session:
         counted_from = sequence.counted_from
         if sequence.tokens != asked.tokens[:before]:
             raise RequestError("the session has changed since this stream was asked for: ask again")
+        stream = self._stream = object()
         try:
-            with self.engine.alone():
+            with self.core.exclusive():
                 for name in REQUEST:
                     setattr(sequence, name, getattr(asked, name))
-            for piece in self.engine.follow([sequence]):
+            for piece in self.core.follow(Request([sequence])):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
+                if piece.done:  # now, and not when this iterator is collected: another answer may have begun by then
+                    self._stream, self._end = None, asked.num_prompt_tokens + shown
                 yield piece
         finally:
-            if shown is None:
-                sequence.counted_from = counted_from
-            # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
-            # Only noted here: an iterator may be collected in the middle of a step.
-            self._end = before if shown is None else asked.num_prompt_tokens + shown
+            if self._stream is stream:
+                self._stream = None
+                if shown is None:
+                    sequence.counted_from = counted_from
+                # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
+                # Only noted here: an iterator may be collected in the middle of a step.
+                self._end = before if shown is None else asked.num_prompt_tokens + shown
 
     @property
     def _counted_from(self) -> int:
@@ -146,10 +161,11 @@ class Session:
     def _settled(self) -> Sequence:
         """The sequence, cut off where the last answer ended."""
         if self._end is not None:
-            end, self._end = self._end, None
-            with self.engine.alone():
-                self.engine.scheduler.park(self._sequence)
-                self.engine.scheduler.rewind(self._sequence, min(end, len(self._sequence.tokens)))
+            with self.core.exclusive():
+                if self._end is not None:
+                    self.core.scheduler.park(self._sequence)
+                    self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
+                    self._end = None
         return self._sequence
 
     def _next_params(self, settings: dict[str, Any]) -> SamplingParams:
@@ -162,18 +178,18 @@ class Session:
     def prefill(self) -> None:
         """Compute the rows of all tokens but the last, which is fed with the next call."""
         sequence = self._open()
-        if sequence.num_computed_tokens >= len(sequence.tokens) - 1 or not self.engine.scheduler.cache:
+        if sequence.num_computed_tokens >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return
         last = sequence.tokens[-1]
         try:
-            with self.engine.alone():
+            with self.core.exclusive():
                 sequence.tokens.pop()
                 sequence.score_from = sequence.max_tokens = len(sequence.tokens)
-                self.engine.scheduler.resume(sequence)
-            until_scored(self.engine, sequence)
+                self.core.enqueue(sequence)
+            run_to_end(self.core, sequence)
         finally:
-            with self.engine.alone():
-                self.engine.scheduler.park(sequence)
+            with self.core.exclusive():
+                self.core.scheduler.park(sequence)
                 sequence.score_from = None
                 sequence.tokens.append(last)
 
@@ -181,25 +197,25 @@ class Session:
 
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
-        sequence = self._open()
-        with self.engine.alone():
-            child = self.engine.scheduler.fork(sequence, self.engine.intake.new_id(), keep=True)
-        other = Session(self.engine, child, self.params)
+        with self.core.exclusive():
+            child = self.core.scheduler.fork(self._open(), self.core.inputs.new_id(), keep=True)
+            other = Session(self.core, child, self.params)
         other.notes = dict(self.notes)
         return other
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens` tokens."""
-        sequence = self._open()
-        if not 0 <= num_tokens <= len(sequence.tokens):
-            raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
-        with self.engine.alone():
-            self.engine.scheduler.rewind(sequence, num_tokens)
+        """Keep the first `num_tokens` tokens and forget the others."""
+        with self.core.exclusive():
+            sequence = self._open()
+            if not 0 <= num_tokens <= len(sequence.tokens):
+                raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
+            self.core.scheduler.rewind(sequence, num_tokens)
 
     def edit(self, position: int, prompt: Prompt) -> None:
         """Put `prompt` in the place of everything from `position` on."""
-        self.rewind(position)
-        self.append(prompt)
+        if not 0 <= position <= len(self):
+            raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
+        self._put(position, prompt)
 
     def revise(self, tokens: list[int]) -> None:
         """Become exactly `tokens`; what they begin alike with what is there stays computed."""
@@ -208,31 +224,42 @@ class Session:
             if old != new:
                 break
             alike += 1
-        self.engine.intake.check_length(len(tokens))
-        self.rewind(alike)
         if tokens[alike:]:
-            self.append(tokens[alike:])
+            self._put(alike, tokens[alike:])
+        else:
+            self.rewind(alike)
 
     # ---- keeping
 
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. What is missing is computed first."""
-        sequence = self._open()
-        if not sequence.tokens:
-            raise RequestError("the session is empty: there is nothing to save")
-        self.prefill()
-        facts = {
-            **whose(self.engine),
-            "tokens": list(sequence.tokens),
-            "num_rows": sequence.num_computed_tokens,
-            "answer_from": self._counted_from,
-            "sampling": asdict(self.params),
-            "notes": self.notes,
-        }
-        with self.engine.alone():
-            pool = self.engine.runner.pool
-            rows = pool.read(pool.slots_of(sequence.blocks, sequence.num_computed_tokens))
-        return write_snapshot(Path(path), facts, rows)
+        loaded = self.core.loaded
+        with self.core.exclusive():  # other sequences move on while rows are computed; none takes them before they are read
+            sequence = self._open()
+            if not sequence.tokens:
+                raise RequestError("the session is empty: there is nothing to save")
+            self.prefill()
+            header = {
+                **loaded.compatibility,
+                "tokens": list(sequence.tokens),
+                "num_rows": sequence.num_computed_tokens,
+                "answer_from": self._counted_from,
+                "sampling": asdict(self.params),
+                "notes": self.notes,
+            }
+            rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, sequence.num_computed_tokens))
+        return write_snapshot(Path(path), header, rows)
+
+    def restore(self, rows: RowSource, num_rows: int, counted_from: int | None, is_own: bool) -> None:
+        """Take the rows of the first tokens from a source when they are next needed.
+
+        is_own: they were computed as this engine computes. Others are never shared with another text.
+        """
+        with self.core.exclusive():
+            sequence = self._open()
+            sequence.counted_from = counted_from
+            if self.core.scheduler.cache:
+                sequence.saved, sequence.num_saved, sequence.shares = rows, num_rows, is_own
 
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
@@ -242,73 +269,52 @@ class Session:
         if not self._finalizer.alive:
             raise RequestError("this session is closed")
         sequence = self._settled()
-        if sequence not in self.engine.scheduler.parked:
+        if sequence not in self.core.scheduler.parked:
             raise RequestError("this session is in the midst of an answer: read its stream to the end, or close it")
         return sequence
 
 
-def _let_go(engine: Engine, sequence: Sequence) -> None:
+@dataclass(frozen=True)
+class _SavedRows:
+    """The rows of a session file, mapped."""
+
+    tensors: Mapping[str, Tensor]
+
+    def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
+        """See RowSource."""
+        return {name: tensor[first:last] for name, tensor in self.tensors.items()}
+
+
+def _let_go(core: Core, sequence: Sequence) -> None:
     sequence.keep = False
-    engine.abandon([sequence])
+    core.abandon([sequence])
 
 
-def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
+def open_session(core: Core, path: Path, convert: bool = False) -> Session:
     """See Engine.open."""
     snapshot = read_snapshot(path)
     try:
-        return _checked(engine, path, snapshot, convert)
+        return _opened(core, path, snapshot, convert)
     except (KeyError, TypeError, AttributeError) as error:
         raise SnapshotError(f"{path} is damaged: its header lacks or misstates {error}") from error
 
 
-def _checked(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
-    facts, ours = snapshot.facts, whose(engine)
-    for name in ("fingerprint", "shape", "rope", "cache_format"):
-        if facts[name] != ours[name]:
-            raise SnapshotError(f"{path} is of another model or setting: {_difference(name, facts[name], ours[name])}")
-    for name in ("dtype", "scheme"):
-        if facts[name] != ours[name] and not convert:
-            raise SnapshotError(
-                f"{path} has {name} {facts[name]!r} and this engine {ours[name]!r}: the text would not be the same; "
-                f"load the model with {name}={facts[name]!r}, or open it with convert"
-            )
-    session = Session(engine, None, _sampling(facts["sampling"]))
-    session.notes = dict(facts["notes"])
-    _fill(session, facts["tokens"], facts["num_rows"], snapshot.rows)
-    session._sequence.counted_from = facts["answer_from"]
+def _opened(core: Core, path: Path, snapshot: Snapshot, convert: bool) -> Session:
+    """A session that loads its rows when it first runs, as any other takes its blocks then."""
+    facts = snapshot.facts
+    is_own = check_compatible(path, facts, core.loaded.compatibility, convert)
+    core.loaded.pool.check_rows(snapshot.rows, facts["num_rows"])
+    session = Session(core, None, _sampling(facts["sampling"]))
+    try:
+        session.notes = dict(facts["notes"])
+        session.append(facts["tokens"])
+        session.restore(_SavedRows(snapshot.rows), facts["num_rows"], facts["answer_from"], is_own)
+    except BaseException:
+        session.close()
+        raise
     return session
 
 
 def _sampling(saved: Mapping[str, Any]) -> SamplingParams:
     bias = {int(token): amount for token, amount in saved["logit_bias"].items()}  # JSON's keys are texts
     return SamplingParams(**{**saved, "logit_bias": bias})
-
-
-def _fill(session: Session, tokens: list[int], num_rows: int, rows: Mapping[str, Tensor]) -> None:
-    """Tokens and rows of a file into a new session; at an error nothing is left of it."""
-    engine = session.engine
-    try:
-        session.append(tokens)
-        with engine.alone():
-            if engine.scheduler.cache:
-                sequence = session._open()
-                if not engine.scheduler.adopt(sequence, num_rows):
-                    allocator = engine.scheduler.allocator
-                    needed, free = -(-num_rows // allocator.block_size), allocator.num_free
-                    raise CapacityError(f"cache blocks of {allocator.block_size} tokens", needed, free, "cache_tokens")
-                pool = engine.runner.pool
-                pool.write(pool.slots_of(sequence.blocks, num_rows), rows)
-    except BaseException:
-        session.close()
-        raise
-
-
-def _difference(name: str, theirs: object, ours: object) -> str:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        parts = [
-            f"{key} {theirs.get(key)!r}, here {ours.get(key)!r}"
-            for key in {**theirs, **ours}
-            if theirs.get(key) != ours.get(key)
-        ]
-        return f"{name}: {'; '.join(parts)}"
-    return f"{name} is {theirs!r}, here {ours!r}"

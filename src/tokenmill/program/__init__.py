@@ -4,8 +4,8 @@ A program is one file and one line in PROGRAMS, fastest first. "auto" takes the 
 refuse, of those that make nobody wait.
 """
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import lookup
 from tokenmill.weights.packed.model import ImageCheckpoint
 
-__all__ = ["PROGRAMS", "Program", "choose"]
+__all__ = ["PROGRAMS", "Output", "Program", "choose"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native.program:Native",
@@ -28,6 +28,13 @@ PROGRAMS = {
     "compiled": "tokenmill.program.compiled.program:Compiled",
     "eager": "tokenmill.program.eager:Eager",
 }
+
+
+class Output(NamedTuple):
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's, with the drafts that the program found, if any."""
+
+    logits_RV: Tensor
+    token_ids: Sequence[int] = ()
 
 
 class Program(Protocol):
@@ -72,8 +79,12 @@ class Program(Protocol):
     def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """What an image of it says about its weights, and the weights. ConfigError where it has no images."""
 
-    def run(self, step: Step) -> Tensor:
-        """Logits of the step's wanted rows, [R, V]; the cache rows of all its tokens are written.
+    @property
+    def build_id(self) -> str:
+        """What must be equal, beside the settings, for two processes to compute the same bits."""
+
+    def run(self, step: Step) -> Output:
+        """Compute the step; the cache rows of all its tokens are written.
 
         One that computes with torch enters inference mode itself.
         """

@@ -13,6 +13,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.parameters import count_biases, count_parameters, matrices
+from tokenmill.program import Output
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
 from tokenmill.registry import resolve
@@ -78,12 +79,16 @@ class Eager:
             tables.append(decoder.embedding)
         return decoder.num_bytes - sum(table.weight.nbytes for table in tables)
 
+    @property
+    def build_id(self) -> str:
+        """See Program."""
+        return f"torch {torch.__version__} on {torch.get_num_threads()} threads"
+
     def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """Refused: its weights are the model's own."""
         raise ConfigError("program", "eager", "native: only what is packed for a program has images")
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Tensor:
+    def run(self, step: Step) -> Output:
         """See Program."""
-        logits_RV: Tensor = self._decoder(step, self._layers)
-        return logits_RV
+        return Output(self._decoder(step, self._layers))

@@ -9,37 +9,19 @@ change it. A filter runs on the rows that use it; when every row is plain greedy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import Numbers, Reading, to_device
 from tokenmill.sample import filters
 from tokenmill.sample.largest import largest
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw, log_probability
+from tokenmill.sample.state import ChoiceKind, Row
 
 __all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly", "take"]
-
-
-class Row(NamedTuple):
-    """One row of logits whose token is to be chosen.
-
-    seed: of the sequence. position: index that the chosen token will have in its sequence. tokens: all before it
-    (prompt, output, drafts). masked_ids: end-of-sequence and stop ids, forbidden until min_new_tokens were generated.
-    counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
-    """
-
-    params: SamplingParams
-    seed: int
-    position: int
-    tokens: Sequence[int]
-    num_prompt_tokens: int
-    masked_ids: tuple[int, ...]
-    counted_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +79,7 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
     """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
     assert len(rows) == logits_RV.shape[0]
-    if all(map(_takes_largest, rows)):
+    if all(row.kind is ChoiceKind.LARGEST for row in rows):
         return Choice(logits_RV, rows, *largest(logits_RV))
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
@@ -123,15 +105,6 @@ def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict
         sampled.tokens.extend(one.tokens)
         sampled.logprobs.extend(one.logprobs)
     return sampled, errors
-
-
-def _takes_largest(row: Row) -> bool:
-    return row.params.takes_largest and not _is_short(row)
-
-
-def _is_short(row: Row) -> bool:
-    """Whether the row has ids that it may not choose yet."""
-    return bool(row.masked_ids) and row.position - row.num_prompt_tokens < row.params.min_new_tokens
 
 
 def _check(values: list[float], rows: Sequence[Row]) -> None:
@@ -216,7 +189,7 @@ _PENALTIES: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
     (lambda row: row.params.repetition_penalty != 1, _repetition),
     (lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
     (lambda row: bool(row.params.logit_bias), _bias),
-    (_is_short, _forbid_end),
+    (lambda row: row.has_mask, _forbid_end),
 )
 _WARPERS: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
     (lambda row: row.params.temperature != 1, _temperature),

@@ -8,24 +8,13 @@ found by a later sequence that begins with the same tokens. Nothing here knows t
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Protocol
 
-__all__ = ["BlockAllocator", "BlockStore", "chain_digest"]
+__all__ = ["BlockAllocator", "chain_digest"]
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a hash over its tokens and the name of the block before it (b"" for the first)."""
+    """The name of a full block: a hash over its tokens and the name of the block before it (for the first, a salt)."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
-
-
-class BlockStore(Protocol):
-    """Blocks by name, somewhere else."""
-
-    def load(self, digest: bytes, block: int) -> bool:
-        """Fill a block of ours; False where there is none of that name."""
-
-    def save(self, digest: bytes, block: int) -> None:
-        """Keep a block of ours."""
 
 
 class BlockAllocator:
@@ -81,6 +70,27 @@ class BlockAllocator:
     def find(self, digest: bytes) -> int | None:
         """The block of that name. Take it with `share` before anything is allocated."""
         return self._block_of.get(digest)
+
+    def recount(self, tables: Iterable[Sequence[int]]) -> None:
+        """Derive references and free blocks again from the block tables, after an operation that broke off halfway."""
+        self.references = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                self.references[block] += 1
+        kept = [block for block in self._free if not self.references[block]]
+        lost = [block for block in range(self.num_blocks) if not self.references[block] and block not in self._free]
+        self._free = dict.fromkeys([*kept, *lost])
+        for block, digest in list(self._digest_of.items()):
+            if self._block_of.get(digest) != block:
+                del self._digest_of[block]
+        for digest, block in list(self._block_of.items()):
+            if self._digest_of.get(block) != digest:
+                del self._block_of[digest]
+
+    def forget_names(self) -> None:
+        """Make no block findable any more, as in a new cache."""
+        self._digest_of.clear()
+        self._block_of.clear()
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts equal the given block tables and that no block is leaked or named twice."""

@@ -1,56 +1,99 @@
-"""Sequences that begin alike: full blocks of accepted tokens are published, and taken over by those that come later."""
+"""Sequences that begin alike share full blocks: those computed here are published, later sequences take them over.
 
-from tokenmill.schedule.blocks import BlockAllocator, BlockStore, chain_digest
-from tokenmill.schedule.sequence import Sequence
+A block is published when its step is committed: its rows are written then, and known to be finite. Blocks may also lie
+on disk (`store`): planning only asks whether one is there, and the runner loads it before the step that reads it.
+"""
 
-__all__ = ["Prefixes"]
+from typing import Protocol
+
+from tokenmill.schedule.blocks import BlockAllocator, chain_digest
+from tokenmill.schedule.sequence import Load, RowSource, Sequence, Store
+
+__all__ = ["BlockStore", "Prefixes"]
+
+
+class BlockStore(Protocol):
+    """Full blocks on disk, by digest."""
+
+    def find(self, digest: bytes) -> RowSource | None:
+        """The rows of that block, or None if it is not there."""
 
 
 class Prefixes:
-    """Over the blocks of one allocator; where it is off it does nothing."""
+    """Finds and publishes the blocks of one allocator; does nothing when it is off."""
 
     def __init__(self, allocator: BlockAllocator, is_on: bool) -> None:
         self._allocator, self._is_on = allocator, is_on
         self.store: BlockStore | None = None
-        """Where published blocks are kept beyond this process, if anywhere."""
 
-    def take_over(self, sequence: Sequence) -> bool:
-        """Give a sequence the published blocks that hold its first tokens; the last token is always fed."""
-        if not self._is_on or sequence.blocks:
-            return False
-        size = self._allocator.block_size
-        digest = b""
-        for start in range(0, min(len(sequence.tokens) - 1, sequence.first_logits) - size + 1, size):
-            digest = chain_digest(digest, sequence.tokens[start : start + size])
-            block = self._allocator.find(digest)
-            if block is not None:
-                self._allocator.share(block)
-            elif (block := self._bring(digest)) is None:
-                break
+    def take_over(self, sequence: Sequence, num_blocks: int) -> list[Load] | None:
+        """Give a sequence that has no blocks the rows of its first tokens that exist: shared, on disk, or saved.
+
+        The last token, and every token whose logits are wanted, is left to be fed. Returns what has to be loaded; None,
+        and nothing taken, if the free blocks do not suffice for the num_blocks that the sequence needs in all.
+        """
+        if sequence.blocks:
+            return [] if num_blocks - len(sequence.blocks) <= self._allocator.num_free else None
+        size, limit = self._allocator.block_size, min(len(sequence.tokens) - 1, sequence.first_logits)
+        found = self._find(sequence, limit // size)
+        num_saved = min(sequence.num_saved, limit) if sequence.saved is not None else 0
+        for _, source in found:
+            if isinstance(source, int):
+                self._allocator.share(source)
+        shared = sum(isinstance(source, int) for _, source in found)
+        if num_blocks - shared > self._allocator.num_free:
+            for _, source in reversed(found):
+                if isinstance(source, int):
+                    self._allocator.release(source)
+            return None
+        loads = []
+        for index, (digest, source) in enumerate(found):
+            block = source if isinstance(source, int) else self._new_block()
             sequence.blocks.append(block)
             sequence.digests.append(digest)
-        sequence.num_computed_tokens = len(sequence.blocks) * size
-        return bool(sequence.blocks)
+            if not isinstance(source, int):
+                loads.append(Load(sequence, (block,), index * size, (index + 1) * size, source, 0))
+        sequence.num_computed_tokens = len(found) * size
+        sequence.num_published = next((i for i, (_, at) in enumerate(found) if not isinstance(at, int)), len(found))
+        if sequence.saved is not None and num_saved > sequence.num_computed_tokens:
+            first = sequence.num_computed_tokens
+            new = tuple(self._new_block() for _ in range(-(-num_saved // size) - len(sequence.blocks)))
+            sequence.blocks.extend(new)
+            loads.append(Load(sequence, new, first, num_saved, sequence.saved, first))
+            sequence.num_computed_tokens = num_saved
+        return loads
 
-    def publish(self, sequence: Sequence) -> None:
-        """Offer its full blocks that were not offered before."""
-        if not self._is_on:
-            return
-        size = self._allocator.block_size
-        for index in range(len(sequence.digests), sequence.num_computed_tokens // size):
-            parent = sequence.digests[-1] if sequence.digests else b""
-            digest = chain_digest(parent, sequence.tokens[index * size : (index + 1) * size])
-            sequence.digests.append(digest)
-            self._allocator.publish(sequence.blocks[index], digest)
-            if self.store is not None:
-                self.store.save(digest, sequence.blocks[index])
+    def publish(self, sequence: Sequence) -> list[Store]:
+        """Offer the sequence's full blocks that were not offered before; those are what a store on disk may keep."""
+        if not self._is_on or not sequence.shares:
+            return []
+        size, stores = self._allocator.block_size, []
+        for index in range(sequence.num_published, sequence.num_computed_tokens // size):
+            if index == len(sequence.digests):
+                parent = sequence.digests[-1] if sequence.digests else sequence.salt
+                sequence.digests.append(chain_digest(parent, sequence.tokens[index * size : (index + 1) * size]))
+            self._allocator.publish(sequence.blocks[index], sequence.digests[index])
+            sequence.num_published = index + 1
+            stores.append(Store(sequence.digests[index], sequence.blocks[index]))
+        return stores if self.store is not None else []
 
-    def _bring(self, digest: bytes) -> int | None:
-        """A block filled from the store and published, ours; None where the store has none, or there is no room."""
-        if self.store is None or (block := self._allocator.allocate()) is None:
-            return None
-        if not self.store.load(digest, block):
-            self._allocator.release(block)
-            return None
-        self._allocator.publish(block, digest)
+    def _find(self, sequence: Sequence, num_blocks: int) -> list[tuple[bytes, int | RowSource]]:
+        """Digest and place of the leading full blocks that exist: a block of the cache, or rows on disk."""
+        found: list[tuple[bytes, int | RowSource]] = []
+        if not self._is_on or not sequence.shares:
+            return found
+        size, digest = self._allocator.block_size, sequence.salt
+        for start in range(0, num_blocks * size, size):
+            digest = chain_digest(digest, sequence.tokens[start : start + size])
+            place: int | RowSource | None = self._allocator.find(digest)
+            if place is None and self.store is not None:
+                place = self.store.find(digest)
+            if place is None:
+                break
+            found.append((digest, place))
+        return found
+
+    def _new_block(self) -> int:
+        block = self._allocator.allocate()
+        assert block is not None, "counted before"
         return block

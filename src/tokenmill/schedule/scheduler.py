@@ -2,20 +2,25 @@
 
 Continuous batching, chunked prefill, verification of drafts and recovery from preemption are no modes here: every
 sequence is some tokens behind and is given a count. Those that are nearly caught up (decoding) go first, so a long
-prompt never stalls them; each runner is promised at least one token a step. When blocks run out, the youngest
-sequence gives up all of its blocks and is recomputed later: the same text, only later.
+prompt never stalls them; each runner is promised at least one token a step. When blocks run out, the sequence of lowest
+priority that arrived last gives up all of its blocks and is recomputed later: the same text, only later.
 """
 
+from bisect import insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
+from operator import attrgetter
 
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.prefixes import Prefixes
-from tokenmill.schedule.sequence import Plan, Sequence, Work
+from tokenmill.schedule.sequence import Plan, PlanBuilder, Sequence, Store, Work
 
 __all__ = ["Scheduler"]
+
+_ORDER = attrgetter("order")
 
 
 class Scheduler:
@@ -34,17 +39,21 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.prefixes = Prefixes(allocator, prefix_cache and cache)
         self.cache = cache  # False: after each token, nothing counts as computed
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # in order of arrival
+        self.waiting: deque[Sequence] = deque()  # this and the next by priority, then arrival
+        self.running: list[Sequence] = []
         self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
         self.num_preemptions = 0
+        self._num_arrivals = 0
 
-    # ---- coming and going
+    # ---- coming and going. A sequence enters its new list before it leaves the old one: if the operation is broken
+    # off between the two, `recover` finds it.
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; see `check`."""
         self.check(sequence)
-        self.waiting.append(sequence)
+        self._num_arrivals += 1
+        sequence.arrival = self._num_arrivals
+        insort(self.waiting, sequence, key=_ORDER)
 
     def check(self, sequence: Sequence) -> None:
         """CapacityError when the sequence could not finish even with the whole pool to itself."""
@@ -60,13 +69,12 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
         sequence.finish_reason = reason
+        if sequence.keep and sequence not in self.parked:
+            self.parked.append(sequence)
         for place in (self.running, self.waiting):
             if sequence in place:
                 place.remove(sequence)
-        if sequence.keep:
-            if sequence not in self.parked:
-                self.parked.append(sequence)
-        else:
+        if not sequence.keep:
             self._release(sequence, 0)
 
     def park(self, sequence: Sequence) -> None:
@@ -74,70 +82,74 @@ class Scheduler:
         if sequence not in self.parked:
             self.finish(sequence, sequence.finish_reason or "abort")
 
-    def adopt(self, sequence: Sequence, num_rows: int) -> bool:
-        """Give a parked sequence blocks for rows that come from elsewhere; False where there is no room."""
-        self._reset(sequence)
-        while len(sequence.blocks) < self._num_blocks(num_rows):
-            block = self.allocator.allocate()
-            if block is not None:
-                sequence.blocks.append(block)
-            elif not self._reclaim_but(sequence):
-                self._reset(sequence)
-                return False
-        sequence.num_computed_tokens = num_rows
-        self.prefixes.publish(sequence)
-        return True
-
     def resume(self, sequence: Sequence) -> None:
         """Queue a kept sequence again, with whatever tokens it has by now."""
-        self.parked.remove(sequence)
         sequence.finish_reason = None
         self.add(sequence)
+        self.parked.remove(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Let go of a sequence for good, wherever it is."""
         sequence.keep = False
+        self.finish(sequence, sequence.finish_reason or "abort")
         if sequence in self.parked:
             self.parked.remove(sequence)
-        self.finish(sequence, sequence.finish_reason or "abort")
 
     def fork(self, sequence: Sequence, new_id: int, keep: bool = False) -> Sequence:
         """A second sequence with the same past; blocks are shared until one of the two writes. With `keep`, parked."""
         assert sequence.score_from is None, "a scored sequence has nothing to go on with"
-        child = Sequence(
-            new_id,
-            list(sequence.tokens),
-            sequence.num_prompt_tokens,
-            sequence.max_tokens,
-            sequence.params,
-            sequence.seed,
-            sequence.stop_ids,
-            num_computed_tokens=sequence.num_computed_tokens,
+        child = replace(
+            sequence,
+            id=new_id,
+            tokens=list(sequence.tokens),
+            drafts=[],
             blocks=list(sequence.blocks),
             digests=list(sequence.digests),
+            finish_reason=None,
             keep=keep,
-            counted_from=sequence.counted_from,
         )
         for block in child.blocks:
             self.allocator.share(block)
-        (self.parked if keep else self.waiting).append(child)
+        if keep:
+            self.parked.append(child)
+        else:
+            self.add(child)
         return child
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
         """Forget all tokens from `num_tokens` on; the last that is left will be fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
+        sequence.num_computed_tokens = min(sequence.num_computed_tokens, max(num_tokens - 1, 0))
+        sequence.num_saved = min(sequence.num_saved, num_tokens)
+        sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
         del sequence.tokens[num_tokens:]
         sequence.drafts = []
-        sequence.num_computed_tokens = min(sequence.num_computed_tokens, max(num_tokens - 1, 0))
-        del sequence.digests[sequence.num_computed_tokens // self.allocator.block_size :]
+        self._trim_digests(sequence)
         self._release(sequence, self._num_blocks(sequence.num_computed_tokens))
+        if not sequence.num_computed_tokens and not sequence.num_saved:
+            sequence.saved, sequence.shares = None, True  # nothing of other conditions is left
 
-    def restart(self) -> None:
-        """Compute every running sequence anew: a step broke off between its plan and its commit."""
-        for sequence in (*self.running, *self.waiting):
-            self._forget_unread(sequence)
+    def recover(self) -> None:
+        """After an operation that broke off anywhere (an interrupt, no memory): what is true is derived again.
+
+        Every running sequence is computed anew, one whose tokens have ended its text is finished, and references are
+        counted from the block tables.
+        """
+        for other in (self.waiting, self.parked):
+            for sequence in [each for each in other if each in self.running]:
+                other.remove(sequence)
+        for sequence in [each for each in self.waiting if each in self.parked]:
+            self.waiting.remove(sequence)  # it was being queued when the operation was interrupted
+            sequence.finish_reason = "abort"
         for sequence in self.running:
-            self._reset(sequence)
+            sequence.blocks = []
+        self.allocator.recount(sequence.blocks for sequence in (*self.waiting, *self.parked))
+        for sequence in (*self.running, *self.waiting):
+            self._drop_unread(sequence)
+            if sequence in self.running:
+                self._reset(sequence)
+            if reason := sequence.finish_reason or sequence.end_reason:
+                self.finish(sequence, reason)
 
     @property
     def idle(self) -> bool:
@@ -152,70 +164,68 @@ class Scheduler:
             decoding = sequence.score_from is None and sequence.num_pending_tokens - len(sequence.drafts) == 1
             guesses = drafts.get(sequence.id, ()) if drafts and decoding else ()
             sequence.drafts = list(guesses[: max(sequence.max_tokens - len(sequence.tokens) - 1, 0)])
-        work: dict[int, Work] = {}
-        copies: list[tuple[int, int]] = []
-        budget = self.max_step_tokens
+        builder = PlanBuilder(self.max_step_tokens)
         # Decoding first: a stable sort keeps the order of arrival within each group.
-        unfinished = [each for each in self.running if not (each.is_ahead and len(each.tokens) >= each.max_tokens)]
+        unfinished = [s for s in self.running if not (s.has_unread_token and len(s.tokens) >= s.max_tokens)]
         order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
         before = self.num_preemptions
         for place, sequence in enumerate(order):
-            if self.num_preemptions > before and sequence not in self.running:
-                continue  # preempted a moment ago
-            promised = len(order) - place - 1
-            count = min(sequence.num_pending_tokens, max(budget - promised, 1))
-            if self._make_room(sequence, count, work, copies):
-                work[sequence.id] = self._work(sequence, count)
-                budget -= count
-        self._admit(budget, work, copies)
-        # What was planned for a sequence that was preempted later in the same step has no blocks any more.
-        return Plan(list(work.values()), [pair for pair in copies if self.allocator.references[pair[1]]])
+            if self.num_preemptions == before or sequence in self.running:  # else it was preempted a moment ago
+                promised = len(order) - place - 1
+                self._feed(sequence, max(builder.budget - promised, 1), builder)
+        self._admit(builder)
+        return builder.plan()
 
-    def commit(self, plan: Plan, accepted: List[List[int]]) -> list[Sequence]:
+    def withdraw(self, plan: Plan, sequences: Iterable[Sequence]) -> Plan:
+        """The plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
+        left_out = list(sequences)
+        for sequence in left_out:
+            sequence.saved, sequence.num_saved = None, 0
+            if sequence in self.running:
+                self._preempt(sequence)
+        return Plan([work for work in plan.work if work.sequence not in left_out], [], [], [])
+
+    def commit(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
         """Move the integers: `accepted` holds, per work, the tokens chosen there (none inside a prompt).
 
-        Returns the sequences that finished. Full blocks of accepted tokens are published for sharing.
+        What has ended is finished. Full blocks of accepted tokens are published; returns those to write to disk.
         """
-        finished = []
-        for (sequence, start, count, _), tokens in zip(plan.work, accepted, strict=True):
+        stores: list[Store] = []
+        for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
             if sequence.finish_reason is not None:
                 continue  # ended from outside between plan and commit
             sequence.drafts = []
+            reason = self._append(sequence, tokens)
             if tokens:
-                reason = self._append(sequence, tokens)
                 computed = min(start + count, len(sequence.tokens) - 1)
                 sequence.num_computed_tokens = computed if self.cache else 0
             else:
                 sequence.num_computed_tokens = start + count
-                reason = "scored" if sequence.score_from is not None and not sequence.num_pending_tokens else None
-            self.prefixes.publish(sequence)
-            if reason:
-                self.finish(sequence, reason)
-                finished.append(sequence)
-        return finished
+            stores += self._end_step(sequence, reason)
+        return stores
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
-        """Go on before anybody knows what was chosen: `unread` holds, per work, what stands for it, or nothing.
+        """Go on before the chosen tokens are read: `unread` holds, per work, the mark of its token, or nothing.
 
         None of them has ended, and nothing ends here. The next plan may be made; then `settle` has to follow.
         """
-        for (sequence, start, count, _), tokens in zip(plan.work, unread, strict=True):
+        for (sequence, start, count, *_), tokens in zip(plan.work, unread, strict=True):
             sequence.tokens += tokens
             sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
 
-    def settle(self, plan: Plan, accepted: List[List[int]]) -> None:
-        """Put in the tokens that `advance` went ahead of, and end what they end."""
+    def settle(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
+        """Put the chosen tokens in the places that `advance` marked, and end what they end; returns as `commit`."""
+        stores: list[Store] = []
         for (sequence, *_), tokens in zip(plan.work, accepted, strict=True):
             if sequence.finish_reason is not None:
-                self._forget_unread(sequence)
+                self._drop_unread(sequence)
                 continue
             reason = None
-            if sequence.is_ahead:  # and no chunk of a prompt
+            if sequence.has_unread_token:  # it is no chunk of a prompt
                 sequence.tokens.pop()
                 reason = self._append(sequence, tokens)
-            self.prefixes.publish(sequence)  # not before: the rows may have been no numbers
-            if reason:
-                self.finish(sequence, reason)
+            stores += self._end_step(sequence, reason)  # published only now: the rows may not have been finite
+        return stores
 
     def check_integrity(self) -> None:
         """Assert the invariants of the blocks and of every sequence; for tests."""
@@ -228,47 +238,44 @@ class Scheduler:
 
     # ---- inside a step
 
-    def _work(self, sequence: Sequence, count: int) -> Work:
+    def _feed(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> None:
+        """Plan as many pending tokens as the budget allows, unless the sequence is itself preempted for blocks."""
+        count = min(sequence.num_pending_tokens, budget)
+        if not self._make_room(sequence, count, builder):
+            return
         end = sequence.num_computed_tokens + count
         if sequence.num_tokens > end:  # the budget cut off some drafts
             del sequence.drafts[max(end - len(sequence.tokens), 0) :]
         num_logits = min(count, max(end - sequence.first_logits, 0))
-        return Work(sequence, sequence.num_computed_tokens, count, num_logits)
+        work = Work(sequence, sequence.num_computed_tokens, count, num_logits, tuple(sequence.drafts))
+        builder.work[sequence.id] = work
+        builder.budget -= count
 
-    def _admit(self, budget: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> None:
-        while self.waiting and len(self.running) < self.max_sequences and budget > 0:
+    def _admit(self, builder: PlanBuilder) -> None:
+        while self.waiting and len(self.running) < self.max_sequences and builder.budget > 0:
             sequence = self.waiting[0]
-            shared = self.prefixes.take_over(sequence)
-            if self._num_blocks(len(sequence.tokens)) - len(sequence.blocks) > self.allocator.num_free:
-                if shared:  # hold nothing while waiting
-                    self._reset(sequence)
+            loads = self.prefixes.take_over(sequence, self._num_blocks(len(sequence.tokens)))
+            if loads is None:
                 if self.running or not self._reclaim():
                     return
                 continue
-            self.running.append(sequence)
+            insort(self.running, sequence, key=_ORDER)
             self.waiting.popleft()
-            self.running.sort(key=lambda other: other.id)
-            count = min(sequence.num_pending_tokens, budget)
-            if self._make_room(sequence, count, work, copies):
-                work[sequence.id] = self._work(sequence, count)
-                budget -= count
+            builder.loads += loads
+            self._feed(sequence, builder.budget, builder)
 
     def _reclaim(self) -> bool:
         """Take the blocks of sequences that hold some without running; they are recomputed when their turn comes."""
-        return self._reclaim_but(None)
-
-    def _reclaim_but(self, spared: Sequence | None) -> bool:
-        idle = (*self.parked, *self.waiting)
-        holders = [sequence for sequence in idle if sequence.blocks and sequence is not spared]
+        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
         for sequence in holders:
             self._reset(sequence)
         return bool(holders)
 
-    def _make_room(self, sequence: Sequence, count: int, work: dict[int, Work], copies: list[tuple[int, int]]) -> bool:
+    def _make_room(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
         start, size = sequence.num_computed_tokens, self.allocator.block_size
         while len(sequence.blocks) < self._num_blocks(start + count):
-            block = self._take(sequence, work)
+            block = self._take(sequence, builder)
             if block is None:
                 return False
             sequence.blocks.append(block)
@@ -277,51 +284,66 @@ class Scheduler:
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
                 continue
-            new = self._take(sequence, work)
+            new = self._take(sequence, builder)
             if new is None:
                 return False
             if index * size < start:
-                copies.append((old, new))
+                builder.copies.append((sequence, old, new))
             self.allocator.release(old)
             sequence.blocks[index] = new
         return True
 
-    def _take(self, sequence: Sequence, work: dict[int, Work]) -> int | None:
-        """A free block, at the price of idle and then of the youngest sequences; None when that is this one."""
+    def _take(self, sequence: Sequence, builder: PlanBuilder) -> int | None:
+        """A free block, at the price of idle and then of the last sequences; None when that is this one."""
         while (block := self.allocator.allocate()) is None:
             if self._reclaim():
                 continue
             victim = self.running[-1]
             self._preempt(victim)
-            work.pop(victim.id, None)
+            builder.drop(victim)
             if victim is sequence:
                 return None
         return block
 
     def _preempt(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_ORDER)
         self.running.remove(sequence)
         self._reset(sequence)
-        self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
     def _reset(self, sequence: Sequence) -> None:
-        sequence.drafts, sequence.digests, sequence.num_computed_tokens = [], [], 0
+        sequence.drafts, sequence.num_computed_tokens = [], 0
+        self._trim_digests(sequence)
         self._release(sequence, 0)
 
-    def _forget_unread(self, sequence: Sequence) -> None:
-        """It will be chosen again, the same."""
-        if sequence.is_ahead:
+    def _trim_digests(self, sequence: Sequence) -> None:
+        num_full = sequence.num_computed_tokens // self.allocator.block_size
+        del sequence.digests[num_full:]
+        sequence.num_published = min(sequence.num_published, num_full)
+
+    def _drop_unread(self, sequence: Sequence) -> None:
+        """Without its unread token, which will be chosen again, the same."""
+        if sequence.has_unread_token:
             sequence.tokens.pop()
             sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
 
-    def _append(self, sequence: Sequence, tokens: List[int]) -> str | None:
+    @staticmethod
+    def _append(sequence: Sequence, tokens: List[int]) -> str | None:
+        """Take in chosen tokens up to the first that ends the text; the finish reason if one does."""
         for token in tokens:
             sequence.tokens.append(token)
-            if token in sequence.stop_ids:
-                return sequence.stop_ids[token]
-            if len(sequence.tokens) >= sequence.max_tokens:
-                return "length"
+            if reason := sequence.end_reason:
+                return reason
         return None
+
+    def _end_step(self, sequence: Sequence, reason: str | None) -> list[Store]:
+        """Publish what is full; finish the sequence if there is a reason, or if all of it is scored."""
+        stores = self.prefixes.publish(sequence)
+        if sequence.score_from is not None and not sequence.num_pending_tokens:
+            reason = "scored"
+        if reason:
+            self.finish(sequence, reason)
+        return stores
 
     def _release(self, sequence: Sequence, keep: int) -> None:
         # From the end, so that the head of a prefix stays findable longest.
@@ -330,3 +352,4 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.allocator.block_size)
+

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as List
 
+from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
 
 __all__ = ["MultiStep"]
@@ -27,7 +28,7 @@ class MultiStep:
         now_s = self._clock()
         step_s = (now_s - self._asked_s) / self._num_steps if self._num_steps else TOGETHER_S
         self._asked_s = now_s
-        if not sequences or not all(map(_is_foreseeable, sequences)):
+        if not sequences or not all(map(_takes_largest, sequences)):
             self._num_steps = 0
             return {}
         num_steps = min(limit + 1, int(TOGETHER_S / max(step_s, 1e-6)), MOST_ROWS // len(sequences))
@@ -36,12 +37,11 @@ class MultiStep:
         return {sequence.id: [UNKNOWN] * count for sequence in sequences} if count else {}
 
 
-def _is_foreseeable(sequence: Sequence) -> bool:
-    """Whether it decodes, by the largest logit alone."""
-    params = sequence.params
+def _takes_largest(sequence: Sequence) -> bool:
+    """Whether it decodes, and every token from here on is the largest of the model's logits."""
+    num_generated = len(sequence.tokens) - sequence.num_prompt_tokens
     return (
         sequence.num_pending_tokens == 1
         and sequence.score_from is None
-        and params.takes_largest
-        and not params.min_new_tokens
+        and choice_kind(sequence.params, num_generated) is ChoiceKind.LARGEST
     )

@@ -14,7 +14,7 @@ def verify(plan: Plan, chosen: List[List[int]]) -> list[list[int]]:
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
         agreed = 0
-        for draft, token in zip(work.sequence.drafts, sampled[:-1], strict=False):
+        for draft, token in zip(work.drafts, sampled[:-1], strict=False):
             if draft != token:
                 break
             agreed += 1

@@ -10,6 +10,7 @@ from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.memory.arena import Arena
 from tokenmill.model.decoder import Decoder
+from tokenmill.program import Output
 from tokenmill.program.compiled.form import Call, Inputs, flat_cache, padded_attention, stage
 from tokenmill.program.compiled.shapes import Exact, Piece, Shape, Shapes, cut
 from tokenmill.program.eager import Eager
@@ -45,7 +46,7 @@ class InPieces(Eager):
         raise NotImplementedError
 
     @torch.inference_mode()
-    def run(self, step: Step) -> Tensor:
+    def run(self, step: Step) -> Output:
         """See Program."""
         parts: dict[int, Tensor] = {}
         plain: list[Span] = []
@@ -62,8 +63,8 @@ class InPieces(Eager):
             parts |= self._run_plain(step, plain)
         logits = [parts[span.first] for span in step.spans if span.num_logits]
         if len(logits) == 1:
-            return logits[0]
-        return torch.cat(logits) if logits else parts[step.spans[0].first]
+            return Output(logits[0])
+        return Output(torch.cat(logits) if logits else parts[step.spans[0].first])
 
     def stage(self, piece: Piece, shape: Shape, step: Step) -> Inputs:
         """The inputs of a form for this piece."""
@@ -83,7 +84,8 @@ class InPieces(Eager):
             positions += step.positions[own]
             slots += step.slots[own]
             rows += range(len(token_ids) - span.num_logits, len(token_ids))
-        logits_RV = super().run(Step(token_ids, positions, slots, packed, rows, len(rows), step.device, step.fed_R))
+        plain = Step(token_ids, positions, slots, packed, rows, len(rows), step.device, step.fed_R)
+        logits_RV = super().run(plain).logits_RV
         parts = torch.split(logits_RV, [span.num_logits for span in spans])
         return {span.first: part for span, part in zip(spans, parts, strict=True)}
 

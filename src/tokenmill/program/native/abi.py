@@ -4,9 +4,10 @@ import ctypes
 import os
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "why_not"]
+__all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "library_digest", "why_not"]
 
 ABI = 6
 BUILDS = ("amx", "avx512", "avx2", "portable")
@@ -106,6 +107,12 @@ def why_not() -> str | None:
     except (OSError, AttributeError) as error:
         return f"does not load: {error}"
     return None if abi == ABI else f"was built from other sources (ABI {abi}, needed is {ABI}): install tokenmill again"
+
+
+@cache
+def library_digest() -> str:
+    """Of the library file: its arithmetic may be another after each change of the sources."""
+    return blake2b(FILE.read_bytes(), digest_size=8).hexdigest()
 
 
 def best_build() -> str:

@@ -22,6 +22,7 @@ from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.rope import RotaryTable
+from tokenmill.program import Output
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import ACTIVATIONS, Ops, packed_bytes
 from tokenmill.program.native.weights import Packed, Packing
@@ -120,13 +121,18 @@ class Native:
         """See Program."""
         return self._weights.num_matrix_bytes
 
+    @property
+    def build_id(self) -> str:
+        """See Program: the kernels, and the library that they are in."""
+        return f"{self.build or abi.best_build()} {abi.library_digest()}"
+
     def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """See Program."""
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "an image", "the model itself: an image of an image would be a copy")
         return self._weights.describe(), self._weights.pieces()
 
-    def run(self, step: Step) -> Tensor:
+    def run(self, step: Step) -> Output:
         """See Program. float32 logits."""
         if os.getpid() != self._process:
             self._make()
@@ -150,9 +156,7 @@ class Native:
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
         if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
-        if step.has_unknown:
-            step.token_ids = numbers[:count]
-        return logits_RV
+        return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 
 
 def _numbers(span: Span) -> tuple[int, int, int, int, int]:

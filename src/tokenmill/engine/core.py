@@ -1,0 +1,328 @@
+"""The loop that everything drives: engine, sessions, scoring, a server, batches and tests stand on these methods.
+
+    drafts → plan → copy and load → run → sample → verify → commit → store → deliver
+
+`_step` is the loop's body. Single stream, batch, continuous batching, chunked prefill and speculation are settings of
+it. A request is checked by `request`, queued by `submit`, moved by `step` (whichever thread calls it moves all of them),
+and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything may be
+called from several threads, one step at a time.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as List
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from tokenmill.config import SamplingParams
+from tokenmill.engine.inflight import InFlight
+from tokenmill.engine.loaded import LoadedModel
+from tokenmill.engine.observers import Observers
+from tokenmill.engine.outputs import Completion, Piece, Tracker, make_detokenizer
+from tokenmill.engine.requests import InputProcessor, Prompt, Request
+from tokenmill.errors import CapacityError, RequestError, TokenmillError
+from tokenmill.sample.sampler import Sampled
+from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.speculate.proposer import Proposer
+from tokenmill.speculate.verify import verify
+
+__all__ = ["Core"]
+
+
+class Core:
+    """One loaded model, its scheduler and all that is queued."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        scheduler: Scheduler,
+        proposer: Proposer,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.loaded, self.scheduler, self.clock = loaded, scheduler, clock
+        self.inputs = InputProcessor(loaded.config, loaded.model_config, loaded.tokenizer)
+        self.observers = Observers()
+        self._proposer = proposer
+        self._trackers: dict[int, Tracker] = {}
+        self._deadlines: dict[int, tuple[float, Request]] = {}
+        self._abandoned: deque[Sequence] = deque()
+        self._lock = threading.RLock()
+        self._is_busy = self._is_undelivered = False
+        self._in_flight: InFlight | None = None
+        self._is_async = loaded.config.async_scheduling == "on"
+
+    # ---- requests
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        salt: bytes = b"",
+    ) -> Request:
+        """A checked request, not queued yet. RequestError or CapacityError for what could never be served.
+
+        Of lower priority numbers' sequences the next to run is chosen first. timeout_s counts from now. Only requests of
+        equal salt share rows of the cache.
+        """
+        tokens = self.inputs.encode(prompt)
+        with self._lock:
+            sequences = list(self.inputs.sequences(tokens, params, priority, salt))
+        for sequence in sequences:
+            self.scheduler.check(sequence)
+        return Request(sequences, None if timeout_s is None else self.clock() + timeout_s)
+
+    def submit(self, request: Request) -> None:
+        """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`)."""
+        with self.exclusive():
+            self._check_queue(len(request.sequences))
+            for index, sequence in enumerate(request.sequences):
+                stop, include = sequence.params.stop, sequence.params.include_stop
+                detokenizer = make_detokenizer(self.loaded.tokenizer, stop, include)
+                tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self.clock(), index)
+                request.trackers.append(tracker)
+                if request.deadline_s is not None:
+                    self._deadlines[sequence.id] = request.deadline_s, request
+                self.enqueue(sequence)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queue a sequence without a tracker, new or parked: its rows go to its own `collect`."""
+        with self.exclusive():
+            (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
+
+    def take(self, request: Request) -> list[Piece]:
+        """What is new of each continuation since the last call. Raises the error that ended one, once."""
+        with self._lock:
+            return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
+
+    def follow(self, request: Request) -> Iterator[Piece]:
+        """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled."""
+        try:
+            self.submit(request)
+            over = False
+            while not over:
+                if not request.is_done:  # a step of another thread may have finished it
+                    self.step()
+                with self._lock:
+                    pieces, over = self.take(request), request.is_done
+                yield from pieces
+        finally:
+            self.cancel(request)
+
+    def finish(self, requests: List[Request]) -> list[Completion]:
+        """Queue requests and wait for all of them; their completions in order. At an error the others are cancelled."""
+        try:
+            for request in requests:
+                self.submit(request)
+            trackers = [tracker for request in requests for tracker in request.trackers]
+            while not all(request.is_done for request in requests):
+                self.step()
+                for tracker in trackers:
+                    if tracker.error is not None:
+                        raise tracker.error
+            return [tracker.completion for tracker in trackers if tracker.completion is not None]
+        finally:
+            for request in requests:
+                self.cancel(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request wherever it is and give its blocks back. One that has ended is only forgotten: a kept sequence
+        may be in another request by now."""
+        with self._lock:
+            for tracker in request.trackers:
+                if tracker.completion or tracker.error:
+                    if self._trackers.get(tracker.sequence.id) is tracker:
+                        del self._trackers[tracker.sequence.id]
+                        self._deadlines.pop(tracker.sequence.id, None)
+        self.abandon([each.sequence for each in request.trackers if not (each.completion or each.error)])
+
+    def abandon(self, sequences: Iterable[Sequence]) -> None:
+        """Drop sequences, or park those that are kept. It may be called by the garbage collector in the middle of a step,
+        which then does it at its end."""
+        self._abandoned.extend(sequences)
+        with self._lock:
+            if not self._is_busy:
+                self._let_go()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Inside, no other thread moves or queues anything, and `scheduler` may be used."""
+        with self._lock:
+            before, self._is_busy = self._is_busy, True
+            try:
+                self._let_go()
+                yield
+            except TokenmillError:
+                raise  # a refusal, which leaves everything as it was
+            except BaseException:
+                self._recover()
+                raise
+            finally:
+                self._is_busy = before
+                self._leave_out_finished()
+
+    # ---- the loop
+
+    def step(self) -> None:
+        """Move every running sequence by one step."""
+        with self.exclusive():
+            if self._is_undelivered:  # a step broke off after its commit
+                self._deliver(list(self._trackers.values()))
+                self._is_undelivered = False
+            self._end_overdue()
+            try:
+                self._step()
+            except TokenmillError:
+                self._recover()
+                raise
+
+    def _step(self) -> None:
+        """The body: begin a step, unless one is in flight; begin the next where that is possible; end this one."""
+        self.observers.phase("begin")
+        current, self._in_flight = self._in_flight, None
+        if current is None:
+            if (current := self._begin()) is None:
+                return  # another thread's step has finished everything
+            self._begin_next(current)
+        else:
+            self.observers.phase("plan", current.plan)
+            self._begin_next(current)
+            self.observers.phase("run")
+        self._end(current)
+
+    def _begin(self) -> InFlight | None:
+        """Plan, run and choose, as far as that goes without waiting for the device."""
+        plan = self._plan()
+        if not plan.work:
+            return None
+        self.observers.phase("plan", plan)
+        current = self._run(plan)
+        self.observers.phase("run")
+        return current
+
+    def _begin_next(self, current: InFlight) -> None:
+        """With async scheduling, begin the next step before `current` is read, where that is possible."""
+        if self.observers.in_order or not (self._is_async and current.can_be_overtaken):
+            return
+        self.scheduler.advance(current.plan, current.unread)
+        current.is_overtaken = True
+        plan = self._plan()
+        if plan.work:
+            self._in_flight = self._run(plan, current.ids_R)
+
+    def _plan(self) -> Plan:
+        """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
+        running, config = self.scheduler.running, self.loaded.config
+        limit = min(config.num_drafts, config.max_step_tokens // max(len(running), 1) - 1)  # each sequence's share
+        plan = self.scheduler.plan(self._proposer.propose(running, limit))
+        failed = self.loaded.runner.prepare(plan)
+        return self.scheduler.withdraw(plan, failed) if failed else plan
+
+    def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
+        plan, logits_RV = self.loaded.runner.run(plan, fed_R)
+        _collect(plan, logits_RV)
+        self.observers.logits(plan, logits_RV)
+        return InFlight(plan, logits_RV)
+
+    def _end(self, current: InFlight) -> None:
+        """Wait for the chosen tokens; keep, store and deliver those that stand."""
+        sampled, errors = current.read()
+        self.observers.phase("sample", current.plan)
+        accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
+        self._note(current, accepted, sampled, errors)
+        stores = (self.scheduler.settle if current.is_overtaken else self.scheduler.commit)(current.plan, accepted)
+        self.loaded.runner.store(stores)
+        self._deliver([t for work in current.plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
+        self.observers.phase("deliver")
+
+    def _note(
+        self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
+    ) -> None:
+        """Keep the log-probabilities of accepted tokens; end sequences one of whose accepted rows is bad."""
+        for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
+            tracker = self._trackers.get(work.sequence.id)
+            position = work.start + work.count - work.num_logits + 1
+            for index, row in enumerate(rows[: len(tokens)]):
+                if tracker is not None:
+                    tracker.logprobs[position + index] = sampled.logprobs[row]
+                if row in errors:
+                    self._fail(work.sequence, errors[row])
+                    break
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one sequence with an error; the others go on."""
+        tracker = self._trackers.get(sequence.id)
+        if tracker is not None and tracker.error is None:
+            tracker.error = error
+        self.scheduler.finish(sequence, "error")
+
+    def _deliver(self, trackers: List[Tracker]) -> None:
+        """Hand each tracker the tokens that its sequence has and it has not."""
+        now_s = self.clock()
+        for tracker in trackers:
+            if tracker.completion is not None or tracker.error is not None:
+                continue
+            sequence = tracker.sequence
+            new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
+            try:
+                if tracker.push(new, now_s):
+                    self.scheduler.finish(sequence, "stop")
+                if sequence.finish_reason is not None:
+                    tracker.finish(sequence.finish_reason)
+            except Exception as error:  # noqa: BLE001  (whatever the decoding of one text raises, the others go on)
+                self._fail(sequence, error)
+
+    def _recover(self) -> None:
+        """After Ctrl-C, no memory, …: whatever was being changed may be half done, and so may the step in flight."""
+        self._in_flight, self._is_undelivered = None, True
+        self.scheduler.recover()
+
+    # ---- what ends from outside
+
+    def _check_queue(self, num_sequences: int) -> None:
+        most, waiting = self.loaded.config.max_waiting, len(self.scheduler.waiting)
+        if most is not None and waiting + num_sequences > most:
+            raise CapacityError("places in the queue", waiting + num_sequences, most, "max_waiting, or try again later")
+
+    def _end_overdue(self) -> None:
+        now_s = self.clock() if self._deadlines else 0.0
+        for deadline_s, request in list(self._deadlines.values()):
+            if now_s < deadline_s:
+                continue
+            for tracker in request.trackers:
+                self._deadlines.pop(tracker.sequence.id, None)
+                if tracker.completion is None:
+                    num_tokens = len(tracker.tokens)
+                    self._fail(tracker.sequence, RequestError(f"the deadline has passed after {num_tokens} tokens"))
+
+    def _leave_out_finished(self) -> None:
+        """Sequences that have ended since they were planned take no part, even if they go on before that step is read."""
+        if self._in_flight is not None and not self._in_flight.leave_out_finished():
+            self._in_flight = None
+
+    def _let_go(self) -> None:
+        while self._abandoned:
+            sequence = self._abandoned[0]  # taken out last: an interrupt before that repeats it
+            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+            self._trackers.pop(sequence.id, None)
+            self._deadlines.pop(sequence.id, None)
+            sequence.collect = None
+            self._abandoned.popleft()
+        self._leave_out_finished()
+
+
+def _collect(plan: Plan, logits_RV: Tensor) -> None:
+    """Hand the rows of scored sequences to those that collect them."""
+    first = 0
+    for work in plan.work:
+        sequence = work.sequence
+        if sequence.collect is not None and work.num_logits:
+            sequence.collect(work, logits_RV[first : first + work.num_logits])
+            sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
+        first += work.num_logits

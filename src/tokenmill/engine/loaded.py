@@ -1,0 +1,68 @@
+"""A loaded model: its modules, its cache and the program that runs it. An engine has one; a draft model is another."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenmill.cache.pool import Pool
+from tokenmill.config import EngineConfig
+from tokenmill.engine.runner import Runner
+from tokenmill.model.config import ModelConfig
+from tokenmill.program import Program
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.version import VERSION
+
+__all__ = ["LoadedModel"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Made by `build.load_model`, from resolved settings.
+
+    program_name, program_reason and kernel_name say what was chosen. fingerprint: digests of the files that the model
+    came from, taken when it was loaded; see weights/fingerprint.py.
+    """
+
+    config: EngineConfig
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    program: Program
+    pool: Pool
+    runner: Runner
+    program_name: str
+    program_reason: str
+    kernel_name: str
+    fingerprint: Mapping[str, str]
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that were allocated."""
+        return {
+            "weights_bytes": self.program.num_weight_bytes,
+            "matrix_bytes": self.program.num_matrix_bytes,
+            "cache_bytes": self.pool.num_bytes,
+        }
+
+    @property
+    def compatibility(self) -> dict[str, Any]:
+        """The header of rows that this model computes; see cache/compatibility.py."""
+        config, model = self.config, self.model_config
+        name = config.model
+        return {
+            "model": str(Path(name).resolve()) if Path(name).exists() else name,
+            "fingerprint": dict(self.fingerprint),
+            "shape": {name: getattr(model, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
+            "rope": repr(model.rope),
+            "cache_format": config.cache_format,
+            "dtype": config.dtype,
+            "scheme": config.scheme,
+            "program": self.program_name,
+            "build": self.program.build_id,
+            "kernel": self.kernel_name,
+            "fuse": config.fuse,
+            "compile": [config.compile, config.compile_phases, config.compile_backend],
+            "versions": {"tokenmill": VERSION, "torch": str(torch.__version__)},
+        }

@@ -1,0 +1,54 @@
+"""Observers of the loop: told of every step, in the thread that makes it. For measuring; they change nothing."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from tokenmill.schedule.sequence import Plan
+
+__all__ = ["Observer", "Observers"]
+
+
+class Observer:
+    """Does nothing; a subclass says what it wants to know."""
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """A phase has ended: begin, plan (with the plan), run, sample (with the plan as it was computed), deliver."""
+
+    def logits(self, plan: Plan, logits_RV: Tensor) -> None:
+        """The wanted rows of a plan, as computed."""
+
+
+class Observers:
+    """Those of one core. in_order: some of them needs each step read before the next begins."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+        self._num_in_order = 0
+
+    @property
+    def in_order(self) -> bool:
+        """See the class."""
+        return self._num_in_order > 0
+
+    @contextmanager
+    def added(self, observer: Observer, in_order: bool = False) -> Iterator[None]:
+        """Tell an observer of every step inside."""
+        self._observers = [*self._observers, observer]
+        self._num_in_order += in_order
+        try:
+            yield
+        finally:
+            self._observers = [each for each in self._observers if each is not observer]
+            self._num_in_order -= in_order
+
+    def phase(self, name: str, plan: Plan | None = None) -> None:
+        """See Observer."""
+        for observer in self._observers:
+            observer.phase(name, plan)
+
+    def logits(self, plan: Plan, logits_RV: Tensor) -> None:
+        """See Observer."""
+        for observer in self._observers:
+            observer.logits(plan, logits_RV)
