@@ -3,8 +3,6 @@
 import json
 import math
 import signal
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -752,22 +750,3 @@ def test_a_proxy_in_the_environment_is_not_measured(monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with Server(answer) as server:
         assert run(server, num_prompts=1).records[0].ok
-
-
-def test_the_package_that_is_missing_is_named(bench, monkeypatch):
-    monkeypatch.delitem(sys.modules, "tokenmill.bench.load")
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    code, _, err = bench()
-    assert code == 2
-    assert "pip install 'tokenmill[bench]'" in err
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from tokenmill.cli.main import main; main(['bench', 'load', '--help']); "
-        "heavy = {'torch', 'numpy', 'httpx2', 'asyncio'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--goodput" in done.stdout
-    assert done.stdout.count("tokenmill bench load") >= 3

@@ -7,9 +7,10 @@ file, is drawn as these three points, joined by a dotted line which is no measur
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
 from tokenmill.bench.plot.frame import GREY, Style, legend, new_figure, plain, style, unmeasured_entry
 from tokenmill.bench.plot.series import Row, Series, group, number, split
-from tokenmill.registry import resolve
 
 __all__ = ["draw", "percentile"]
 
@@ -115,6 +116,6 @@ def _curve(axes: Any, one: Series, marks: dict[str, float], look: Style) -> Any:
 def _log_axis(axes: Any) -> None:
     """1, 2, 5, 10, …: enough numbers to read a value, few enough not to collide."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(resolve("matplotlib.ticker:LogLocator")(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(resolve("matplotlib.ticker:FuncFormatter")(plain))
-    axes.xaxis.set_minor_locator(resolve("matplotlib.ticker:NullLocator")())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain))
+    axes.xaxis.set_minor_locator(NullLocator())

@@ -1,0 +1,5 @@
+"""The version, where every module can import it without the rest of the package."""
+
+__all__ = ["__version__"]
+
+__version__ = "0.1.0.dev0"
