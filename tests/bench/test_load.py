@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.bench import load as load_module
 from tokenmill.bench.load import Load, arrivals_s, build_asks, find_model, send
-from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures, percentile
+from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures
 from tokenmill.cli import main as cli
 from tokenmill.errors import ConfigError
 
@@ -555,13 +555,6 @@ def test_of_nothing_nothing_is_known():
     assert facts["completed"] == facts["output_throughput"] == 0
     assert facts["request_goodput"] is facts["mean_ttft_ms"] is facts["p99_itl_ms"] is None
     json.dumps(facts, allow_nan=False)
-
-
-@pytest.mark.parametrize("num", [1, 2, 3, 10, 101])
-def test_percentiles_are_those_of_numpy(num):
-    values = sorted(np.random.default_rng(num).random(num).tolist())
-    for percent in (0, 1, 50, 90, 95, 99, 100):
-        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
 
 
 @pytest.mark.parametrize(
