@@ -20,8 +20,8 @@ from tokenmill.errors import (
     SnapshotError,
     TokenmillError,
 )
-from tokenmill.registry import resolve
-from tokenmill.version import VERSION
+from tokenmill.registry import lookup
+from tokenmill.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tokenmill.engine.build import load
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
 
-__version__ = VERSION
 
 __all__ = [
     "CapacityError",
@@ -60,4 +59,4 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return resolve(_LAZY[name])
+    return lookup(_LAZY, name, "name")

@@ -1,5 +1,5 @@
-"""The version of tokenmill, which files and result rows carry."""
+"""The version, where every module can import it without the rest of the package."""
 
-__all__ = ["VERSION"]
+__all__ = ["__version__"]
 
-VERSION = "0.1.0.dev0"
+__version__ = "0.1.0.dev0"

@@ -10,7 +10,6 @@ from tokenmill.bench.run import Measured, chunk_for, make_prompts, measure_point
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.errors import ConfigError
 from tokenmill.measure.recorder import record
-from tokenmill.measure.statistics import Spread, percentile
 from tokenmill.speculate.multi_step import MultiStep
 
 
@@ -187,19 +186,3 @@ def test_every_repetition_is_probed_and_reported(path):
     assert measured.probes_gb_s == [30.0, 60.0, 31.0] and is_noisy(measured)
     assert len(measured.samples) == 3 and len(runs) == 4 and measured.peak_bytes == 7
     assert len({sample.hash for sample in measured.samples}) == 1
-
-
-# ---- few numbers for many
-
-
-def test_percentiles_are_values_that_were_measured():
-    values = [float(n) for n in range(1, 101)]
-    assert (percentile(values, 0.5), percentile(values, 0.9), percentile(values, 0.99)) == (50, 90, 99)
-    assert percentile([3.0], 0.99) == 3.0
-    assert percentile([1.0, 2.0], 0.5) == 1.0
-    assert percentile([], 0.5) is None
-
-
-def test_spread():
-    assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
-    assert Spread.of([4.0, 1.0]) == Spread(2.5, 1.0, 4.0)

@@ -3,8 +3,6 @@
 import json
 import math
 import signal
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,7 +11,7 @@ import pytest
 
 from tokenmill.bench import load as load_module
 from tokenmill.bench.load import Load, arrivals_s, build_asks, find_model, send
-from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures, percentile
+from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures
 from tokenmill.cli import main as cli
 from tokenmill.errors import ConfigError
 
@@ -559,13 +557,6 @@ def test_of_nothing_nothing_is_known():
     json.dumps(facts, allow_nan=False)
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 10, 101])
-def test_percentiles_are_those_of_numpy(num):
-    values = sorted(np.random.default_rng(num).random(num).tolist())
-    for percent in (0, 1, 50, 90, 95, 99, 100):
-        assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
-
-
 @pytest.mark.parametrize(
     ("outcome", "word"),
     [
@@ -752,22 +743,3 @@ def test_a_proxy_in_the_environment_is_not_measured(monkeypatch):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with Server(answer) as server:
         assert run(server, num_prompts=1).records[0].ok
-
-
-def test_the_package_that_is_missing_is_named(bench, monkeypatch):
-    monkeypatch.delitem(sys.modules, "tokenmill.bench.load")
-    monkeypatch.setitem(sys.modules, "httpx2", None)
-    code, _, err = bench()
-    assert code == 2
-    assert "pip install 'tokenmill[bench]'" in err
-
-
-def test_help_imports_nothing_heavy():
-    code = (
-        "import sys; from tokenmill.cli.main import main; main(['bench', 'load', '--help']); "
-        "heavy = {'torch', 'numpy', 'httpx2', 'asyncio'} & set(sys.modules); sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--goodput" in done.stdout
-    assert done.stdout.count("tokenmill bench load") >= 3

@@ -1,6 +1,8 @@
 """`tokenmill bench` and its verbs as a user types them."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -162,3 +164,17 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
 def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
     code, out, _ = tm(real_model, "--tests", "tg2", "-r", 1, "--dtype", dtype)
     assert code == 0 and "8 texts as transformers'" in out
+
+
+@pytest.mark.parametrize(("verb", "package"), [("plot", "matplotlib"), ("load", "httpx2")])
+def test_a_missing_package_of_the_extra_is_named(tmp_path, verb, package):
+    (tmp_path / "rows.jsonl").write_text("")
+    code = f"import sys; sys.modules[{package!r}] = None; from tokenmill.cli.main import run; run()"
+    arguments = {"plot": [str(tmp_path / "rows.jsonl")], "load": []}[verb]
+    command = [sys.executable, "-c", code, "bench", verb, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    expected = (
+        f"error: `tokenmill bench {verb}` needs {package}, which is not installed: pip install 'tokenmill[bench]'"
+    )
+    assert done.stderr == expected + "\n"

@@ -62,21 +62,21 @@ def figures_of(measured: Measured) -> dict[str, Any]:
     """Times and rates; those of a phase that the point does not have are None."""
     point, samples = measured.point, measured.samples
     total = Spread.of([sample.total_s for sample in samples])
-    gaps = [gap for sample in samples for gap in sample.itl_s]
+    gaps_ms = [1e3 * gap for sample in samples for gap in sample.itl_s]
     found: dict[str, Any] = {
         "ttft_ms": 1e3 * Spread.of([max(sample.ttft_s) for sample in samples]).median,
-        **{f"itl_p{share}_ms": _ms(percentile(gaps, share / 100)) for share in (50, 90, 99)},
+        **{f"itl_p{percent}_ms": percentile(gaps_ms, percent) for percent in (50, 90, 99)},
         "total_s": total.median,
         "sequences_s": point.batch / total.median,
         "tok_s": point.batch * max(point.new, 1) / total.median,
     }
     if point.prompt:
-        found |= _spread("prefill_ms", [1e3 * sample.prefill_s for sample in samples])
+        found |= Spread.of([1e3 * sample.prefill_s for sample in samples]).columns("prefill_ms")
         found["prefill_tok_s"] = Spread.of([s.prefill_tokens / s.prefill_s for s in samples]).median
     if samples[0].decode_steps:
-        step = [1e3 * sample.decode_s / sample.decode_steps for sample in samples]
-        found |= _spread("decode_ms", step)
-        found |= _spread("decode_tok_s", [sample.decode_tokens / sample.decode_s for sample in samples])
+        step_ms = [1e3 * sample.decode_s / sample.decode_steps for sample in samples]
+        rates = [sample.decode_tokens / sample.decode_s for sample in samples]
+        found |= Spread.of(step_ms).columns("decode_ms") | Spread.of(rates).columns("decode_tok_s")
         found["decode_ms_per_token"] = 1e3 / found["decode_tok_s"]
         found["decode_batches_s"] = 1e3 / found["decode_ms"]
         found["accepted_per_step"] = samples[0].decode_tokens / samples[0].decode_steps / point.batch
@@ -87,7 +87,7 @@ def is_noisy(measured: Measured) -> bool:
     """Whether repetitions or probes lie so far apart that one should look twice."""
     totals = Spread.of([sample.total_s for sample in measured.samples])
     probes = Spread.of(measured.probes_gb_s)
-    return totals.most > UNSTEADY * totals.least or probes.most > UNSTEADY_PROBE * probes.least
+    return totals.max > UNSTEADY * totals.min or probes.max > UNSTEADY_PROBE * probes.min
 
 
 def _against_the_machine(measured: Measured, engine: Engine, limits: Limits) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _against_the_machine(measured: Measured, engine: Engine, limits: Limits) -> 
     """
     point, storage, model = measured.point, Storage.of_engine(engine), engine.model_config
     probe = Spread.of(measured.probes_gb_s)
-    read_gb_s, peak = max(limits.read_gb_s, probe.most), limits.flop_s(storage.dtype, storage.integer)
+    read_gb_s, peak = max(limits.read_gb_s, probe.max), limits.flop_s(storage.dtype, storage.integer)
     found = {"machine_read_gb_s": read_gb_s, "machine_gflop_s": peak / 1e9, "probe_gb_s": probe.median}
     figures = figures_of(measured)
     if point.prompt:
@@ -133,12 +133,3 @@ def _memory(measured: Measured, engine: Engine) -> dict[str, float | None]:
         "cache_used_mb": used / 1e6 if engine.config.cache else 0.0,
         "peak_mb": measured.peak_bytes / 1e6 or None,
     }
-
-
-def _spread(name: str, values: list[float]) -> dict[str, float]:
-    spread = Spread.of(values)
-    return {name: spread.median, f"{name}_min": spread.least, f"{name}_max": spread.most}
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else 1e3 * seconds

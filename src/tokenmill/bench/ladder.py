@@ -15,7 +15,7 @@ from tokenmill.engine.build import choose_forms, find_device, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import PROGRAMS
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 from tokenmill.speculate.proposer import PROPOSERS
 
 __all__ = ["Rung", "climb", "rungs"]
@@ -48,7 +48,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
         names = ",".join(FUSIBLE[:count])
         found.append(Rung(f"{slowest['program']}, {names or 'nothing'} fused", {**slowest, "fuse": names or "none"}))
     for program in reversed(PROGRAMS):
-        for scheme in resolve(PROGRAMS[program]).schemes:
+        for scheme in lookup(PROGRAMS, program, "program").schemes:
             settings = {"program": program, "scheme": scheme}
             if settings != slowest:
                 reason = _refused(config, settings, model)

@@ -20,7 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of", "percentile"]
+from tokenmill.measure.statistics import percentile
+
+__all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of"]
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time")
 GOODPUT = ("ttft", "tpot", "e2el")
@@ -220,16 +222,6 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
     facts["error_examples"] = {record.failure: record.error for record in reversed(failures)}
     facts["notes"] = list(_notes(outcome, good, open_loop))
     return facts | (_details(outcome.records) if detailed else {})
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest, as numpy has it by default; None of nothing."""
-    if not ordered:
-        return None
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 def _statistics(name: str, values_ms: Sequence[float]) -> dict[str, float | None]:

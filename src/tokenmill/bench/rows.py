@@ -20,7 +20,7 @@ import torch
 from tokenmill.errors import ConfigError
 from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
-from tokenmill.registry import resolve
+from tokenmill.version import __version__
 
 __all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "provenance", "read_rows"]
 
@@ -90,7 +90,7 @@ def provenance() -> dict[str, Any]:
     """What every row carries: the code, the versions, the machine, the time."""
     return {
         "commit": commit(),
-        "tokenmill": str(resolve("tokenmill:__version__")),
+        "tokenmill": __version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "processor": processor(),

@@ -1,5 +1,7 @@
 """`tokenmill bench`: the group of verbs that measure. Without a verb it runs the benchmark itself."""
 
+from typing import Any
+
 import typer
 from typer.core import TyperGroup
 
@@ -14,6 +16,7 @@ from tokenmill.cli import (
     bench_sweep,
 )
 from tokenmill.cli.options import examples
+from tokenmill.errors import TokenmillError
 
 __all__ = ["bench"]
 
@@ -26,8 +29,12 @@ EXAMPLES = examples(
 )
 
 
-class _RunUnlessNamed(TyperGroup):
-    """`bench`, `bench MODEL` and `bench --batch 4` mean `bench run …`."""
+# What the extra `bench` installs; without it the verbs that need one of these say so.
+EXTRA = ("httpx2", "matplotlib")
+
+
+class _Bench(TyperGroup):
+    """`bench`, `bench MODEL` and `bench --batch 4` mean `bench run …`; a missing package of the extra is an error."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Put `run` before what names no verb."""
@@ -35,9 +42,22 @@ class _RunUnlessNamed(TyperGroup):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        """Run the verb."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRA:
+                raise
+            raise TokenmillError(
+                f"`{ctx.command_path} {ctx.invoked_subcommand}` needs {package}, which is not installed: "
+                "pip install 'tokenmill[bench]'"
+            ) from None
+
 
 bench = typer.Typer(
-    cls=_RunUnlessNamed,
+    cls=_Bench,
     help="How fast, how near to this machine's limit, and is it still the same text. Without a verb: run.",
     epilog=EXAMPLES,
     rich_markup_mode="rich",

@@ -6,7 +6,6 @@ import typer
 
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.options import Quiet, examples
-from tokenmill.registry import resolve
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -27,7 +26,10 @@ def command(
     Nothing of it touches the environment that tokenmill runs in. llama.cpp is built from source for this processor,
     which takes about 6 minutes on 2 cores and a C++ compiler.
     """
-    peer = resolve("tokenmill.bench.peers.known:find_peer")(name, "NAME")
+    from tokenmill.bench.peers.install import install
+    from tokenmill.bench.peers.known import find_peer
+
+    peer = find_peer(name, "NAME")
     with progress_on_stderr(quiet) as progress:
-        python = resolve("tokenmill.bench.peers.install:install")(peer, again, progress)
+        python = install(peer, again, progress)
     typer.echo(f"{name}: {python}")

@@ -21,7 +21,6 @@ from tokenmill.cli.bench_rows import (
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.registry import resolve
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -53,16 +52,19 @@ def command(
 
     The same model, prompt and dtype on every rung; each with speed, memory, hash and the factor over the rung below.
     """
-    point = resolve("tokenmill.bench.points:Point")(prompt, new, batch)
+    from tokenmill.bench.ladder import climb, rungs
+    from tokenmill.bench.points import Point
+    from tokenmill.bench.rows import check_output
+    from tokenmill.model.families import read_config
+
+    point = Point(prompt, new, batch)
     if output is not None:
-        resolve("tokenmill.bench.rows:check_output")(output)
+        check_output(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
         card = print_card(series, config, [point])
-        steps = resolve("tokenmill.bench.ladder:rungs")(
-            config, resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
-        )
-        rows = keep_rows(resolve("tokenmill.bench.ladder:climb")(series, config, steps, point), output)
+        steps = rungs(config, read_config(series.checkpoint.config))
+        rows = keep_rows(climb(series, config, steps, point), output)
     print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
     ending(rows)
     for rung in steps:

@@ -11,8 +11,7 @@ import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples
-from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.registry import resolve
+from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenmill.bench.load import Ask, Load
@@ -129,8 +128,10 @@ def command(
     With --rate requests come when they are due (open loop), with --concurrency when another ends (closed loop). Figures
     have the names and meanings of vLLM's bench serve. Exit code 1 when no request succeeded, 130 after Ctrl-C.
     """
+    from tokenmill.bench.load import Load
+
     goodput_ms = dict(_parse_bound(text) for text in goodput or [])
-    load: Load = _measure("Load")(
+    load = Load(
         url=url,
         model=model,
         api_key=api_key or None,
@@ -158,15 +159,19 @@ def command(
 
 def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
     """Everything that may be refused comes before the first request."""
-    asks: list[Ask] = _measure("build_asks")(load)
+    from tokenmill.bench.load import build_asks, find_model, send
+    from tokenmill.bench.load_report import figures
+    from tokenmill.measure.files import check_appendable
+
+    asks = build_asks(load)
     if output:
-        resolve("tokenmill.measure.files:check_appendable")(output, "--output")
-    model: str = _measure("find_model")(load)
+        check_appendable(output, "--output")
+    model = find_model(load)
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"{len(asks)} requests to {load.url}")
-        outcome = _measure("send")(load, model, asks, progress)
+        outcome = send(load, model, asks, progress)
     open_loop = math.isfinite(load.rate) or load.concurrency is None
-    facts: dict[str, Any] = resolve("tokenmill.bench.load_report:figures")(outcome, load.goodput, open_loop, detailed)
+    facts = figures(outcome, load.goodput, open_loop, detailed)
     return _head(load, model) | facts | {"notes": [*facts["notes"], *_repeats(asks)]}
 
 
@@ -209,18 +214,6 @@ def _repeats(asks: "Sequence[Ask]") -> list[str]:
     return [] if distinct == len(asks) else [f"{distinct} prompts were repeated; a prefix cache answers those faster"]
 
 
-def _measure(name: str) -> Any:
-    """Out of measure/load.py, which needs a package that not everybody has."""
-    try:
-        return resolve(f"tokenmill.bench.load:{name}")
-    except ModuleNotFoundError as error:
-        if error.name != "httpx2":
-            raise
-        raise TokenmillError(
-            "bench load needs httpx2, which is not installed: pip install 'tokenmill[bench]'"
-        ) from None
-
-
 def _parse_bound(text: str) -> tuple[str, float]:
     metric, _, bound_ms = text.partition(":")
     try:
@@ -258,9 +251,11 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def _show_latencies(facts: dict[str, Any]) -> None:
+    from tokenmill.bench.load_report import LATENCIES
+
     statistics = ("mean", "median", "std", "p90", "p95", "p99")
     rows = []
-    for metric in resolve("tokenmill.bench.load_report:LATENCIES"):
+    for metric in LATENCIES:
         values = [facts[f"{statistic}_{metric}_ms"] for statistic in statistics]
         if any(value is not None for value in values):
             rows.append((metric, *(f"{value:.2f}" for value in values)))

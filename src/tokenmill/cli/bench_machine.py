@@ -8,7 +8,6 @@ import typer
 from tokenmill.cli.bench_rows import MEASURED
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.options import Json, Quiet, examples
-from tokenmill.registry import resolve
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -31,11 +30,16 @@ def command(
     Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
     the bandwidth beside each repetition.
     """
-    where = resolve("tokenmill.engine.build:find_device")(device)
-    count = threads or resolve("torch:get_num_threads")()
+    import torch
+
+    from tokenmill.engine.build import find_device
+    from tokenmill.measure.machine import limits
+
+    where = find_device(device)
+    count = threads or torch.get_num_threads()
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"measuring {where} with {count} threads")
-        found = asdict(resolve("tokenmill.measure.machine:limits")(where, count, again))
+        found = asdict(limits(where, count, again))
     if json:
         print_json(found)
         return

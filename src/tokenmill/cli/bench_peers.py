@@ -1,7 +1,7 @@
 """`tokenmill bench peers`: the same model and tokens on other engines, in one run, by turns."""
 
 from dataclasses import fields, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,7 +11,10 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError
-from tokenmill.registry import resolve
+
+if TYPE_CHECKING:
+    from tokenmill.bench.points import Point
+    from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -63,20 +66,26 @@ def command(
     Each engine runs in an environment of its own (`tokenmill bench install-peer NAME`, or --peer NAME=PYTHON). One that
     is absent, crashes or hangs is named, and the others go on. Ratios are ours over theirs, round by round.
     """
+    from tokenmill.bench.peers.contest import Contest
+    from tokenmill.bench.peers.prompts import make_prompts
+    from tokenmill.bench.rows import check_output
+    from tokenmill.measure.machine import quick_probe
+    from tokenmill.model.families import read_config
+
     points = _points(batch, prompt, new)
     wanted = _wanted(only, peer or [])
     if output is not None:
-        resolve("tokenmill.bench.rows:check_output")(output)
+        check_output(output)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        config = _resolved(replace(engine, model=model), checkpoint)
-        vocabulary = resolve("tokenmill.model.families:read_config")(checkpoint.config).vocab_size
-        contest = resolve("tokenmill.bench.peers.contest:Contest")(
+        config, threads = _resolved(replace(engine, model=model), checkpoint)
+        vocabulary = read_config(checkpoint.config).vocab_size
+        contest = Contest(
             str(checkpoint.path),
             wanted,
-            config.threads,
+            threads,
             config.dtype,
-            resolve("tokenmill.measure.machine:quick_probe"),
+            quick_probe,
             progress,
             options=_changed(engine),
             rounds=rounds,
@@ -87,46 +96,51 @@ def command(
         with contest:
             contest.load(points)
             for point in points:
-                prompts = resolve("tokenmill.bench.peers.prompts:make_prompts")(
-                    checkpoint, vocabulary, point.prompt, point.batch
-                )
+                prompts = make_prompts(checkpoint, vocabulary, point.prompt, point.batch)
                 rows += keep_rows(contest.rows(point, prompts), output)
-    _print(rows, points, f"{model}, {config.threads} threads, {config.dtype}")
+    _print(rows, points, f"{model}, {threads} threads, {config.dtype}")
     if json:
         print_json({"rows": rows})
     if not any(row["status"] == "ok" for row in rows):
         raise typer.Exit(2)
 
 
-def _points(*texts: str) -> list[Any]:
+def _points(*texts: str) -> "list[Point]":
+    from tokenmill.bench.points import parse_counts, sweep
+
     counts = [
-        resolve("tokenmill.bench.points:parse_counts")(text, option, least)
+        parse_counts(text, option, least)
         for text, option, least in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
     ]
-    points: list[Any] = resolve("tokenmill.bench.points:sweep")(*counts)
-    return points
+    return sweep(*counts)
 
 
 def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
     """Peer → path given for it. Ours is always among them."""
-    find = resolve("tokenmill.bench.peers.known:find_peer")
+    from tokenmill.bench.peers.known import command_for, find_peer
+
     paths = {}
     for text in given:
         name, equals, path = text.partition("=")
         if not equals or not path:
             raise ConfigError("--peer", text, "NAME=PATH, as llama.cpp=/opt/llama/bin/python")
-        resolve("tokenmill.bench.peers.known:command_for")(find(name, "--peer"), path)  # refused now, not minutes later
+        command_for(find_peer(name, "--peer"), path)  # refused now, not minutes later
         paths[name] = path
     names = [word.strip() for word in only.split(",")] if only is not None else [*AUTOMATIC, *paths]
-    chosen = dict.fromkeys(["tokenmill", *(find(name, "--only").name for name in names), *paths])
+    chosen = dict.fromkeys(["tokenmill", *(find_peer(name, "--only").name for name in names), *paths])
     return {name: paths.get(name) for name in chosen}
 
 
-def _resolved(engine: EngineConfig, checkpoint: Any) -> EngineConfig:
-    """With the dtype and the number of threads that all engines are asked for; wrong settings are refused here."""
-    model = resolve("tokenmill.model.families:read_config")(checkpoint.config)
-    config: EngineConfig = resolve("tokenmill.engine.build:resolve_config")(engine, model)
-    return replace(config, threads=config.threads or resolve("torch:get_num_threads")())
+def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int]:
+    """The settings and the number of threads that all engines are asked for; wrong settings are refused here."""
+    import torch
+
+    from tokenmill.engine.build import resolve_config
+    from tokenmill.model.families import read_config
+
+    model = read_config(checkpoint.config)
+    config = resolve_config(engine, model)
+    return config, config.threads or torch.get_num_threads()
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:
@@ -149,7 +163,7 @@ HEADER = (
 )
 
 
-def _print(rows: list[Row], points: list[Any], title: str) -> None:
+def _print(rows: list[Row], points: "list[Point]", title: str) -> None:
     for point in points:
         print_table(f"{title}: {point.title}", [_line(row) for row in rows if row["test"] == point.title], HEADER)
     good = {row["label"]: row for row in rows if row["status"] == "ok"}

@@ -7,10 +7,9 @@ import typer
 
 from tokenmill.cli.display import print_json, remark
 from tokenmill.cli.options import OUTPUT, Json, Quiet, examples
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.bench.plot import Drawn
+    pass
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -35,8 +34,11 @@ def command(
     Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
     stderr. Needs matplotlib: pip install 'tokenmill\\[bench]'.
     """
-    rows = resolve("tokenmill.bench.rows:read_rows")(file)
-    drawn: Drawn = resolve("tokenmill.bench.plot:draw")(rows, output, "--output")
+    from tokenmill.bench.plot import draw
+    from tokenmill.bench.rows import read_rows
+
+    rows = read_rows(file)
+    drawn = draw(rows, output, "--output")
     if json:
         print_json({"written": [str(path) for path in drawn.written], "left_out": drawn.left_out})
     else:

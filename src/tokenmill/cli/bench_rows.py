@@ -12,10 +12,10 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
 from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
     from tokenmill.bench.series import Series
+    from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = [
     "MEASURED",
@@ -69,36 +69,39 @@ def make_series(
     engine: EngineConfig, shape: str | None, progress: Progress, repetitions: int, check: bool, kind: str
 ) -> tuple["Series", EngineConfig]:
     """The series of a model or a shape, and the config with its name in it."""
+    from tokenmill.bench.series import Series
+    from tokenmill.bench.shapes import find_shape
+
     if shape is not None:
-        checkpoint = resolve("tokenmill.bench.shapes:find_shape")(shape)
+        checkpoint: Checkpoint = find_shape(shape)
         engine = replace(engine, model=f"shape:{shape}")
     else:
         checkpoint = find_checkpoint(engine.model, progress)
-    series: Series = resolve("tokenmill.bench.series:Series")(
-        checkpoint, progress, repetitions=repetitions, check=check, kind=kind
-    )
-    return series, engine
+    return Series(checkpoint, progress, repetitions=repetitions, check=check, kind=kind), engine
 
 
 def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) -> dict[str, Any]:
     """Measure the machine if need be, print the cost card, return it."""
-    model = resolve("tokenmill.model.families:read_config")(series.checkpoint.config)
+    from tokenmill.bench.card import card_of, card_rows
+    from tokenmill.model.families import read_config
+
+    model = read_config(series.checkpoint.config)
     longest = max(point.length for point in points)
     roomy = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
-    card: dict[str, Any] = resolve("tokenmill.bench.card:card_of")(
-        roomy, model, series.limits(engine), points, series.checkpoint.num_bytes
-    )
-    print_table(f"{engine.model}: what it costs", resolve("tokenmill.bench.card:card_rows")(card))
+    card = card_of(roomy, model, series.limits(engine), points, series.checkpoint.num_bytes)
+    print_table(f"{engine.model}: what it costs", card_rows(card))
     typer.echo()
     return card
 
 
 def keep_rows(rows: Iterable[Row], output: Path | None, shown: Callable[[Row], None] = lambda row: None) -> list[Row]:
     """Every row, appended to the file as it comes: what was measured survives what comes after."""
+    from tokenmill.bench.rows import append_row
+
     kept = []
     for row in rows:
         if output is not None:
-            resolve("tokenmill.bench.rows:append_row")(output, row)
+            append_row(output, row)
         shown(row)
         kept.append(row)
     return kept

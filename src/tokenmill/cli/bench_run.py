@@ -21,7 +21,6 @@ from tokenmill.cli.bench_rows import (
 from tokenmill.cli.display import print_json, progress_on_stderr
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
     from tokenmill.bench.points import Point
@@ -63,9 +62,11 @@ def command(
     Medians over repetitions with the smallest and largest, prefill and decode apart, and a hash of the tokens. Where a
     reference is known, the text is compared with transformers' first: figures of a wrong computation are not reported.
     """
+    from tokenmill.bench.rows import check_output
+
     points = _points(tests, depth, batch)
     if output is not None:
-        resolve("tokenmill.bench.rows:check_output")(output)
+        check_output(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
         card = print_card(series, config, points)
@@ -79,13 +80,10 @@ def command(
 
 
 def _points(tests: str, depth: str, batch: str) -> "list[Point]":
-    room = "tokenmill.bench.points"
-    depths = resolve(f"{room}:parse_counts")(depth, "--depth", 0)
-    batches = resolve(f"{room}:parse_counts")(batch, "--batch")
-    point = resolve(f"{room}:Point")
+    from tokenmill.bench.points import Point, parse_counts, parse_tests
+
+    depths = parse_counts(depth, "--depth", 0)
+    batches = parse_counts(batch, "--batch")
     return [
-        point(prompt, new, size, before)
-        for size in batches
-        for before in depths
-        for prompt, new in resolve(f"{room}:parse_tests")(tests)
+        Point(prompt, new, size, before) for size in batches for before in depths for prompt, new in parse_tests(tests)
     ]

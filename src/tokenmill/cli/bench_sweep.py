@@ -25,7 +25,6 @@ from tokenmill.cli.bench_rows import (
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.registry import resolve
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -61,14 +60,13 @@ def command(
     A point that is refused or runs out of memory is marked and the sweep goes on. With --output a sweep that was
     interrupted resumes: points that the file already has, measured with the same settings, are not measured again.
     """
-    room = "tokenmill.bench.points"
-    counts = [
-        resolve(f"{room}:parse_counts")(text, option)
-        for text, option in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new"))
-    ]
-    points = resolve(f"{room}:sweep")(*counts)
+    from tokenmill.bench.points import parse_counts, sweep
+    from tokenmill.bench.rows import check_output
+
+    counts = [parse_counts(text, option) for text, option in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new"))]
+    points = sweep(*counts)
     if output is not None:
-        resolve("tokenmill.bench.rows:check_output")(output)
+        check_output(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "sweep")
         mark = _mark(config, repetitions)
@@ -95,9 +93,11 @@ def _mark(config: EngineConfig, repetitions: int) -> str:
 
 def _known(output: Path | None, mark: str) -> dict[Key, Row]:
     """Points that the file has, measured well and with these settings."""
+    from tokenmill.bench.rows import read_rows
+
     if output is None or not output.exists():
         return {}
-    rows = resolve("tokenmill.bench.rows:read_rows")([output])
+    rows = read_rows([output])
     return {
         (row["batch"], row["prompt"], row["new"]): row
         for row in rows

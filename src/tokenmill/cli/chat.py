@@ -84,7 +84,7 @@ def _piped() -> Iterator[str]:
 def _typed() -> Iterator[str]:
     """Lines with editing, and those of earlier conversations at hand."""
     try:
-        import readline  # noqa: PLC0415  (it changes the terminal: only where lines are typed)
+        import readline  # it changes the terminal: only where lines are typed
     except ImportError:  # not on every system; lines are then typed without editing
         readline = None  # type: ignore[assignment]
     file = HISTORY.expanduser()

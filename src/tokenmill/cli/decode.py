@@ -3,7 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,10 +14,6 @@ from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, with_se
 from tokenmill.cli.report import document, summary
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, as_keywords
 from tokenmill.errors import ConfigError
-from tokenmill.registry import resolve
-
-if TYPE_CHECKING:
-    from tokenmill.engine.session import Session
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -56,7 +52,9 @@ def command(
 
     What is not asked for is as it was when the file was written: model, dtype, scheme, sampling and seed.
     """
-    facts: dict[str, Any] = resolve("tokenmill.cache.snapshot:read_facts")(file)
+    from tokenmill.cache.snapshot import read_facts
+
+    facts = read_facts(file)
     more = gather([*(prompt or [])], [], [*(tokens or [])]) if prompt or tokens else []
     if len(more) > 1:
         raise ConfigError("--prompt", f"{len(more)} prompts", "one: the file holds one text")
@@ -64,7 +62,7 @@ def command(
         config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling)
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
-        session: Session = loaded.open(file, convert)
+        session = loaded.open(file, convert)
     asked = {name: value for name, value in as_keywords(sampling).items() if _given(context, name)}
     started_s = time.perf_counter()
     completion = show(loaded, session.stream(more[0] if more else None, **asked), stream and not json)

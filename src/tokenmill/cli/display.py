@@ -10,7 +10,6 @@ from typing import Any
 import typer
 
 from tokenmill.hub.download import Progress, Silent
-from tokenmill.registry import resolve
 
 __all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "say_on_stderr", "size", "table_text"]
 
@@ -48,7 +47,10 @@ def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, 
 
 def table_text(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> str:
     """See print_table."""
-    table = resolve("rich.table:Table")(title=title, title_justify="left", box=None, show_header=bool(header))
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, show_header=bool(header))
     width = 0
     for row in rows:
         while width < len(row):
@@ -56,11 +58,10 @@ def table_text(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, .
             width += 1
         table.add_row(*row)
     width_of_pipe = None if sys.stdout.isatty() else 200
-    console = resolve("rich.console:Console")(markup=False, highlight=False, width=width_of_pipe)
+    console = Console(markup=False, highlight=False, width=width_of_pipe)
     with console.capture() as capture:
         console.print(table)
-    text: str = capture.get()
-    return text
+    return capture.get()
 
 
 def size(num_bytes: float) -> str:
@@ -104,7 +105,8 @@ def progress_on_stderr(quiet: bool = False) -> Iterator[Progress]:
     if quiet or not sys.stderr.isatty():
         yield Silent() if quiet else _Lines()
         return
-    console = resolve("rich.console:Console")(stderr=True)
-    columns = resolve("rich.progress:Progress").get_default_columns()
-    with resolve("rich.progress:Progress")(*columns, console=console, transient=True) as bars:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True) as bars:
         yield _Bar(bars)

@@ -13,7 +13,6 @@ from tokenmill.cli.options import MODEL, Json, Quiet, examples, with_settings
 from tokenmill.cli.report import versions
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
@@ -29,7 +28,6 @@ EXAMPLES = examples(
     "cat book.txt | tokenmill eval perplexity smollm2-135m - --window 512 --stride 512 --json",
 )
 EVALUATED = "What is evaluated"
-ROOM = "tokenmill.measure.perplexity"
 
 # These follow from the windows, or change nothing there.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
@@ -104,11 +102,14 @@ def command(
     Each window scores the tokens that none has scored before, with at least window minus stride tokens before them. The
     smaller the stride, the lower and truer the figure, and the longer it takes.
     """
+    from tokenmill.measure.perplexity import choose_window, compare, perplexity
+    from tokenmill.model.families import read_config
+
     written = _read(file)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        context = resolve("tokenmill.model.families:read_config")(checkpoint.config).context
-        window, stride = resolve(f"{ROOM}:choose_window")(window, stride, context)
+        context = read_config(checkpoint.config).context
+        window, stride = choose_window(window, stride, context)
         text = _tokenize(written, file, checkpoint, model, max_tokens)
         engine = replace(engine, model=model, max_length=window, prefix_cache=False)
         loaded = _load(checkpoint, engine, progress)
@@ -117,11 +118,11 @@ def command(
         if compare_dense:
             dense = _load(checkpoint, replace(engine, dtype="float32", scheme="dense"), progress)
             progress.stage(f"reading {len(text.tokens):,} tokens twice")
-            compared = resolve(f"{ROOM}:compare")(loaded, dense, *arguments)
+            compared = compare(loaded, dense, *arguments)
             found = compared.ours
         else:
             progress.stage(f"reading {len(text.tokens):,} tokens")
-            found = resolve(f"{ROOM}:perplexity")(loaded, *arguments)
+            found = perplexity(loaded, *arguments)
     if json:
         print_json(_document(loaded, file, text, (window, stride), found, compared))
     else:
@@ -145,19 +146,22 @@ def _read(file: str) -> str:
 
 
 def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None) -> "Text":
+    from tokenmill.measure.perplexity import read_text
+
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
         raise ConfigError("MODEL", model, "a model with a tokenizer, and none lies in its directory")
-    text: Text = resolve(f"{ROOM}:read_text")(written, tokenizer, max_tokens)
+    text = read_text(written, tokenizer, max_tokens)
     if len(text.tokens) < 2:
         raise ConfigError("FILE", file, f"a text of at least 2 tokens, and this one has {len(text.tokens)}")
     return text
 
 
 def _load(checkpoint: "Checkpoint", config: EngineConfig, progress: "Progress") -> "Engine":
+    from tokenmill.engine.build import build
+
     progress.stage(f"loading {checkpoint.path.name}")
-    engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
-    return engine
+    return build(checkpoint, config, progress.advance)
 
 
 def _rows(

@@ -13,11 +13,9 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
-from tokenmill.registry import resolve
 from tokenmill.weights.packed.header import is_image, read_header
 
 if TYPE_CHECKING:
-    from tokenmill.model.config import ModelConfig
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -57,7 +55,9 @@ def command(
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
-    if (Path(model) / resolve("tokenmill.program.aot.manifest:MANIFEST")).is_file():
+    from tokenmill.program.aot.manifest import MANIFEST
+
+    if (Path(model) / MANIFEST).is_file():
         _show_code(Path(model), json)
         return
     if looks_saved(Path(model)):
@@ -95,7 +95,9 @@ def looks_saved(path: Path) -> bool:
 
 
 def _show_snapshot(path: Path, json: bool) -> None:
-    facts: dict[str, Any] = resolve("tokenmill.cache.snapshot:read_facts")(path)
+    from tokenmill.cache.snapshot import read_facts
+
+    facts = read_facts(path)
     facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
     if json:
         print_json(facts)
@@ -116,7 +118,9 @@ def _show_snapshot(path: Path, json: bool) -> None:
 
 
 def _show_code(folder: Path, json: bool) -> None:
-    facts: dict[str, Any] = resolve("tokenmill.program.aot.manifest:read_manifest")(folder)
+    from tokenmill.program.aot.manifest import read_manifest
+
+    facts = read_manifest(folder)
     if json:
         print_json({**facts, "path": str(folder)})
         return
@@ -139,7 +143,9 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
         yield _Stored("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
         return
     if checkpoint.path.is_file():
-        header = resolve("tokenmill.weights.gguf.header:read_header")(checkpoint.path)
+        from tokenmill.weights.gguf.header import read_header as read_gguf_header
+
+        header = read_gguf_header(checkpoint.path)
         for info in header.tensors.values():
             yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return
@@ -149,8 +155,12 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
 
 
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
-    config: ModelConfig = resolve("tokenmill.model.families:read_config")(checkpoint.config)
-    parts = resolve("tokenmill.model.parameters:count_parameters")(config)
+    from tokenmill.measure.cost import kv_bytes_per_token
+    from tokenmill.model.families import read_config
+    from tokenmill.model.parameters import count_parameters
+
+    config = read_config(checkpoint.config)
+    parts = count_parameters(config)
     types: dict[str, dict[str, int]] = {}
     for tensor in stored:
         entry = types.setdefault(tensor.type, {"count": 0, "num_bytes": 0})
@@ -181,7 +191,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
         "types": types,
         "num_bytes": checkpoint.num_bytes,
-        "kv_bytes_per_token": resolve("tokenmill.measure.cost:kv_bytes_per_token")(config, config.dtype),
+        "kv_bytes_per_token": kv_bytes_per_token(config, config.dtype),
     }
 
 

@@ -17,7 +17,7 @@ from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
 from tokenmill.errors import TokenmillError, WrongText
-from tokenmill.registry import resolve
+from tokenmill.version import __version__
 
 __all__ = ["app", "main", "run"]
 
@@ -38,7 +38,7 @@ UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ i
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tokenmill {resolve('tokenmill:__version__')}")
+        typer.echo(f"tokenmill {__version__}")
         raise typer.Exit
 
 

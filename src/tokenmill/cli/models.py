@@ -1,14 +1,12 @@
 """Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress, Silent
 from tokenmill.hub.names import locate
-from tokenmill.registry import resolve
 from tokenmill.weights.packed.header import is_image
 from tokenmill.weights.packed.reader import ImageReader
 
@@ -25,20 +23,19 @@ NEW = 2
 
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
+    from tokenmill.weights.checkpoint import open_checkpoint
+
     path = locate(model, progress=progress)
-    checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path)
-    return checkpoint
+    return open_checkpoint(path)
 
 
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
     """The config alone: a directory needs no weights for it."""
-    path: Path = locate(model, progress=progress)
-    room = "tokenmill.weights.checkpoint"
-    config = (
-        resolve(f"{room}:read_config_json")(path) if path.is_dir() else resolve(f"{room}:open_checkpoint")(path).config
-    )
-    model_config: ModelConfig = resolve("tokenmill.model.families:read_config")(config)
-    return model_config
+    from tokenmill.model.families import read_config
+    from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
+
+    path = locate(model, progress=progress)
+    return read_config(read_config_json(path) if path.is_dir() else open_checkpoint(path).config)
 
 
 def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
@@ -47,9 +44,13 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     progress.stage(f"loading {path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()
-    reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
-    checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
-    engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
+    reader = ImageReader(path) if is_image(path) else None
+
+    from tokenmill.engine.build import build  # after the reader: it reads while torch is imported here
+    from tokenmill.weights.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(path, reader)
+    engine = build(checkpoint, config, progress.advance)
     if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     _prepare(engine, progress)

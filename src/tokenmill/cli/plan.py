@@ -9,10 +9,8 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr, s
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
-    from tokenmill.measure.cost import Cost
     from tokenmill.model.config import ModelConfig
 
 __all__ = ["EXAMPLES", "command"]
@@ -55,13 +53,18 @@ def command(
 
 def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
-    torch_device = resolve("tokenmill.engine.build:find_device")(asked.device)
-    config: EngineConfig = resolve("tokenmill.engine.build:resolve_config")(asked, model)
-    cost: Cost = resolve("tokenmill.measure.cost:cost_of")(config, model, torch_device)
+    import torch
+
+    from tokenmill.engine.build import find_device, resolve_config
+    from tokenmill.measure.cost import available_bytes, cost_of
+
+    torch_device = find_device(asked.device)
+    config = resolve_config(asked, model)
+    cost = cost_of(config, model, torch_device)
     if torch_device.type == "cuda":
-        available, _ = resolve("torch.cuda:mem_get_info")(torch_device)
+        available, _ = torch.cuda.mem_get_info(torch_device)
     else:
-        available = resolve("tokenmill.measure.cost:available_bytes")()
+        available = available_bytes()
     assert config.max_length is not None, "resolved above"
     tokens = cost.tokens_within(available)
     return {

@@ -1,7 +1,7 @@
 """`tokenmill profile`: where the time of a generation goes, and a trace to look at."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
+from tokenmill.cli.generate import Ids
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
-    from tokenmill.measure.profile import Profile
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -45,10 +44,7 @@ def command(
             rich_help_panel=PROMPT,
         ),
     ] = None,
-    tokens: Annotated[
-        list[str] | None,
-        typer.Option("--tokens", help="A prompt as token ids, 1,2,3. May be repeated.", rich_help_panel=PROMPT),
-    ] = None,
+    tokens: Ids = None,
     level: Annotated[
         str,
         typer.Option(
@@ -67,22 +63,26 @@ def command(
     The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
     again; the tokens are the same. It goes on past the model's own end, so that there is something to measure.
     """
-    resolve("tokenmill.measure.profile:check_level")(level, "--level")
+    from tokenmill.measure.files import check_writable, write_whole
+    from tokenmill.measure.profile import check_level, profile
+    from tokenmill.measure.trace import as_bytes
+
+    check_level(level, "--level")
     if output is not None:
         if level == "none":
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
-        resolve("tokenmill.measure.files:check_writable")(output, "--output")
+        check_writable(output, "--output")
     sampling = replace(sampling, ignore_eos=True)
+    prompts: list[str | Sequence[int]]
     prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        found: Profile = resolve("tokenmill.measure.profile:profile")(
-            loaded, prompts, sampling, level, stage=progress.stage
-        )
+        found = profile(loaded, prompts, sampling, level, stage=progress.stage)
     document = found.document() | _about(loaded, sampling)
     if output is not None:
-        data = resolve("tokenmill.measure.trace:as_bytes")(found.trace)
-        resolve("tokenmill.measure.files:write_whole")(output, data, "--output")
+        assert found.trace is not None, "every level but none makes one"
+        data = as_bytes(found.trace)
+        write_whole(output, data, "--output")
         document["trace"] = str(output)
     if json:
         print_json(document)

@@ -10,7 +10,6 @@ from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
-from tokenmill.registry import resolve
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -49,6 +48,9 @@ def command(
     with progress_on_stderr(quiet) as progress:
         path = locate(model, progress=progress, revision=revision, offline=offline)
         if out is not None:
-            checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path)
-            path = resolve("tokenmill.weights.write.convert:convert")(checkpoint, out, dtype or "auto", progress)
+            from tokenmill.weights.checkpoint import open_checkpoint
+            from tokenmill.weights.write.convert import convert
+
+            checkpoint = open_checkpoint(path)
+            path = convert(checkpoint, out, dtype or "auto", progress)
     typer.echo(path)

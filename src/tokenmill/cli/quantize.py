@@ -10,7 +10,6 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr, s
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
-from tokenmill.registry import resolve
 
 if TYPE_CHECKING:
     from tokenmill.weights.write.quantize import Kind, Report
@@ -47,10 +46,11 @@ def command(
     Each is rounded to nearest, with the scale that leaves the smallest error, and kept exactly when the directory is
     loaded. Embeddings, norms and biases stay as they are. A model that is quantised already is rounded once more.
     """
+    from tokenmill.weights.write.quantize import quantize
+
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        quantize = resolve("tokenmill.weights.write.quantize:quantize")
-        report: Report = quantize(checkpoint, out, progress, scheme, group, head)
+        report = quantize(checkpoint, out, progress, scheme, group, head)
     kinds = sorted(report.kinds.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
     if json:
         print_json(_document(report, kinds, scheme, group))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.config import SamplingParams
 from tokenmill.measure.memory import peak_bytes
-from tokenmill.registry import resolve
+from tokenmill.version import __version__
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
@@ -18,13 +18,13 @@ __all__ = ["document", "summary", "versions"]
 
 def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: float) -> str:
     """Tokens, time to first token, tokens per second, how, and the hash."""
+    import torch
+
     config, new = engine.config, sum(len(done.tokens) for done in completions)
     prompt = sum(done.num_prompt_tokens for done in completions)
     first, timing = completions[0], completions[0].timing
     rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
-    where = (
-        f"{config.threads or resolve('torch:get_num_threads')()} threads" if config.device == "cpu" else config.device
-    )
+    where = f"{config.threads or torch.get_num_threads()} threads" if config.device == "cpu" else config.device
     return " · ".join(
         [
             *([f"{len(completions)} texts"] if len(completions) > 1 else []),
@@ -64,9 +64,11 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
 
 def versions() -> dict[str, str]:
     """Of all that the figures depend on."""
+    import torch
+
     return {
-        "tokenmill": str(resolve("tokenmill:__version__")),
+        "tokenmill": __version__,
         "python": platform.python_version(),
-        "torch": str(resolve("torch:__version__")),
+        "torch": str(torch.__version__),
         "machine": platform.platform(),
     }

@@ -12,7 +12,6 @@ from tokenmill.cli.models import load_engine
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.hub.download import Progress
-from tokenmill.registry import resolve
 from tokenmill.weights.packed.header import is_image
 
 if TYPE_CHECKING:
@@ -47,11 +46,16 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 @contextmanager
 def watched(engine: "Engine", trace: bool, reference: "Engine | None", json: bool) -> Iterator[None]:
     """Shows what was asked for when the steps inside are done."""
+    if not trace and reference is None:
+        yield
+        return
+    from tokenmill.measure.verify import traced, verified
+
     with ExitStack() as stack:
-        rows = stack.enter_context(resolve("tokenmill.measure.verify:traced")(engine)) if trace else []
+        rows = stack.enter_context(traced(engine)) if trace else []
         distance = None
         if reference is not None:
-            distance = stack.enter_context(resolve("tokenmill.measure.verify:verified")(engine, reference))
+            distance = stack.enter_context(verified(engine, reference))
         yield
     if rows:
         remark("\n".join(dumps(asdict(row)) for row in rows) if json else _table(engine, rows))

@@ -13,7 +13,7 @@ from tokenmill.engine.runner import Runner
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.version import VERSION
+from tokenmill.version import __version__
 
 __all__ = ["LoadedModel"]
 
@@ -64,5 +64,5 @@ class LoadedModel:
             "kernel": self.kernel_name,
             "fuse": config.fuse,
             "compile": [config.compile, config.compile_phases, config.compile_backend],
-            "versions": {"tokenmill": VERSION, "torch": str(torch.__version__)},
+            "versions": {"tokenmill": __version__, "torch": str(torch.__version__)},
         }

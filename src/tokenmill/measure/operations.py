@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from tokenmill.measure.trace import FORWARD
-from tokenmill.registry import resolve
 
 __all__ = ["Operation", "Watch", "costliest"]
 
@@ -38,11 +38,9 @@ class Watch:
     def __init__(self, device: torch.device) -> None:
         # Torch's profiler speaks on stderr of every stage it goes through; what it logs is numbered below 6.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-        profiler: Any = resolve("torch.profiler:profile")  # a second of imports that only this level needs
-        activities = resolve("torch.profiler:ProfilerActivity")
-        kinds = [activities.CPU, *([activities.CUDA] if device.type == "cuda" else [])]
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         # One cycle and no schedule: without acc_events torch warns that cycles are cleared.
-        self._profiler = profiler(activities=kinds, profile_memory=True, acc_events=True)
+        self._profiler: Any = profile(activities=kinds, profile_memory=True, acc_events=True)
         self._forward: Any = None
 
     def __enter__(self) -> "Watch":
@@ -57,7 +55,7 @@ class Watch:
 
     def enter_forward(self) -> None:
         """The forward begins."""
-        self._forward = resolve("torch.profiler:record_function")(FORWARD)
+        self._forward = record_function(FORWARD)
         self._forward.__enter__()
 
     def leave_forward(self) -> None:

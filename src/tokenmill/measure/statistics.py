@@ -1,31 +1,39 @@
-"""Few numbers for many: medians, extremes, percentiles. All of them belong to a value that was really measured."""
+"""Summaries of many measurements: percentiles, and the median with the smallest and the largest."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Spread", "percentile"]
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` (0 to 1) of all are no larger than; None of nothing."""
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear between the two nearest values, as numpy's default and vLLM's figures; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest."""
+    """Median, smallest and largest of at least one value."""
 
     median: float
-    least: float
-    most: float
+    min: float
+    max: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of one value or more; an even number of them has two middles, and the mean of those is taken."""
-        ordered = sorted(values)
-        middle = len(ordered) // 2
-        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-        return cls(median, ordered[0], ordered[-1])
+        """The spread of these values; ValueError for none."""
+        median = percentile(values, 50)
+        if median is None:
+            raise ValueError("no values")
+        return cls(median, min(values), max(values))
+
+    def columns(self, name: str) -> dict[str, float]:
+        """The columns `name`, `name_min` and `name_max` of a result row."""
+        return {name: self.median, f"{name}_min": self.min, f"{name}_max": self.max}

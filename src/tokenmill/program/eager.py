@@ -16,7 +16,7 @@ from tokenmill.model.parameters import count_biases, count_parameters, matrices
 from tokenmill.program import Output
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 from tokenmill.weights.packed.model import ImageCheckpoint
 
 __all__ = ["Eager"]
@@ -44,7 +44,7 @@ class Eager:
         """See Program."""
         parts, shapes = count_parameters(model), matrices(model)
         numbers = sum(count * outputs * inputs for _, outputs, inputs, count in shapes)
-        copied = resolve(SCHEMES[scheme]).copies_tied_head
+        copied = lookup(SCHEMES, scheme, "scheme").copies_tied_head
         tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
         rest = (sum(parts.values()) - numbers + tied) * dtype.itemsize
         if scheme == "file" and model.code_bits:

@@ -212,17 +212,15 @@ def _figures(runs: list[Run], point: Point) -> dict[str, Any]:
     tokens = runs[-1].tokens
     return {
         "repetitions": len(runs),
-        "decode_tok_s": decode.median,
-        "decode_tok_s_min": decode.least,
-        "decode_tok_s_max": decode.most,
+        **decode.columns("decode_tok_s"),
         "decode_ms": 1e3 * point.batch / decode.median,
         "prefill_tok_s": prefill.median,
         "prefill_ms": fed / prefill.median,
-        "prefill_ms_min": fed / prefill.most,
-        "prefill_ms_max": fed / prefill.least,
+        "prefill_ms_min": fed / prefill.max,
+        "prefill_ms_max": fed / prefill.min,
         "total_s": Spread.of([run.total_s for run in runs]).median,
         "probe_gb_s": probes.median,
-        "noisy": probes.most > UNEVEN * probes.least,
+        "noisy": probes.max > UNEVEN * probes.min,
         "hash": None if tokens is None else hash_tokens([token for row in tokens for token in row]),
     }
 
@@ -234,12 +232,8 @@ def _ratios(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, Any
     prefill = Spread.of([ours[at].prefill_tok_s / theirs[at].prefill_tok_s for at in rounds])
     a, b = ours[rounds[-1]].tokens, theirs[rounds[-1]].tokens
     return {
-        "decode_ratio": decode.median,
-        "decode_ratio_min": decode.least,
-        "decode_ratio_max": decode.most,
-        "prefill_ratio": prefill.median,
-        "prefill_ratio_min": prefill.least,
-        "prefill_ratio_max": prefill.most,
+        **decode.columns("decode_ratio"),
+        **prefill.columns("prefill_ratio"),
         "same_tokens": None if a is None or b is None else sum(map(_common, a, b)) / sum(map(len, a)),
     }
 

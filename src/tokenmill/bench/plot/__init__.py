@@ -13,7 +13,7 @@ from tokenmill.bench.plot.frame import save, styled
 from tokenmill.bench.plot.series import Row
 from tokenmill.errors import ConfigError
 from tokenmill.measure.files import make_directory
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 
 __all__ = ["PICTURES", "Drawing", "Drawn", "draw", "figures"]
 
@@ -59,8 +59,8 @@ def figures(rows: Sequence[Row]) -> tuple[dict[str, Any], dict[str, str]]:
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     with styled():
-        for name, target in PICTURES.items():
-            drawing: Drawing = resolve(target)
+        for name in PICTURES:
+            drawing: Drawing = lookup(PICTURES, name, "picture")
             figure, missing = drawing(rows)
             if figure is not None:
                 found[name] = figure

@@ -1,8 +1,8 @@
 """What all pictures share: colours, title, caption, the mark for what could not be measured.
 
 The colours are those of Okabe and Ito (jfly.uni-koeln.de/color), which people with any colour vision can tell apart;
-a marker goes with each, so that the pictures also survive grey paper. matplotlib is imported when a picture is drawn,
-through the registry, and used without pyplot: no state outlives a figure.
+a marker goes with each, so that the pictures also survive grey paper. matplotlib is used without pyplot:
+no state outlives a figure.
 """
 
 import io
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
 from tokenmill.bench.plot.series import Row, Series, number, short_model, unmeasured
-from tokenmill.errors import ConfigError
 from tokenmill.measure.files import write_whole
-from tokenmill.registry import resolve
 
 __all__ = [
     "GREY",
@@ -45,7 +48,7 @@ GREY = "#595959"
 # Inches. Text does not grow with the figure, so its room is counted in inches too.
 _PER_LINE, _TITLE, _LETTERS_PER_INCH = 0.17, 0.32, 15.0
 
-_LOOK: dict[str, Any] = {
+_LOOK: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -80,14 +83,8 @@ def style(index: int) -> Style:
 
 
 def styled() -> AbstractContextManager[None]:
-    """Pictures look the same whatever the user's matplotlibrc says. ConfigError without matplotlib."""
-    try:
-        context: AbstractContextManager[None] = resolve("matplotlib:rc_context")(_LOOK)
-    except ImportError:
-        raise ConfigError(
-            "bench plot", "matplotlib", "it is not installed, and pictures need it: pip install 'tokenmill[bench]'"
-        ) from None
-    return context
+    """Pictures look the same whatever the user's matplotlibrc says."""
+    return rc_context(_LOOK)
 
 
 def new_figure(title: str, rows: Sequence[Row], notes: Iterable[str], inches: tuple[float, float]) -> Any:
@@ -98,8 +95,8 @@ def new_figure(title: str, rows: Sequence[Row], notes: Iterable[str], inches: tu
     above = _TITLE + _PER_LINE * len(about) + 0.12
     below = _PER_LINE * len(caption) + (0.1 if caption else 0.0)
     height = inches[1] + above + below
-    figure = resolve("matplotlib.figure:Figure")(figsize=(inches[0], height), layout="constrained")
-    resolve("matplotlib.backends.backend_agg:FigureCanvasAgg")(figure)  # measures text before it is drawn
+    figure: Any = Figure(figsize=(inches[0], height), layout="constrained")
+    FigureCanvasAgg(figure)  # measures text before it is drawn
     figure.get_layout_engine().set(rect=(0, below / height, 1, inches[1] / height))
     left = 0.12 / inches[0]
     figure.suptitle(title, x=left, y=1 - 0.08 / height, ha="left", va="top", fontsize=13, fontweight="bold")
@@ -270,7 +267,7 @@ def plain_axis(axis: Any, values: Iterable[float]) -> None:
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_ticks(found[:: -(-len(found) // 9)], minor=False)
     axis.set_ticks([], minor=True)
-    axis.set_major_formatter(resolve("matplotlib.ticker:FuncFormatter")(plain))
+    axis.set_major_formatter(FuncFormatter(plain))
 
 
 def save(figure: Any, path: Path, setting: str) -> None:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
 from tokenmill.bench.plot.frame import GREY
-from tokenmill.registry import resolve
 
 __all__ = ["place_labels"]
 
@@ -39,7 +41,7 @@ def place_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, float, st
             taken += _pieces(axes.transData.transform(line.get_xydata()))
     # A slanted text fills a part of its box only; its line, which is taken, keeps others away from it.
     taken += [text.get_window_extent(renderer) for text in axes.texts if not text.get_rotation()]
-    extent = resolve("matplotlib.text:Text").get_window_extent  # of the words alone, without the line to the point
+    extent = Text.get_window_extent  # of the words alone, without the line to the point
     inside = axes.get_window_extent(renderer)
     for x, y, words in labels:
         for place, (dx, dy, ha, va) in enumerate(_PLACES):
@@ -60,7 +62,7 @@ def place_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, float, st
 
 def _pieces(corners: Any) -> list[Any]:
     """A line in display coordinates as many small boxes."""
-    make = resolve("matplotlib.transforms:Bbox").from_bounds
+    make = Bbox.from_bounds
     pieces = []
     for (x0, y0), (x1, y1) in pairwise(corners):
         num = 1 + int(max(abs(x1 - x0), abs(y1 - y0)) // 4)

@@ -7,11 +7,13 @@ file, is drawn as these three points, joined by a dotted line which is no measur
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
 from tokenmill.bench.plot.frame import GREY, Style, legend, new_figure, plain, style, unmeasured_entry
 from tokenmill.bench.plot.series import Row, Series, group, number, split
-from tokenmill.registry import resolve
+from tokenmill.measure.statistics import percentile
 
-__all__ = ["draw", "percentile"]
+__all__ = ["draw"]
 
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MARKERS = {"p50": "o", "p90": "s", "p99": "^"}
@@ -41,12 +43,6 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
     return figure, {}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of all values do not exceed: one of them, never between two."""
-    ordered = sorted(values)
-    return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
-
-
 def _gaps(rows: Sequence[Row]) -> list[float]:
     found = []
     for row in rows:
@@ -65,9 +61,9 @@ def _percentiles(row: Row) -> dict[str, float]:
 def _marks(rows: Sequence[Row]) -> dict[str, float]:
     """The three percentiles of a series: of its gaps, else as the first row of it says."""
     gaps = _gaps(rows)
-    if gaps:
-        return {name: percentile(gaps, share) for name, share in _SHARES.items()}
-    return next(found for row in rows if (found := _percentiles(row)))
+    of_gaps = {name: percentile(gaps, 100 * share) for name, share in _SHARES.items()}
+    known = {name: value for name, value in of_gaps.items() if value is not None}
+    return known or next(found for row in rows if (found := _percentiles(row)))
 
 
 def _choose(series: Sequence[Series]) -> list[Series]:
@@ -103,8 +99,8 @@ def _draw_axes(axes: Any, chosen: Sequence[Series], lost: Sequence[Series]) -> N
 def _curve(axes: Any, one: Series, marks: dict[str, float], look: Style) -> Any:
     gaps = sorted(_gaps(one.rows))
     if gaps:
-        steps = [index / len(gaps) for index in range(len(gaps) + 1)]
-        (line,) = axes.step([gaps[0], *gaps], steps, where="post", color=look.colour, linestyle=look.dash)
+        shares = [index / max(len(gaps) - 1, 1) for index in range(len(gaps))]
+        (line,) = axes.plot([*gaps, gaps[-1]], [*shares, 1.0], color=look.colour, linestyle=look.dash)
     else:
         (line,) = axes.plot(marks.values(), _SHARES.values(), color=look.colour, linestyle=":", linewidth=1)
     for name, value in marks.items():
@@ -115,6 +111,6 @@ def _curve(axes: Any, one: Series, marks: dict[str, float], look: Style) -> Any:
 def _log_axis(axes: Any) -> None:
     """1, 2, 5, 10, …: enough numbers to read a value, few enough not to collide."""
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(resolve("matplotlib.ticker:LogLocator")(subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_major_formatter(resolve("matplotlib.ticker:FuncFormatter")(plain))
-    axes.xaxis.set_minor_locator(resolve("matplotlib.ticker:NullLocator")())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain))
+    axes.xaxis.set_minor_locator(NullLocator())

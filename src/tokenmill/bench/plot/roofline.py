@@ -11,10 +11,11 @@ from math import atan2, degrees
 from statistics import median
 from typing import Any, NamedTuple
 
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
 from tokenmill.bench.plot.frame import BLACK, legend, legend_inches, new_figure, plain, style, unmeasured_entry
 from tokenmill.bench.plot.labels import place_labels
 from tokenmill.bench.plot.series import SHAPE, Row, Series, group, number, split
-from tokenmill.registry import resolve
 
 __all__ = ["Roof", "draw"]
 
@@ -177,8 +178,8 @@ def _scale(axes: Any, spots: Sequence[_Spot], roofs: Sequence[Roof]) -> list[Any
     bottom = min(*(spot.gflop_s for spot in spots), *(roof.at(left) for roof in roofs)) / 1.8
     axes.set_ylim(bottom, max(roof.gflop_s for roof in roofs) * 1.8)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(resolve("matplotlib.ticker:FuncFormatter")(plain))
-        axis.set_minor_formatter(resolve("matplotlib.ticker:NullFormatter")())
+        axis.set_major_formatter(FuncFormatter(plain))
+        axis.set_minor_formatter(NullFormatter())
     return lines
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 
 __all__ = ["FAMILIES", "Family", "find_family", "read_config"]
 
@@ -44,7 +44,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     if name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise CheckpointError(f"config.json: model_type {name!r} is not implemented: use one of {known}")
-    family: Family = resolve(FAMILIES[name])
+    family: Family = lookup(FAMILIES, name, "model_type")
     return family
 
 
