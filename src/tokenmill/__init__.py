@@ -21,14 +21,13 @@ from tokenmill.errors import (
     TokenmillError,
 )
 from tokenmill.registry import resolve
+from tokenmill.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tokenmill.engine.build import load
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "CapacityError",

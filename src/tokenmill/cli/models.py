@@ -9,8 +9,8 @@ from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress, Silent
 from tokenmill.hub.names import locate
 from tokenmill.registry import resolve
-from tokenmill.weights.packed.header import is_image
-from tokenmill.weights.packed.reader import ImageReader
+from tokenmill.weights.packed.header import is_packed_model
+from tokenmill.weights.packed.reader import PackedReader
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
@@ -47,7 +47,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     progress.stage(f"loading {path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()
-    reader = ImageReader(path) if is_image(path) else None  # goes on while torch is imported
+    reader = PackedReader(path) if is_packed_model(path) else None  # goes on while torch is imported
     checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
     engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
     if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):

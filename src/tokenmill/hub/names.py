@@ -34,7 +34,7 @@ _SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|voca
 _SAFETENSORS = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
 _BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
-_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or an image"
+_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or a packed model"
 
 _Answer = TypeVar("_Answer")
 
