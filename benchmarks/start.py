@@ -1,4 +1,4 @@
-"""From the start of a process to its first token: a model, its image, and what importing torch alone takes.
+"""From the start of a process to its first token: a model, its packed file, and what importing torch alone takes.
 
 Run: python benchmarks/start.py [MODEL] [ROUNDS]. All three in turn; medians, with the smallest and largest.
 """
@@ -28,11 +28,11 @@ def main(model: str, rounds: int) -> None:
     script = str(Path(sys.executable).with_name("tokenmill"))
     generate = [script, "generate", "-p", "The sea", "-n", "8", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
-        image = f"{folder}/model.image"
-        subprocess.run([script, "image", model, "-o", image, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+        packed = f"{folder}/model.packed"
+        subprocess.run([script, "pack", model, "-o", packed, "--quiet"], check=True, stdout=subprocess.DEVNULL)
         commands = {
             "import torch": [sys.executable, "-c", "import torch; print('.', flush=True)"],
-            "image": [*generate, image],
+            "packed": [*generate, packed],
             "model": [*generate, model],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}

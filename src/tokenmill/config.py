@@ -62,8 +62,8 @@ class EngineConfig:
     device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
-    image: a directory of compiled code from `tokenmill image --program compiled`, which is then the program.
-    image_fallback: where that does not fit, warn and go on with the plain modules.
+    aot_package: a directory of compiled code from `tokenmill compile`; the program is then "aot".
+    aot_fallback: where that package does not fit, warn and go on with the plain modules.
     """
 
     model: str = DEFAULT_MODEL
@@ -91,8 +91,8 @@ class EngineConfig:
     compile_in_background: bool = False
     run_ahead: str = "auto"
     fuse: str = "qkv,gate_up"
-    image: str | None = None
-    image_fallback: bool = False
+    aot_package: str | None = None
+    aot_fallback: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -128,13 +128,13 @@ class EngineConfig:
         _one_of("compile", self.compile, COMPILE)
         _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
         _flag("compile_in_background", self.compile_in_background)
-        _flag("image_fallback", self.image_fallback)
+        _flag("aot_fallback", self.aot_fallback)
         for name in self.fused:
             _one_of("fuse", name, FUSIBLE)
-        if self.image is not None and self.program not in ("auto", "image"):
-            raise ConfigError("image", self.image, f"none, because program is {self.program!r}")
-        if self.image is None and self.program == "image":
-            raise ConfigError("program", "image", "auto, or image with a directory of compiled code as image")
+        if self.aot_package is not None and self.program not in ("auto", "aot"):
+            raise ConfigError("aot_package", self.aot_package, f"none, because program is {self.program!r}")
+        if self.aot_package is None and self.program == "aot":
+            raise ConfigError("program", "aot", "auto, or aot with an AOT package as aot_package")
         if self.program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
             raise ConfigError("compile", self.compile, f"auto or no, because program is {self.program!r}")
 

@@ -5,7 +5,7 @@
     ├── CheckpointError  a model file is missing, damaged, or does not fit its config
     ├── CapacityError    something does not fit: needed, available, and the setting that moves the limit
     ├── SnapshotError    a saved session is damaged, or of another model
-    ├── ImageMismatch    compiled code on disk is damaged, or was made for another model, torch, device or setting
+    ├── PackageMismatch  compiled code on disk is damaged, or was made for another model, torch, device or setting
     ├── NoKernel         no attention kernel serves this cache: every candidate with its reason
     └── RequestError     one sequence cannot be served; the others go on
 
@@ -21,8 +21,8 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "ConfigError",
-    "ImageMismatch",
     "NoKernel",
+    "PackageMismatch",
     "RequestError",
     "SnapshotError",
     "TokenmillError",
@@ -85,8 +85,8 @@ class SnapshotError(TokenmillError):
     """A saved session cannot be read, or does not belong to this engine; the message names the field."""
 
 
-class ImageMismatch(TokenmillError):
-    """Compiled code cannot be used here; the message names the field."""
+class PackageMismatch(TokenmillError):
+    """An AOT package cannot be used here; the message names the field."""
 
 
 class RequestError(TokenmillError):

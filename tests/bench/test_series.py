@@ -113,7 +113,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
         "eager, qkv,gate_up,norm,rotary fused",
         "eager, packed weights",
         "compiled, dense weights",
-        "image, dense weights",
+        "aot, dense weights",
         "native, dense weights",
         "native, q8 weights",
         "native, q4 weights",

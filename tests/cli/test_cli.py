@@ -70,13 +70,15 @@ def commands():
     """Every verb by what is typed: "generate", "bench sweep"."""
     found = {}
     for name, command in typer.main.get_command(app).commands.items():
+        if command.hidden:
+            continue
         inner = getattr(command, "commands", None)
         found |= {name: command} if inner is None else {f"{name} {verb}": each for verb, each in inner.items()}
     return found
 
 
-ENGINE = """--block-size --cache --cache-format --cache-tokens --compile --compile-backend --compile-in-background
---compile-phases --device --dtype --fuse --image --image-fallback --kernel --max-length --max-sequences
+ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
+--compile-in-background --compile-phases --device --dtype --fuse --kernel --max-length --max-sequences
 --max-step-tokens --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --run-ahead --scheme
 --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
@@ -88,10 +90,10 @@ POINT = {
     "--prefix-dir",
     "--prefix-limit",
     "--compile-in-background",
-    "--image-fallback",
+    "--aot-fallback",
 }
 FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
-RUNG = set("--block-size --cache --compile --compile-phases --fuse --image --program --proposer --scheme".split())
+RUNG = set("--block-size --cache --compile --compile-phases --aot-package --fuse --program --proposer --scheme".split())
 OPTIONS = {
     "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
         --verbose -v --verify
@@ -114,7 +116,8 @@ OPTIONS = {
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
     "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
-    "image": "--cache-format --compile-phases --device --dtype --json --out -o --program --quiet -q --scheme",
+    "pack": "--dtype --json --out -o --program --quiet -q --scheme",
+    "compile": "--cache-format --compile-phases --device --dtype --json --out -o --quiet -q --scheme",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",

@@ -17,12 +17,12 @@ from tests.program.test_compiled import engine_for, same
 from tests.tiny_models import save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import save_code
-from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.engine.compile import save_aot_package
+from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.hub.download import Silent
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.aot import exporting
-from tokenmill.program.aot import program as imaged
+from tokenmill.program.aot import program as aot_program
 from tokenmill.program.aot.manifest import MANIFEST, read_manifest
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -31,13 +31,13 @@ ROOT = Path(__file__).parents[2]
 
 def write(model, folder, **how):
     config = EngineConfig(model=str(model), dtype="float32", device="cpu", **how)
-    return save_code(open_checkpoint(model), config, folder, Silent())
+    return save_aot_package(open_checkpoint(model), config, folder, Silent())
 
 
 @pytest.fixture(scope="module")
 def made(llama, tmp_path_factory):
     """All but the machine code."""
-    folder = tmp_path_factory.mktemp("code") / "llama.code"
+    folder = tmp_path_factory.mktemp("code") / "llama.aot"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
         num_bytes = write(llama, folder)
@@ -48,7 +48,7 @@ def made(llama, tmp_path_factory):
 @pytest.fixture(scope="module")
 def compiled(llama, tmp_path_factory):
     """Of one sequence alone: each package is ten seconds of a compiler."""
-    folder = tmp_path_factory.mktemp("code") / "llama.code"
+    folder = tmp_path_factory.mktemp("code") / "llama.aot"
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(exporting.KINDS, "decode", ("one",))
         write(llama, folder)
@@ -57,14 +57,14 @@ def compiled(llama, tmp_path_factory):
 
 @pytest.fixture
 def copy(made, tmp_path):
-    return shutil.copytree(made, tmp_path / "x.code")
+    return shutil.copytree(made, tmp_path / "x.aot")
 
 
 @pytest.mark.compiler
 def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
     for block_size in (8, None):
-        engine = engine_for(llama, image=str(compiled), block_size=block_size)
-        assert engine.program_name == "image"
+        engine = engine_for(llama, aot_package=str(compiled), block_size=block_size)
+        assert engine.program_name == "aot"
         same(engine, engine_for(llama, program="eager", block_size=block_size))
 
 
@@ -95,11 +95,11 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
         Path(package_path).write_bytes(b"code")
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
-    monkeypatch.setattr(imaged, "Loader", Interpreted)
+    monkeypatch.setattr(aot_program, "Loader", Interpreted)
     path = save(family, tmp_path)
     for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
-        write(path, tmp_path / "x.code", compile_phases="both", **how)
-        engine = engine_for(path, image=str(tmp_path / "x.code"), **how)
+        write(path, tmp_path / "x.aot", compile_phases="both", **how)
+        engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
         assert set(Interpreted.programs) == set(engine.runner.program._code)
         same(engine, engine_for(path, program="eager", **how))
 
@@ -107,7 +107,7 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
 STARTS = """
 import sys
 from tokenmill.engine.build import load
-engine = load(sys.argv[1], dtype="float32", device="cpu", max_length=96, image=sys.argv[2])
+engine = load(sys.argv[1], dtype="float32", device="cpu", max_length=96, aot_package=sys.argv[2])
 engine.generate([5, 6, 7], max_new_tokens=4)
 print(sorted({"torch._inductor.compile_fx", "torch._dynamo.convert_frame"} & set(sys.modules)))
 """
@@ -134,24 +134,24 @@ def test_every_field_is_checked(copy, llama):
         "triton": "9",
     }.items():
         (copy / MANIFEST).write_text(whole.seal({**facts, name: other}, 1))
-        with pytest.raises(ImageMismatch, match=f"another setting: {name} .*, here .*make it again"):
-            engine_for(llama, image=str(copy))
+        with pytest.raises(PackageMismatch, match=f"another setting: {name} .*, here .*make it again"):
+            engine_for(llama, aot_package=str(copy))
 
 
 def test_another_model_or_setting_is_refused(made, llama, tmp_path):
     other = save("qwen3", tmp_path)
-    with pytest.raises(ImageMismatch, match=r"model \{'config'"):
-        engine_for(other, image=str(made))
+    with pytest.raises(PackageMismatch, match=r"model \{'config'"):
+        engine_for(other, aot_package=str(made))
     for how, message in (
         ({"dtype": "bfloat16"}, "dtype 'float32', here 'bfloat16'"),
         ({"scheme": "q8"}, "scheme 'dense', here 'q8'"),
         ({"cache_format": "int8"}, "cache_format 'dense', here 'int8'"),
     ):
-        with pytest.raises(ImageMismatch, match=message):
-            engine_for(llama, image=str(made), **how)
+        with pytest.raises(PackageMismatch, match=message):
+            engine_for(llama, aot_package=str(made), **how)
     for how, message in (
-        ({"program": "native", "image": "x"}, "program is 'native'"),
-        ({"program": "image"}, "image with a directory"),
+        ({"program": "native", "aot_package": "x"}, "program is 'native'"),
+        ({"program": "aot"}, "aot with an AOT package"),
     ):
         with pytest.raises(ConfigError, match=message):
             engine_for(llama, **how)
@@ -163,8 +163,8 @@ def test_damage_is_refused(copy, llama):
     middle = len(code) // 2
 
     def refused(message):
-        with pytest.raises(ImageMismatch, match=message):
-            engine_for(llama, image=str(copy))
+        with pytest.raises(PackageMismatch, match=message):
+            engine_for(llama, aot_package=str(copy))
 
     (copy / name).write_bytes(code[:middle] + bytes([code[middle] ^ 1]) + code[middle + 1 :])
     refused("layer-one-0.pt2 does not match its digest")
@@ -177,7 +177,7 @@ def test_damage_is_refused(copy, llama):
     (copy / MANIFEST).write_text(json.dumps(json.loads(manifest) | {"checksum": 1}))
     refused("does not match its checksum")
     (copy / MANIFEST).unlink()
-    refused("is no image of compiled code")
+    refused("is no AOT package")
 
 
 def test_info_shows_what_it_is_for(made, llama, capsys):
@@ -191,7 +191,7 @@ def test_info_shows_what_it_is_for(made, llama, capsys):
 def test_the_plain_modules_serve_where_that_is_allowed(copy, llama, caplog):
     (copy / MANIFEST).write_bytes(b"{")
     with caplog.at_level(logging.WARNING):
-        engine = engine_for(llama, image=str(copy), image_fallback=True)
+        engine = engine_for(llama, aot_package=str(copy), aot_fallback=True)
     assert "cut or damaged" in caplog.text and "the plain modules serve" in caplog.text
     assert engine.program_name == "eager"
     same(engine, engine_for(llama, program="eager"))
@@ -199,10 +199,10 @@ def test_the_plain_modules_serve_where_that_is_allowed(copy, llama, caplog):
 
 def test_what_torch_refuses_to_load_is_no_end_either(made, llama, caplog):
     """It fits by its manifest, and is no code."""
-    with pytest.raises(ImageMismatch, match="cannot be loaded"):
-        engine_for(llama, image=str(made))
+    with pytest.raises(PackageMismatch, match="cannot be loaded"):
+        engine_for(llama, aot_package=str(made))
     with caplog.at_level(logging.WARNING):
-        engine = engine_for(llama, image=str(made), image_fallback=True)
+        engine = engine_for(llama, aot_package=str(made), aot_fallback=True)
     assert "cannot be loaded" in caplog.text and engine.program_name == "eager"
     same(engine, engine_for(llama, program="eager"))
 
@@ -217,7 +217,7 @@ def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch)
             raise how
 
     monkeypatch.setattr(exporting, "_compile", compile_some)
-    with pytest.raises(ImageMismatch if isinstance(how, OSError) else KeyboardInterrupt):
+    with pytest.raises(PackageMismatch if isinstance(how, OSError) else KeyboardInterrupt):
         write(llama, copy)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
@@ -235,7 +235,7 @@ def test_a_new_one_takes_the_place_of_the_old(copy, llama, monkeypatch):
 def test_nothing_else_is_overwritten(llama, tmp_path):
     for folder in (tmp_path, tmp_path / "file"):
         (tmp_path / "file").write_text("kept")
-        with pytest.raises(ImageMismatch, match="not overwritten"):
+        with pytest.raises(PackageMismatch, match="not overwritten"):
             write(llama, folder)
-    with pytest.raises(ImageMismatch, match="cannot be written: No such file"):
-        write(llama, tmp_path / "nowhere" / "x.code")
+    with pytest.raises(PackageMismatch, match="cannot be written: No such file"):
+        write(llama, tmp_path / "nowhere" / "x.aot")

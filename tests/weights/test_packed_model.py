@@ -1,4 +1,4 @@
-"""Images: the same bits as the model they were made of, and nothing but that."""
+"""Packed models: the same bits as the model they were made of, and nothing but that."""
 
 import errno
 import json
@@ -11,7 +11,8 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import load, save_image
+from tokenmill.engine.build import load
+from tokenmill.engine.pack import save_packed_model
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.native import abi
@@ -25,14 +26,14 @@ pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library 
 
 
 def make(source, target, **settings):
-    save_image(open_checkpoint(source), EngineConfig(program="native", **settings), target, lambda *_: None)
+    save_packed_model(open_checkpoint(source), EngineConfig(program="native", **settings), target, lambda *_: None)
     return target
 
 
-def rewritten(image, target, **facts):
-    """The same image with other facts in its header, and a checksum that fits them."""
-    data = image.read_bytes()
-    old, end = read_header(image)
+def rewritten(packed, target, **facts):
+    """The same file with other facts in its header, and a checksum that fits them."""
+    data = packed.read_bytes()
+    old, end = read_header(packed)
     new = old | facts
     text = json.dumps({"facts": new, "checksum": whole.checksum_of(new)}).encode()
     front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
@@ -51,24 +52,24 @@ def llama(tmp_path):
 
 
 @pytest.fixture
-def image(llama, tmp_path):
-    return make(llama, tmp_path / "llama.image", dtype="bfloat16")
+def packed(llama, tmp_path):
+    return make(llama, tmp_path / "llama.packed", dtype="bfloat16")
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q8"), ("bfloat16", "q4")])
 def test_the_bits_are_the_models(family, dtype, scheme, models, tmp_path):
     path = save(family, models)
-    image = make(path, tmp_path / "x.image", dtype=dtype, scheme=scheme)
-    ours, model = load(image), load(path, program="native", dtype=dtype, scheme=scheme)
+    packed = make(path, tmp_path / "x.packed", dtype=dtype, scheme=scheme)
+    ours, model = load(packed), load(path, program="native", dtype=dtype, scheme=scheme)
     assert torch.equal(ours.logits(LONG), model.logits(LONG))
     assert ours.config.scheme == scheme
     assert ours.memory == model.memory
 
 
 def test_the_real_model_keeps_its_tokenizer_and_codes(real_model, tmp_path):
-    image = make(real_model, tmp_path / "x.image")
-    ours, model = load(image), load(real_model)
+    packed = make(real_model, tmp_path / "x.packed")
+    ours, model = load(packed), load(real_model)
     assert ours.config.scheme == model.config.scheme == "file"
     chat = [{"role": "user", "content": "Say hello."}]
     assert ours.chat_prompt(chat) == model.chat_prompt(chat)
@@ -77,59 +78,61 @@ def test_the_real_model_keeps_its_tokenizer_and_codes(real_model, tmp_path):
     assert ours.tokenizer.eos_token_ids == model.tokenizer.eos_token_ids
 
 
-def test_an_image_works_without_its_model_and_is_stale_when_that_changed(llama, image, tmp_path):
-    want = load(image).logits(LONG)
+def test_a_packed_model_works_without_its_model_and_is_stale_when_that_changed(llama, packed, tmp_path):
+    want = load(packed).logits(LONG)
     moved = llama.rename(tmp_path / "elsewhere")
-    assert torch.equal(load(image).logits(LONG), want)
+    assert torch.equal(load(packed).logits(LONG), want)
     shutil.copytree(moved, llama)
-    assert torch.equal(load(image).logits(LONG), want)  # a copy is the same model
+    assert torch.equal(load(packed).logits(LONG), want)  # a copy is the same model
     config = (llama / "config.json").read_text()
     (llama / "config.json").write_text(config.replace("}", " }", 1))
     with pytest.raises(CheckpointError, match=r"stale: config of .*llama have changed; make it again"):
-        load(image)
+        load(packed)
     (llama / "config.json").write_text(config)
     weights = bytearray((llama / "model.safetensors").read_bytes())
     weights[-2] ^= 1
     (llama / "model.safetensors").write_bytes(weights)
     with pytest.raises(CheckpointError, match="stale: weights of"):
-        load(image)
+        load(packed)
 
 
-def test_what_it_was_made_for_is_settled(image):
+def test_what_it_was_made_for_is_settled(packed):
     for name, value in {"dtype": "float32", "scheme": "q4", "program": "eager"}.items():
-        with pytest.raises(ConfigError, match=rf"{name} = .{value}.*is an image for that"):
-            load(image, **{name: value})
+        with pytest.raises(ConfigError, match=rf"{name} = .{value}.*is packed for that"):
+            load(packed, **{name: value})
 
 
-def test_flipped_bytes_are_refused(image, tmp_path):
-    data = image.read_bytes()
-    facts, end = read_header(image)
+def test_flipped_bytes_are_refused(packed, tmp_path):
+    data = packed.read_bytes()
+    facts, end = read_header(packed)
     gap = range(end, len(data) - facts["payload_bytes"])  # between header and weights nothing is read
-    damaged = tmp_path / "damaged.image"
+    damaged = tmp_path / "damaged.packed"
     places = random.Random(3).sample([at for at in range(len(data)) if at not in gap], 60)
     for at in [0, 9, 16, end - 1, len(data) - 1, *places]:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
         damaged.write_bytes(flipped)
-        with pytest.raises(CheckpointError, match=r"damaged|no image|is a .* file, not a model|has (format|byteorder)"):
+        with pytest.raises(
+            CheckpointError, match=r"damaged|no packed model|is a .* file, not a model|has (format|byteorder)"
+        ):
             load(damaged)
 
 
-def test_cut_files_are_refused(image, tmp_path):
-    data = image.read_bytes()
-    cut = tmp_path / "cut.image"
+def test_cut_files_are_refused(packed, tmp_path):
+    data = packed.read_bytes()
+    cut = tmp_path / "cut.packed"
     for size in random.Random(4).sample(range(8, len(data)), 30):
         cut.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"cut or damaged|damaged"):
             load(cut)
 
 
-def test_other_versions_are_refused_by_field(image, tmp_path):
-    other = tmp_path / "other.image"
+def test_other_versions_are_refused_by_field(packed, tmp_path):
+    other = tmp_path / "other.packed"
     for name, value in {"format": 99, "byteorder": "big"}.items():
         with pytest.raises(CheckpointError, match=rf"has {name} {value!r}, and this tokenmill reads"):
-            load(rewritten(image, other, **{name: value}))
-    weights = read_header(image)[0]["weights"]
+            load(rewritten(packed, other, **{name: value}))
+    weights = read_header(packed)[0]["weights"]
     for name, value, message in (
         ("layout", 99, "layout 99"),
         ("kept", weights["kept"][:-1], "where its config wants"),
@@ -141,47 +144,50 @@ def test_other_versions_are_refused_by_field(image, tmp_path):
         ("placed", [[[[1 << 40, *run[1:]] for run in runs] for runs in both] for both in weights["placed"]], "those"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            load(rewritten(image, other, weights=weights | {name: value}))
+            load(rewritten(packed, other, weights=weights | {name: value}))
 
 
-def test_nothing_else_is_overwritten_and_no_half_is_left(llama, image, tmp_path, monkeypatch):
+def test_nothing_else_is_overwritten_and_no_half_is_left(llama, packed, tmp_path, monkeypatch):
     other = tmp_path / "notes.txt"
     other.write_text("mine")
-    with pytest.raises(CheckpointError, match="no image: it is not overwritten"):
+    with pytest.raises(CheckpointError, match="no packed model: it is not overwritten"):
         make(llama, other)
-    before = image.read_bytes()
+    before = packed.read_bytes()
 
     def full(_descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(whole.os, "fsync", full)
     with pytest.raises(CheckpointError, match="cannot be written: No space left"):
-        make(llama, image)
-    assert image.read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama", "llama.image", "notes.txt"]
+        make(llama, packed)
+    assert packed.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama", "llama.packed", "notes.txt"]
     with pytest.raises(CheckpointError, match="cannot be written: No such file"):
-        make(llama, tmp_path / "nowhere" / "x.image")
+        make(llama, tmp_path / "nowhere" / "x.packed")
 
 
-def test_there_is_no_way_back(llama, image, tmp_path, capsys):
+def test_there_is_no_way_back(llama, packed, tmp_path, capsys):
     with pytest.raises(ConfigError, match="the model itself"):
-        make(image, tmp_path / "again.image")
-    with pytest.raises(ConfigError, match="only what is packed"):
-        save_image(open_checkpoint(llama), EngineConfig(program="eager"), tmp_path / "x.image", lambda *_: None)
-    assert main(["quantize", str(image), "-o", str(tmp_path / "q4"), "-q"]) == 2
+        make(packed, tmp_path / "again.packed")
+    with pytest.raises(ConfigError, match="only its weights are packed"):
+        save_packed_model(open_checkpoint(llama), EngineConfig(program="eager"), tmp_path / "x.packed", lambda *_: None)
+    assert main(["quantize", str(packed), "-o", str(tmp_path / "q4"), "-q"]) == 2
     assert f"give the model, {llama}" in capsys.readouterr().err
 
 
-def test_the_verb(llama, tmp_path, capsys):
-    image = tmp_path / "x.image"
-    assert main(["image", str(llama), "-o", str(image), "--scheme", "q8", "--json", "-q"]) == 0
-    assert json.loads(capsys.readouterr().out)["num_bytes"] == image.stat().st_size
-    assert main(["info", str(image), "--json", "-q"]) == 0
+@pytest.mark.parametrize("verb", ["pack", "image"])
+def test_the_verb(verb, llama, tmp_path, capsys):
+    packed = tmp_path / "x.packed"
+    assert main([verb, str(llama), "-o", str(packed), "--scheme", "q8", "--json", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert ("`tokenmill image` is now `tokenmill pack`" in err) == (verb == "image")
+    assert json.loads(out)["num_bytes"] == packed.stat().st_size
+    assert main(["info", str(packed), "--json", "-q"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["image_of"] == str(llama)
+    assert facts["packed_from"] == str(llama)
     assert list(facts["types"]) == ["float32 q8, packed for native"]
     arguments = ["--tokens", "1,2,3", "-n", "5", "--json", "-q"]
-    assert main(["generate", str(image), *arguments]) == 0
+    assert main(["generate", str(packed), *arguments]) == 0
     ours = json.loads(capsys.readouterr().out)
     assert main(["generate", str(llama), "--scheme", "q8", *arguments]) == 0
     assert ours["tokens"] == json.loads(capsys.readouterr().out)["tokens"]

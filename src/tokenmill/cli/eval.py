@@ -31,7 +31,7 @@ EVALUATED = "What is evaluated"
 
 # These follow from the windows, or change nothing there.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
-COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "image", "image_fallback")
+COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "aot_package", "aot_fallback")
 OWN = (
     "fuse",
     "max_length",

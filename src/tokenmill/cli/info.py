@@ -13,7 +13,7 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
-from tokenmill.weights.packed.header import is_image, read_header
+from tokenmill.weights.packed.header import is_packed_model, read_header
 
 if TYPE_CHECKING:
     from tokenmill.text.tokenizer import Tokenizer
@@ -137,7 +137,7 @@ def _show_code(folder: Path, json: bool) -> None:
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
     """Under the file's own names: a GGUF's are not Hugging Face's."""
-    if is_image(checkpoint.path):
+    if is_packed_model(checkpoint.path):
         facts, _ = read_header(checkpoint.path)
         kind = f"{facts['dtype']} {facts['scheme']}, packed for {facts['program']}"
         yield _Stored("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
@@ -168,7 +168,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         entry["num_bytes"] += tensor.num_bytes
     return {
         "path": str(checkpoint.path),
-        "image_of": read_header(checkpoint.path)[0]["source"] if is_image(checkpoint.path) else None,
+        "packed_from": read_header(checkpoint.path)[0]["source"] if is_packed_model(checkpoint.path) else None,
         "family": config.family,
         "num_parameters": sum(parts.values()),
         "parameters": {part: count for part, count in parts.items() if count},
@@ -199,8 +199,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The facts as a person reads them."""
     total, rope = facts["num_parameters"], facts["rope"]
     yield "path", facts["path"]
-    if facts["image_of"] is not None:
-        yield "image of", facts["image_of"]
+    if facts["packed_from"] is not None:
+        yield "packed from", facts["packed_from"]
     yield "family", facts["family"]
     yield "parameters", f"{total / 1e6:,.1f} million"
     for part, count in facts["parameters"].items():

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli import chat, decode, generate, image, info, plan, prefill, profile, pull, quantize
+from tokenmill.cli import chat, compile, decode, generate, image, info, pack, plan, prefill, profile, pull, quantize
 from tokenmill.cli.bench import bench
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
@@ -27,8 +27,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, chat, prefill, decode, pull, quantize, image, info, plan, profile):
+for verb in (generate, chat, prefill, decode, pull, quantize, pack, compile, info, plan, profile):
     app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
+app.command("image", hidden=True)(image.command)
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
 

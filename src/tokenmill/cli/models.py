@@ -7,8 +7,8 @@ from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress, Silent
 from tokenmill.hub.names import locate
-from tokenmill.weights.packed.header import is_image
-from tokenmill.weights.packed.reader import ImageReader
+from tokenmill.weights.packed.header import is_packed_model
+from tokenmill.weights.packed.reader import PackedReader
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
@@ -44,7 +44,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     progress.stage(f"loading {path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()
-    reader = ImageReader(path) if is_image(path) else None
+    reader = PackedReader(path) if is_packed_model(path) else None
 
     from tokenmill.engine.build import build  # after the reader: it reads while torch is imported here
     from tokenmill.weights.checkpoint import open_checkpoint

@@ -69,8 +69,8 @@ HELP: dict[type, dict[str, str]] = {
         "compile_in_background": "The plain modules serve until the compiled form is ready.",
         "run_ahead": "Begin each step before the last one's tokens are read: on, off, or auto (on a GPU).",
         "fuse": "Operations that are one: qkv, gate_up, norm, rotary, with commas between; all, or none.",
-        "image": "Compiled code of this model: a directory from `tokenmill image --program compiled`.",
-        "image_fallback": "Where the image does not fit, say so and go on with the plain modules.",
+        "aot_package": "An AOT package of this model: a directory of compiled code from `tokenmill compile`.",
+        "aot_fallback": "Where the AOT package does not fit, warn and go on with the plain modules.",
     },
     SamplingParams: {
         "max_new_tokens": "Most tokens to generate. Default: 128, or what the context leaves.",

@@ -12,7 +12,7 @@ from tokenmill.cli.models import load_engine
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.hub.download import Progress
-from tokenmill.weights.packed.header import is_image
+from tokenmill.weights.packed.header import is_packed_model
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
@@ -26,8 +26,8 @@ HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "m
 def load_reference(engine: "Engine", progress: Progress) -> "Engine":
     """The same model as float32 modules as they stand; a cache in small blocks, so that little is computed twice."""
     config = engine.config
-    if is_image(Path(config.model)):
-        raise ConfigError("--verify", config.model, "the model itself: an image cannot be read as float32")
+    if is_packed_model(Path(config.model)):
+        raise ConfigError("--verify", config.model, "the model itself: a packed model cannot be read as float32")
     plain = EngineConfig(
         model=config.model,
         program="eager",

@@ -20,7 +20,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, from_keywords
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.runner import Runner
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError, ImageMismatch
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
@@ -30,11 +30,11 @@ from tokenmill.model.families import read_config
 from tokenmill.model.fusion import fuse
 from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
-from tokenmill.program.aot.manifest import check as check_code
+from tokenmill.program.aot.manifest import check as check_package
 from tokenmill.program.aot.manifest import made_for
 from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
-from tokenmill.registry import lookup, resolve
+from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS
@@ -43,10 +43,9 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.load import empty_decoder, load_decoder
-from tokenmill.weights.packed.header import is_image
-from tokenmill.weights.packed.model import ImageCheckpoint, write_image
+from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["Forms", "build", "cache_spec", "choose_forms", "load", "resolve_config", "save_code", "save_image"]
+__all__ = ["Forms", "build", "cache_spec", "choose_forms", "find_device", "load", "resolve_config"]
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +72,10 @@ def build(
     """An engine for a checkpoint that is open already. `fill` gives the empty decoder its weights."""
     model_config = read_config(checkpoint.config)
     device = find_device(config.device)
-    image = checkpoint if isinstance(checkpoint, ImageCheckpoint) else None
-    if image is not None:
-        config = _as_imaged(config, image)
-        image.start_reading()  # meanwhile the tokenizer is made
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
+    if packed is not None:
+        config = _as_packed(config, packed)
+        packed.start_reading()  # meanwhile the tokenizer is made
     config = replace(resolve_config(config, model_config), device=str(device))
     tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
     if config.threads is not None:
@@ -88,21 +87,21 @@ def build(
     forms = choose_forms(config, model_config, device)
     config = choose_proposer(replace(config, scheme=forms.scheme_name), forms.program.finds_drafts)
     identity = _identify(checkpoint)  # before the weights: later the files may be others
-    if config.image is not None:
-        config, forms = _with_code(config, forms, identity, model_config, device)
+    if config.aot_package is not None:
+        config, forms = _with_package(config, forms, identity, model_config, device)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
-    if image is None:
+    if packed is None:
         fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
     else:
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
     _fuse(decoder, config)
     try:
-        program = forms.program(decoder, pool, image, config)
-    except ImageMismatch as error:
-        config, forms = _without_code(error, config, model_config, device)
-        program = forms.program(decoder, pool, image, config)
+        program = forms.program(decoder, pool, packed, config)
+    except PackageMismatch as error:
+        config, forms = _without_package(error, config, model_config, device)
+        program = forms.program(decoder, pool, packed, config)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     engine = Engine(
         config,
@@ -153,67 +152,27 @@ def _prefix_store(engine: Engine, folder: Path) -> PrefixStore:
     return PrefixStore(folder, engine.runner.pool, alike, engine.config.prefix_limit * 1_000_000)
 
 
-def _with_code(
+def _with_package(
     config: EngineConfig, forms: "Forms", identity: dict[str, str], model: ModelConfig, device: torch.device
 ) -> tuple[EngineConfig, "Forms"]:
-    """The same, where the compiled code fits; with image_fallback the plain modules where it does not."""
-    assert config.image is not None, "asked before"
+    """The same where the AOT package fits; where it does not, the plain modules if aot_fallback allows them."""
+    assert config.aot_package is not None, "asked before"
     try:
-        check_code(Path(config.image), made_for(config, identity, device))
-    except ImageMismatch as error:
-        return _without_code(error, config, model, device)
+        check_package(Path(config.aot_package), made_for(config, identity, device))
+    except PackageMismatch as error:
+        return _without_package(error, config, model, device)
     return config, forms
 
 
-def _without_code(
-    error: ImageMismatch, config: EngineConfig, model: ModelConfig, device: torch.device
+def _without_package(
+    error: PackageMismatch, config: EngineConfig, model: ModelConfig, device: torch.device
 ) -> tuple[EngineConfig, "Forms"]:
     """The plain modules in its place, where that is allowed."""
-    if not config.image_fallback:
+    if not config.aot_fallback:
         raise error
     log.warning("%s; the plain modules serve", error)
-    config = replace(config, image=None, program="eager")
+    config = replace(config, aot_package=None, program="eager")
     return config, choose_forms(config, model, device)
-
-
-def save_code(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Any) -> int:
-    """Write compiled code of a model; its size in bytes. ImageMismatch where `folder` cannot be written."""
-    config = replace(config, program="compiled", compile="no", max_sequences=1)
-    engine = build(checkpoint, config, progress.advance)
-    facts = {
-        **made_for(engine.config, engine.fingerprint, find_device(engine.config.device)),
-        "source": str(checkpoint.path.resolve()),
-        "tokenmill": resolve("tokenmill:__version__"),
-    }
-    program: Any = engine.runner.program
-    write: Callable[..., int] = resolve(
-        "tokenmill.program.aot.exporting:write_code"
-    )  # a compiler is only loaded for this
-    return write(folder, program.decoder, engine.runner.pool, config.compile_phases, facts, progress)
-
-
-def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]) -> int:
-    """Write an image of what `config`'s program makes of a checkpoint; its size in bytes.
-
-    CheckpointError where `path` cannot be written, or is a file of another kind.
-    """
-    if path.exists() and not is_image(path):
-        raise CheckpointError(f"{path} is there and no image: it is not overwritten")
-    engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
-    weights, pieces = engine.runner.program.describe_image()
-    facts = {
-        "program": engine.program_name,
-        "dtype": engine.config.dtype,
-        "scheme": engine.config.scheme,
-        "source": str(checkpoint.path.resolve()),
-        "fingerprint": engine.fingerprint,
-        "config": checkpoint.config,
-        "shapes": dict(checkpoint.shapes),
-        "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
-        "weights": weights,
-        "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": torch.__version__},
-    }
-    return write_image(path, facts, engine.tokenizer, pieces, progress)
 
 
 @dataclass(frozen=True)
@@ -238,19 +197,21 @@ def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device)
 
 
 def _identify(checkpoint: Checkpoint) -> dict[str, str]:
-    """Of an image, its model's."""
-    if isinstance(checkpoint, ImageCheckpoint):
+    """The fingerprint; of a packed model, that of the model it was made of."""
+    if isinstance(checkpoint, PackedCheckpoint):
         return dict(checkpoint.facts["fingerprint"])
     return fingerprint(checkpoint.path)
 
 
-def _as_imaged(config: EngineConfig, image: ImageCheckpoint) -> EngineConfig:
-    """What an image was made for is settled; ConfigError where something else was asked for."""
-    settled = {name: getattr(image, name) for name in ("program", "dtype", "scheme")}
+def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
+    """With the settings that a packed model was made for; ConfigError where something else was asked for."""
+    settled = {name: getattr(packed, name) for name in ("program", "dtype", "scheme")}
     for name, value in settled.items():
         if getattr(config, name) not in ("auto", value):
             raise ConfigError(
-                name, getattr(config, name), f"{value}: {image.path} is an image for that; give the model, or another"
+                name,
+                getattr(config, name),
+                f"{value}: {packed.path} is packed for that; give the model, or another file",
             )
     return replace(config, **settled)
 

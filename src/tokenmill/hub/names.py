@@ -29,7 +29,7 @@ SHORT_NAMES = {
 HUBS = {"huggingface": "tokenmill.hub.repository:Repository"}
 
 _HUB_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
-_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or an image"
+_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or a packed model"
 
 
 def locate(model: str, *, progress: Progress | None = None, revision: str | None = None, offline: bool = False) -> Path:

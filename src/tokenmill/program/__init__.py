@@ -18,13 +18,13 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.registry import lookup
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["PROGRAMS", "Output", "Program", "choose"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native.program:Native",
-    "image": "tokenmill.program.aot.program:Imaged",
+    "aot": "tokenmill.program.aot.program:Aot",
     "compiled": "tokenmill.program.compiled.program:Compiled",
     "eager": "tokenmill.program.eager:Eager",
 }
@@ -64,9 +64,9 @@ class Program(Protocol):
         """What num_weight_bytes will be."""
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
-        """With an image, which was made for this program, the decoder is an empty one."""
+        """With a packed model, which was made for this program, the decoder has no weights."""
 
     @property
     def num_weight_bytes(self) -> int:
@@ -76,8 +76,8 @@ class Program(Protocol):
     def num_matrix_bytes(self) -> int:
         """Of those, the matrices and norms that every token reads: without the embedding, with the head."""
 
-    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
-        """What an image of it says about its weights, and the weights. ConfigError where it has no images."""
+    def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+        """What the header of a packed model says of the weights, and these. ConfigError if it does not pack them."""
 
     @property
     def build_id(self) -> str:
@@ -93,8 +93,8 @@ class Program(Protocol):
 def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:
     """Name, reason and class of the program to use; ConfigError with every reason when none can."""
     name, reasons = config.program, {}
-    if name == "auto" and config.image is not None:
-        name = "image"
+    if name == "auto" and config.aot_package is not None:
+        name = "aot"
     elif name == "auto" and config.compile not in ("auto", "no"):
         name = "compiled"
     for candidate in PROGRAMS if name == "auto" else [name]:

@@ -17,7 +17,7 @@ from tokenmill.program import Output
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
 from tokenmill.registry import lookup
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Eager"]
 
@@ -58,11 +58,11 @@ class Eager:
         return rest + codes + biases * (4 - dtype.itemsize)
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
         del config
-        if image is not None:
-            self.describe_image()
+        if packed is not None:
+            self.packed_weights()
         self._decoder, self._layers = decoder, pool.layers
 
     @property
@@ -84,9 +84,9 @@ class Eager:
         """See Program."""
         return f"torch {torch.__version__} on {torch.get_num_threads()} threads"
 
-    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+    def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """Refused: its weights are the model's own."""
-        raise ConfigError("program", "eager", "native: only what is packed for a program has images")
+        raise ConfigError("program", "eager", "native: only its weights are packed")
 
     @torch.inference_mode()
     def run(self, step: Step) -> Output:

@@ -19,9 +19,9 @@ from tokenmill.model.config import quant_method
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
-from tokenmill.weights.packed.header import is_image
-from tokenmill.weights.packed.model import ImageCheckpoint
-from tokenmill.weights.packed.reader import ImageReader
+from tokenmill.weights.packed.header import is_packed_model
+from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
@@ -52,13 +52,13 @@ class Checkpoint(Protocol):
         """The tokenizer that travels with the model, if one does."""
 
 
-def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint:
-    """Open a `.gguf` file, an image, or a directory in Hugging Face layout; safetensors are preferred over `.bin`.
+def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
+    """Open a `.gguf` file, a packed model, or a directory in Hugging Face layout (safetensors before `.bin`).
 
-    `reader` may have begun to read an image already.
+    `reader` may have begun to read a packed model already.
     """
-    if path.is_file() and is_image(path):
-        return ImageCheckpoint(path, reader)
+    if path.is_file() and is_packed_model(path):
+        return PackedCheckpoint(path, reader)
     if path.is_file() and path.suffix == ".gguf":
         opened: Checkpoint = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
         return opened
@@ -66,7 +66,7 @@ def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
             f"{path} is a {path.suffix or 'nameless'} file, not a model: give a directory in Hugging Face layout, "
-            f"a .gguf file or an image{inside}"
+            f"a .gguf file or a packed model{inside}"
         )
     config = read_config_json(path)
     for kind in (SafetensorsCheckpoint, BinCheckpoint):

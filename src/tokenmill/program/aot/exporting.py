@@ -18,14 +18,14 @@ from torch._inductor import config as inductor
 from torch.export import Dim, export
 
 from tokenmill.cache.pool import Pool
-from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.memory.atomic_file import beside
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.manifest import MANIFEST, digest, seal_manifest
 from tokenmill.program.aot.parts import End, OneLayer, Part, kind_of, weights_of
 from tokenmill.program.compiled.compiling import check_backend
 
-__all__ = ["KINDS", "write_code"]
+__all__ = ["KINDS", "write_package"]
 
 KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
 """Of steps, by what is to be compiled: one sequence, several, or a chunk of one."""
@@ -49,13 +49,15 @@ class _Package:
     weights: list[Tensor]
 
 
-def write_code(folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: Mapping[str, Any], progress: Any) -> int:
-    """Compile and write all, then rename: never half an image. Bytes on disk. ImageMismatch where it cannot be written.
+def write_package(
+    folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: Mapping[str, Any], progress: Any
+) -> int:
+    """Compile and write all, then rename: never half a package. Bytes on disk.
 
-    `progress` has stage(text) and advance(done, total).
+    PackageMismatch where it cannot be written. `progress` has stage(text) and advance(done, total).
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
-        raise ImageMismatch(f"{folder} is there and no image of compiled code: it is not overwritten")
+        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
     check_backend("inductor")
     temporary = beside(folder)
     try:
@@ -72,7 +74,7 @@ def write_code(folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: M
         (temporary / MANIFEST).write_text(document, encoding="utf-8")
         _put(temporary, folder)
     except OSError as error:
-        raise ImageMismatch(f"{folder} cannot be written: {error.strerror}") from error
+        raise PackageMismatch(f"{folder} cannot be written: {error.strerror}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     progress.advance(len(packages), len(packages))
@@ -147,7 +149,7 @@ def _compile(package: _Package, path: Path) -> None:
 
 
 def _compiler() -> str:
-    """Its name and version, for whoever wants to know: an image needs none."""
+    """Its name and version, for whoever wants to know: a package needs none."""
     asked = subprocess.run(  # noqa: S603  (the compiler that torch found)
         [cpp_builder.get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
     )

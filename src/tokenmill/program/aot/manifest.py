@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from tokenmill.config import EngineConfig
-from tokenmill.errors import ImageMismatch
+from tokenmill.errors import PackageMismatch
 from tokenmill.memory.atomic_file import seal, unseal
 
 __all__ = ["MANIFEST", "REMEDY", "check", "digest", "made_for", "read_manifest", "seal_manifest"]
 
 MANIFEST, FORMAT = "manifest.json", 1
-REMEDY = "make it again with `tokenmill image --program compiled`, or load without it"
+REMEDY = "make it again with `tokenmill compile`, or load without it"
 
 
 def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch.device) -> dict[str, Any]:
@@ -64,29 +64,29 @@ def seal_manifest(facts: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Its facts. ImageMismatch for what is no image, damaged, or of another version."""
+    """Its facts. PackageMismatch for what is no AOT package, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         return unseal(path.read_bytes(), FORMAT)
     except OSError as error:
-        raise ImageMismatch(f"{folder} is no image of compiled code: {path.name}: {error.strerror}") from error
+        raise PackageMismatch(f"{folder} is no AOT package: {path.name}: {error.strerror}") from error
     except ValueError as error:
-        raise ImageMismatch(f"{path} {error}; {REMEDY}") from error
+        raise PackageMismatch(f"{path} {error}; {REMEDY}") from error
 
 
 def check(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """ImageMismatch names every field that differs, or the first file that is damaged."""
+    """PackageMismatch names every field that differs, or the first file that is damaged."""
     facts = read_manifest(folder)
     differ = [f"{name} {facts.get(name)!r}, here {here!r}" for name, here in wanted.items() if facts.get(name) != here]
     if differ:
-        raise ImageMismatch(f"{folder} was made for another setting: {'; '.join(differ)}; {REMEDY}")
+        raise PackageMismatch(f"{folder} was made for another setting: {'; '.join(differ)}; {REMEDY}")
     for name, wanted_digest in facts["files"].items():
         try:
             found = digest(folder / name)
         except OSError as error:
-            raise ImageMismatch(f"{folder} is damaged: {name}: {error.strerror}; {REMEDY}") from error
+            raise PackageMismatch(f"{folder} is damaged: {name}: {error.strerror}; {REMEDY}") from error
         if found != wanted_digest:
-            raise ImageMismatch(f"{folder} is damaged: {name} does not match its digest; {REMEDY}")
+            raise PackageMismatch(f"{folder} is damaged: {name} does not match its digest; {REMEDY}")
 
 
 def digest(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The parts of a forward that an image has compiled code for: a layer, and what follows the last one.
+"""The parts of a forward that an AOT package has compiled code for: a layer, and what follows the last one.
 
 Weights are inputs of a part, so that one code serves every layer that is alike, and code and weights lie apart. Before
 the first layer there are only lookups, which run as they stand.

@@ -10,34 +10,34 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
-from tokenmill.errors import ConfigError, ImageMismatch
+from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.manifest import REMEDY, read_manifest
 from tokenmill.program.aot.parts import End, OneLayer, weights_of
 from tokenmill.program.compiled.form import Call, Inputs
 from tokenmill.program.compiled.pieces import InPieces
 from tokenmill.program.compiled.shapes import Piece
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["Imaged"]
+__all__ = ["Aot"]
 
 Loader = torch._C._aoti.AOTIModelPackageLoader
 
 
-class Imaged(InPieces):
-    """See Program. The image was checked against the model and the settings before."""
+class Aot(InPieces):
+    """See Program. The package was checked against the model and the settings before."""
 
     description = "compiled code from disk"
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
-        if config is None or config.image is None:
-            raise ConfigError("image", None, "a directory from `tokenmill image --program compiled`")
-        facts = read_manifest(Path(config.image))
+        if config is None or config.aot_package is None:
+            raise ConfigError("aot_package", None, "a directory from `tokenmill compile`")
+        facts = read_manifest(Path(config.aot_package))
         self._kinds, self._layer_code = facts["kinds"], facts["layers"]
-        self._code = _load(Path(config.image), facts["files"], pool.layers[0].tensors[0].device)
-        super().__init__(decoder, pool, image, config)
+        self._code = _load(Path(config.aot_package), facts["files"], pool.layers[0].tensors[0].device)
+        super().__init__(decoder, pool, packed, config)
         self._layer_weights = [weights_of(OneLayer(*each)) for each in zip(decoder.layers, pool.layers, strict=True)]
         self._end_weights = weights_of(End(decoder))
 
@@ -65,11 +65,11 @@ class Imaged(InPieces):
 
 
 def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
-    """The packages of an image by name. ImageMismatch for what torch's loader refuses."""
+    """The compiled parts by name. PackageMismatch for what torch's loader refuses."""
     on_cpu = device.type == "cpu"
     number = -1 if on_cpu else device.index or 0
     try:  # told that calls come one after the other, it does not wait on a GPU for the one before
         return {name: Loader(str(folder / name), "model", not on_cpu, 1, number) for name in names}
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]
-        raise ImageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error
+        raise PackageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error

@@ -14,7 +14,7 @@ from tokenmill.program import Output
 from tokenmill.program.compiled.form import Call, Inputs, flat_cache, padded_attention, stage
 from tokenmill.program.compiled.shapes import Exact, Piece, Shape, Shapes, cut
 from tokenmill.program.eager import Eager
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["InPieces"]
 
@@ -28,9 +28,9 @@ class InPieces(Eager):
     shapes: Shapes | Exact
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
-        super().__init__(decoder, pool, image)
+        super().__init__(decoder, pool, packed)
         config = config or EngineConfig()
         self.decoder, self.device = decoder, pool.layers[0].tensors[0].device
         if self.device.type == "cpu":

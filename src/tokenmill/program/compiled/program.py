@@ -20,7 +20,7 @@ from tokenmill.program.compiled.compiling import Compiler
 from tokenmill.program.compiled.form import Call, Form, Inputs
 from tokenmill.program.compiled.pieces import InPieces
 from tokenmill.program.compiled.shapes import Piece, Shape, Shapes
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Compiled"]
 
@@ -33,9 +33,9 @@ class Compiled(InPieces):
     description = "torch.compile of the PyTorch modules"
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
-        super().__init__(decoder, pool, image, config)
+        super().__init__(decoder, pool, packed, config)
         config = config or EngineConfig()
         self._phases, self._aside = config.compile_phases, config.compile_in_background
         mode = config.compile

@@ -26,7 +26,7 @@ from tokenmill.program import Output
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import ACTIVATIONS, Ops, packed_bytes
 from tokenmill.program.native.weights import Packed, Packing
-from tokenmill.weights.packed.model import ImageCheckpoint
+from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Native"]
 
@@ -73,13 +73,13 @@ class Native:
         return packed_bytes(model, dtype, scheme)
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
     ) -> None:
-        """With an image the decoder is an empty one, and only its shape is looked at."""
+        """With a packed model the decoder has no weights, and only its shape is read."""
         del config
         shape = decoder.config
         self._pool, self._vocab_size = pool, shape.vocab_size
-        self._weights = Packing() if image is None else Packed(image.payload(), image.facts["weights"])
+        self._weights = Packing() if packed is None else Packed(packed.payload(), packed.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
         array = self._ops.array()
         cosines, sines = _angles(decoder)
@@ -126,10 +126,10 @@ class Native:
         """See Program: the kernels, and the library that they are in."""
         return f"{self.build or abi.best_build()} {abi.library_digest()}"
 
-    def describe_image(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+    def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """See Program."""
         if not isinstance(self._weights, Packing):
-            raise ConfigError("model", "an image", "the model itself: an image of an image would be a copy")
+            raise ConfigError("model", "a packed model", "the model itself: it is packed already")
         return self._weights.describe(), self._weights.pieces()
 
     def run(self, step: Step) -> Output:

@@ -1,4 +1,4 @@
-"""Where the native program's pointers to weights point: into an arena packed from a decoder, or into an image of one.
+"""Where the native program's pointers to weights point: into an arena packed from a decoder, or into a packed model.
 
 Both are asked for the same things in the same order, the model's: small tensors and tables one by one, then all
 matrices. What the first hands out it can describe, and the second hands the same out again.
@@ -165,12 +165,12 @@ class Packing:
 
 
 class Packed:
-    """From an image's bytes [N], as Packing.describe describes them."""
+    """From a packed model's bytes [N], as Packing.describe describes them."""
 
     def __init__(self, payload: Tensor, described: dict[str, Any]) -> None:
         if described["layout"] != LAYOUT:
             raise CheckpointError(
-                f"the image has layout {described['layout']}, and this tokenmill packs {LAYOUT}: make it again"
+                f"the packed model has layout {described['layout']}, and this tokenmill packs {LAYOUT}: make it again"
             )
         self._payload, self._described = payload, described
         self._next = iter(described["kept"])
@@ -181,7 +181,9 @@ class Packed:
         """See Weights. The tensor has no memory; its size must be that of the one that was kept."""
         offset, size = next(self._next, (0, -1))
         if size != tensor.nbytes or not 0 <= offset <= self._payload.nbytes - size:
-            raise CheckpointError(f"the image holds {size} bytes where its config wants {tensor.nbytes}: make it again")
+            raise CheckpointError(
+                f"the packed model holds {size} bytes where its config wants {tensor.nbytes}: make it again"
+            )
         return self._payload.data_ptr() + int(offset)
 
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
@@ -192,7 +194,7 @@ class Packed:
             for both in self._described["placed"]
         ]
         if len(placed) != len(linears) or not all(map(self._fits, linears, placed)):
-            raise CheckpointError("the image's matrices are not those of its config: make it again")
+            raise CheckpointError("the packed model's matrices are not those of its config: make it again")
         return placed
 
     def _fits(self, linear: Linear, placed: Placed) -> bool:

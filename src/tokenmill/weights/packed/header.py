@@ -1,4 +1,4 @@
-"""How an image begins: eight bytes of magic, eight of the header's length, and the header in JSON.
+"""How a packed model begins: eight bytes of magic, eight of the header's length, and the header in JSON.
 
 The header says what is inside, for which program, and of which model it was made. Nothing here imports torch.
 """
@@ -9,13 +9,13 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.atomic_file import unseal
 
-__all__ = ["FORMAT", "MAGIC", "REMEDY", "is_image", "read_header"]
+__all__ = ["FORMAT", "MAGIC", "REMEDY", "is_packed_model", "read_header"]
 
 MAGIC, FORMAT = b"TMIMAGE\n", 1
-REMEDY = "make it again with `tokenmill image`"
+REMEDY = "make it again with `tokenmill pack`"
 
 
-def is_image(path: Path) -> bool:
+def is_packed_model(path: Path) -> bool:
     """By its first bytes, whatever its name."""
     try:
         with path.open("rb") as opened:
@@ -25,7 +25,7 @@ def is_image(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The facts, and where the header ends. CheckpointError for what is no image, damaged, or of another version."""
+    """The facts, and where the header ends. CheckpointError if it is none, damaged, or of another version."""
     try:
         with path.open("rb") as opened:
             magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
@@ -33,7 +33,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if magic != MAGIC:
-        raise CheckpointError(f"{path} is no image")
+        raise CheckpointError(f"{path} is no packed model")
     try:
         facts = unseal(text, FORMAT)
     except ValueError as error:

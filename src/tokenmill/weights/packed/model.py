@@ -1,6 +1,6 @@
-"""An image: a model in one file, its matrices already in the form that a program multiplies with.
+"""A packed model: a model in one file, its matrices already in the form that a program multiplies with.
 
-The header (image_header.py), the tokenizer, then from a whole page on the weights. It is read into memory as it is;
+The header (header.py), the tokenizer, then from a whole page on the weights. It is read into memory as it is;
 nothing in it is executed. A Checkpoint like any other, but that its tensors cannot be read one by one.
 """
 
@@ -20,9 +20,9 @@ from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.packed.header import FORMAT, MAGIC, REMEDY, read_header
-from tokenmill.weights.packed.reader import PAGE, ImageReader, payload_begin
+from tokenmill.weights.packed.reader import PAGE, PackedReader, payload_begin
 
-__all__ = ["ImageCheckpoint", "write_image"]
+__all__ = ["PackedCheckpoint", "write_packed_model"]
 
 PART = 8 << 20
 """Bytes that share a checksum."""
@@ -30,13 +30,13 @@ PART = 8 << 20
 Progress = Callable[[int, int], None]
 
 
-class ImageCheckpoint:
+class PackedCheckpoint:
     """See Checkpoint. CheckpointError, by field, for what is damaged, of another version, or older than its model.
 
     facts: the header. program, dtype, scheme: what the weights are packed for; no other can use them.
     """
 
-    def __init__(self, path: Path, reader: ImageReader | None = None) -> None:
+    def __init__(self, path: Path, reader: PackedReader | None = None) -> None:
         self.path, self.reader = path, reader
         self.facts, begin = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.config: dict[str, Any] = self.facts["config"]
@@ -64,7 +64,7 @@ class ImageCheckpoint:
     def read(self, name: str) -> Tensor:
         """Refused: there is no way back from packed weights."""
         source = self.facts["source"]
-        raise CheckpointError(f"{self.path} is an image, whose {name} cannot be read: give the model, {source}")
+        raise CheckpointError(f"{self.path} is a packed model, whose {name} cannot be read: give the model, {source}")
 
     def read_codes(self, name: str) -> Stored | None:
         """Refused, as read."""
@@ -84,7 +84,7 @@ class ImageCheckpoint:
 
     def start_reading(self) -> None:
         """Read all weights in the background, unless that is going on already."""
-        self.reader = self.reader or ImageReader(self.path)
+        self.reader = self.reader or PackedReader(self.path)
 
     def payload(self) -> Tensor:
         """All weights as bytes [N], in huge pages, every part checked; handed out once."""
@@ -94,10 +94,10 @@ class ImageCheckpoint:
         return torch.frombuffer(memory, dtype=torch.uint8)[: self.num_bytes]
 
 
-def write_image(
+def write_packed_model(
     path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, pieces: Iterable[Tensor], progress: Progress
 ) -> int:
-    """Write and sync a temporary file, then rename it: never half an image. Size in bytes.
+    """Write and sync a temporary file, then rename it: never half a file. Size in bytes.
 
     `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the pieces,
     which lie one after the other, each at the next multiple of ALIGNMENT.

@@ -1,4 +1,7 @@
-"""An image's weights into memory, in the background. Nothing here imports torch: reading goes on while that happens."""
+"""The weights of a packed model, read into memory in the background.
+
+Nothing here imports torch, so that reading goes on while torch is imported.
+"""
 
 import mmap
 import zlib
@@ -10,7 +13,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.memory.pages import map_pages
 from tokenmill.weights.packed.header import REMEDY, read_header
 
-__all__ = ["PAGE", "ImageReader", "payload_begin"]
+__all__ = ["PAGE", "PackedReader", "payload_begin"]
 
 PAGE = 4096
 
@@ -20,8 +23,8 @@ def payload_begin(facts: dict[str, Any], header_end: int) -> int:
     return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
 
 
-class ImageReader:
-    """Starts when made. CheckpointError for what is no image."""
+class PackedReader:
+    """Starts when made. CheckpointError for what is no packed model."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

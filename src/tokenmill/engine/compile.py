@@ -1,0 +1,29 @@
+"""AOT packages written: a model's layers compiled ahead of time, as a directory. Importing this loads a compiler."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import build, find_device
+from tokenmill.hub.download import Progress
+from tokenmill.program.aot.exporting import write_package
+from tokenmill.program.aot.manifest import made_for
+from tokenmill.program.compiled.pieces import InPieces
+from tokenmill.version import __version__
+from tokenmill.weights.checkpoint import Checkpoint
+
+__all__ = ["save_aot_package"]
+
+
+def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Progress) -> int:
+    """Compile a model and write the code; its size in bytes. PackageMismatch where `folder` cannot be written."""
+    config = replace(config, program="compiled", compile="no", max_sequences=1)
+    engine = build(checkpoint, config, progress.advance)
+    facts = {
+        **made_for(engine.config, engine.fingerprint, find_device(engine.config.device)),
+        "source": str(checkpoint.path.resolve()),
+        "tokenmill": __version__,
+    }
+    program = engine.runner.program
+    assert isinstance(program, InPieces), "program compiled is one"
+    return write_package(folder, program.decoder, engine.runner.pool, config.compile_phases, facts, progress)
