@@ -18,8 +18,12 @@ __all__ = [
     "DEFAULT_MODEL",
     "DTYPES",
     "FUSIBLE",
+    "CacheSettings",
+    "CompileSettings",
     "EngineConfig",
+    "ResolvedConfig",
     "SamplingParams",
+    "ScheduleSettings",
     "as_keywords",
     "from_keywords",
 ]
@@ -33,37 +37,117 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per numbe
 
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """How an engine is built.
+class CacheSettings:
+    """The KV cache, and what of it is shared.
+
+    cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
+    cache_format: a name in the registry of cache formats.
+    block_size: tokens per cache block; None means max_length, one contiguous block per sequence.
+    cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
+    prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
+    prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.
+    """
+
+    cache: bool = True
+    cache_format: str = "dense"
+    block_size: int | None = None
+    cache_tokens: int | None = None
+    prefix_cache: bool = True
+    prefix_dir: str | None = None
+    prefix_limit: int = 4096
+
+    def _check_cache(self) -> None:
+        for name in ("cache", "prefix_cache"):
+            _flag(name, getattr(self, name))
+        _whole("prefix_limit", self.prefix_limit, 1)
+        if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
+            raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
+
+
+@dataclass(frozen=True)
+class CompileSettings:
+    """How program "compiled" compiles, and which AOT package stands in for it.
+
+    compile: asking for one of these is asking for that program. "static" declares a few shapes and compiles each,
+    "fullgraph" the same, and a graph break is an error, "dynamic" takes any lengths with one compilation of each kind,
+    "no" runs the same shapes as they stand. "auto": dynamic on CPU, static on CUDA.
+    compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
+    compile_backend: any registered torch.compile backend.
+    compile_in_background: the plain modules serve until the compiled form is ready.
+    aot_package: a directory of compiled code from `tokenmill compile`, which is then the program.
+    aot_fallback: if that does not fit, warn and go on with the plain modules.
+    """
+
+    compile: str = "auto"
+    compile_phases: str = "decode"
+    compile_backend: str = "inductor"
+    compile_in_background: bool = False
+    aot_package: str | None = None
+    aot_fallback: bool = False
+
+    def _check_compile(self, program: str) -> None:
+        _one_of("compile", self.compile, COMPILE)
+        _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
+        _flag("compile_in_background", self.compile_in_background)
+        _flag("aot_fallback", self.aot_fallback)
+        if self.aot_package is not None and program not in ("auto", "aot"):
+            raise ConfigError("aot_package", self.aot_package, f"none, because program is {program!r}")
+        if self.aot_package is None and program == "aot":
+            raise ConfigError("program", "aot", "auto, or aot with a directory of compiled code as aot_package")
+        if program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
+            raise ConfigError("compile", self.compile, f"auto or no, because program is {program!r}")
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    """Which sequences run in a step, and what is guessed ahead.
+
+    max_sequences: sequences that may run in one step.
+    max_step_tokens: token budget of one step; longer prompts are prefilled in chunks of at most this.
+    max_waiting: sequences that may wait to run; one more is refused. None: any number.
+    async_scheduling: "on" begins each step before the tokens of the one before are read: they go from step to step on
+    the device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
+    proposer: a name in the registry of proposers. "auto" is multi_step with program native, where greedy texts then
+    come several tokens at a time, at most 25 ms of them; else none.
+    num_drafts: max tokens that a proposer may guess for each sequence and step.
+    """
+
+    max_sequences: int = 1
+    max_step_tokens: int = 512
+    max_waiting: int | None = None
+    async_scheduling: str = "auto"
+    proposer: str = "auto"
+    num_drafts: int = 4
+
+    def _check_schedule(self) -> None:
+        for name in ("max_sequences", "max_step_tokens", "num_drafts"):
+            _whole(name, getattr(self, name), 1)
+        if self.max_waiting is not None:
+            _whole("max_waiting", self.max_waiting, 1)
+        _one_of("async_scheduling", self.async_scheduling, ("auto", "on", "off"))
+        if self.async_scheduling == "on" and self.proposer not in ("auto", "none"):
+            allowed = f"auto or off, because proposer {self.proposer!r} reads every token"
+            raise ConfigError("async_scheduling", "on", allowed)
+        # Every running sequence must be able to move by one token in every step.
+        if self.max_step_tokens < self.max_sequences:
+            raise ConfigError(
+                "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
+            )
+
+
+@dataclass(frozen=True)
+class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
+    """How an engine is built: the model and its program here, the rest in the groups above, under flat names.
 
     model: directory in Hugging Face layout, `.gguf` file, hub name, or short name.
     program: form of the forward pass, "auto" takes the fastest that does not refuse.
     dtype: of weights and cache, "auto" keeps the checkpoint's own (bfloat16 for quantised files).
     device: a torch device name, "auto" takes cuda where there is one.
     max_length: longest sequence in tokens, prompt included (default: the model's context, at most 2048).
-    max_sequences: sequences that may run in one step.
-    block_size: tokens per cache block; None means max_length, one contiguous block per sequence.
-    cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
-    max_step_tokens: token budget of one step; longer prompts are prefilled in chunks of at most this.
-    prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
-    prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.
-    cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
-    kernel, cache_format, scheme, proposer: names in the registries of those rooms. proposer "auto" is multi_step with
-    program native, where greedy texts then come several tokens at a time, up to 25 ms of them; else none.
-    num_drafts: most tokens a proposer may guess per step.
+    kernel, scheme: names in the registries of attention kernels and weight schemes.
     threads: CPU threads of torch (default: torch's own choice).
-    compile: how program "compiled" compiles; asking for one of these is asking for that program. "static" declares a
-    few shapes and compiles each, "fullgraph" the same, and a graph break is an error, "dynamic" takes any lengths with
-    one compilation of each kind, "no" runs the same shapes as they stand. "auto": dynamic on CPU, static on CUDA.
-    compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
-    compile_backend: any registered torch.compile backend.
-    compile_in_background: the plain modules serve until the compiled form is ready.
-    run_ahead: "on" begins each step before the tokens of the one before are read: they go from step to step on the
-    device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
-    aot_package: a directory of compiled code from `tokenmill compile`; the program is then "aot".
-    aot_fallback: where that package does not fit, warn and go on with the plain modules.
     """
 
     model: str = DEFAULT_MODEL
@@ -71,72 +155,40 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     max_length: int | None = None
-    max_sequences: int = 1
-    block_size: int | None = None
-    cache_tokens: int | None = None
-    max_step_tokens: int = 512
-    prefix_cache: bool = True
-    prefix_dir: str | None = None
-    prefix_limit: int = 4096
-    cache: bool = True
     kernel: str = "auto"
-    cache_format: str = "dense"
     scheme: str = "auto"
-    proposer: str = "auto"
-    num_drafts: int = 4
     threads: int | None = None
-    compile: str = "auto"
-    compile_phases: str = "decode"
-    compile_backend: str = "inductor"
-    compile_in_background: bool = False
-    run_ahead: str = "auto"
     fuse: str = "qkv,gate_up"
-    aot_package: str | None = None
-    aot_fallback: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        for name in ("max_sequences", "max_step_tokens", "num_drafts", "prefix_limit"):
-            _whole(name, getattr(self, name), 1)
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
-        _flag("prefix_cache", self.prefix_cache)
-        _flag("cache", self.cache)
-        self._check_program()
-        if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
-            raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
-        _one_of("run_ahead", self.run_ahead, ("auto", "on", "off"))
-        if self.run_ahead == "on" and self.proposer not in ("auto", "none"):
-            raise ConfigError("run_ahead", "on", f"auto or off, because proposer {self.proposer!r} reads every token")
+        for name in self.fused:
+            _one_of("fuse", name, FUSIBLE)
+        self._check_cache()
+        self._check_compile(self.program)
+        self._check_schedule()
         if not self.cache and self.proposer not in ("auto", "none"):
             raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
         if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]
             raise ConfigError("block_size", self.block_size, f"at most max_length, which is {self.max_length}")
-        # Every running sequence must be able to move by one token in every step.
-        if self.max_step_tokens < self.max_sequences:
-            raise ConfigError(
-                "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
-            )
 
     @property
     def fused(self) -> tuple[str, ...]:
         """The names that `fuse` stands for."""
         return {"all": FUSIBLE, "none": ()}.get(self.fuse, tuple(self.fuse.split(",")))
 
-    def _check_program(self) -> None:
-        _one_of("compile", self.compile, COMPILE)
-        _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
-        _flag("compile_in_background", self.compile_in_background)
-        _flag("aot_fallback", self.aot_fallback)
-        for name in self.fused:
-            _one_of("fuse", name, FUSIBLE)
-        if self.aot_package is not None and self.program not in ("auto", "aot"):
-            raise ConfigError("aot_package", self.aot_package, f"none, because program is {self.program!r}")
-        if self.aot_package is None and self.program == "aot":
-            raise ConfigError("program", "aot", "auto, or aot with an AOT package as aot_package")
-        if self.program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
-            raise ConfigError("compile", self.compile, f"auto or no, because program is {self.program!r}")
+
+@dataclass(frozen=True)
+class ResolvedConfig(EngineConfig):
+    """The same with a value in the place of every default. Made by engine/resolve.py."""
+
+    max_length: int = DEFAULT_MAX_LENGTH
+    block_size: int = DEFAULT_MAX_LENGTH
+    cache_tokens: int = DEFAULT_MAX_LENGTH
+    threads: int = 1
 
 
 @dataclass(frozen=True)

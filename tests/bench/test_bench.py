@@ -33,12 +33,12 @@ def path(tmp_path_factory):
 def sample(path, point, **settings):
     engine = tokenmill.load(path, max_length=128, max_sequences=point.batch, prefix_cache=False, **settings)
     if engine.config.proposer == "multi_step":  # as many in each call of both runs, however long they take
-        engine._proposer = MultiStep(clock=lambda: 0.0)
+        engine.core.proposer = MultiStep(clock=lambda: 0.0)
     clock = Clock()
-    engine._clock = clock
+    engine.core.clock = clock
     with record(engine, clock) as recorder:
         done = engine.generate(make_prompts(point, VOCABULARY), max_new_tokens=max(point.new, 1), ignore_eos=True)
-    clock = engine._clock = Clock()
+    clock = engine.core.clock = Clock()
     return take_sample(engine, point, make_prompts(point, VOCABULARY), clock), recorder.steps, done
 
 

@@ -26,18 +26,18 @@ def engine_for(path, folder, **how):
 def fed(engine, tokens):
     """Tokens that are fed for a prompt and three more, and the three."""
     count = 0
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def counted(plan, *fed):
         nonlocal count
         count += sum(work.count for work in plan.work)
         return run(plan, *fed)
 
-    engine.runner.run = counted
+    engine.core.loaded.runner.run = counted
     try:
         done = engine.generate(tokens, max_new_tokens=3, ignore_eos=True)
     finally:
-        del engine.runner.run
+        del engine.core.loaded.runner.run
     return count, done.tokens
 
 
@@ -77,7 +77,7 @@ def test_the_longest_unread_go_first(llama, tmp_path, monkeypatch):
     engine = engine_for(llama, tmp_path)
     fed(engine, START)
     size = max(file.stat().st_size for file in tmp_path.glob("*/*.kv"))
-    engine.scheduler.prefixes.store._limit_bytes = 8 * size
+    engine.core.scheduler.prefixes.store._limit_bytes = 8 * size
     for seed in range(6):
         fed(engine, prompt(40, seed=10 + seed))
         assert sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) <= 8 * size

@@ -9,8 +9,8 @@ import torch
 import tokenmill
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, NoKernel, RequestError
-from tokenmill.engine.build import cache_spec
 from tokenmill.engine.outputs import hash_tokens
+from tokenmill.engine.resolve import cache_spec
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_hash_is_sha256_of_comma_separated_ids():
 def test_times_add_up_on_a_scripted_clock(path):
     engine = tokenmill.load(path, proposer="none")
     ticks = itertools.count(start=10.0, step=0.5)
-    engine._clock = lambda: next(ticks)
+    engine.core.clock = lambda: next(ticks)
     timing = engine.generate(prompt(5), max_new_tokens=4).timing
     assert timing.ttft_s == 0.5
     assert timing.itl_s == (0.5, 0.5, 0.5)
@@ -59,7 +59,7 @@ def test_stop_ids_end_the_output_and_are_its_last_token(engine):
 def test_the_models_own_end_and_ignore_eos(path, tmp_path):
     engine = tokenmill.load(path)
     free = engine.generate(prompt(5), max_new_tokens=20).tokens
-    engine.intake._eos = {free[4]: "eos"}
+    engine.core.inputs._eos = {free[4]: "eos"}
     done = engine.generate(prompt(5), max_new_tokens=20)
     assert done.finish_reason == "eos"
     assert done.tokens == free[: free.index(free[4]) + 1]
@@ -110,8 +110,8 @@ def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
             logits = reference("llama")(torch.tensor([start + choice])).logits[0]
         expected = torch.log_softmax(logits[39:-1], dim=-1)[torch.arange(len(choice)), choice].sum()
         assert score == pytest.approx(float(expected), abs=1e-4)  # float32 rounding over at most 7 terms of size 5
-    engine.scheduler.check_integrity()
-    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
+    engine.core.scheduler.check_integrity()
+    assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
 
 def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(path):
@@ -120,19 +120,19 @@ def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(
     stream = engine.stream(prompt(12), max_new_tokens=50)
     next(stream)
     torch.testing.assert_close(engine.logits(prompt(40)), expected)
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.core.scheduler.num_preemptions > 0
     stream.close()
 
 
 def count_fed(engine) -> list[int]:
     fed: list[int] = []
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def counted(plan, *more):
         fed.append(sum(work.count for work in plan.work))
         return run(plan, *more)
 
-    engine.runner.run = counted
+    engine.core.loaded.runner.run = counted
     return fed
 
 
@@ -140,13 +140,13 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):
     stream = engine.stream(prompt(5), max_new_tokens=50)
     next(stream)
     stream.close()
-    assert engine.scheduler.idle
-    engine.scheduler.check_integrity()
+    assert engine.core.scheduler.idle
+    engine.core.scheduler.check_integrity()
 
 
 def test_the_cache_is_allocated_once_and_as_predicted(path):
     engine = tokenmill.load(path, block_size=16, max_sequences=2)
-    pool = engine.runner.pool
+    pool = engine.core.loaded.pool
     places = [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors]
     engine.generate([prompt(30), prompt(3)], max_new_tokens=30)
     assert [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors] == places
@@ -183,23 +183,24 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
     bad = engine.stream(prompt(9), max_new_tokens=8)
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def poisoned(plan, *fed):
-        logits = run(plan, *fed).clone()
+        ran = run(plan, *fed)
+        logits = ran.logits_RV.clone()
         first = 0
         for work in plan.work:
             if work.sequence.num_prompt_tokens == 9:
                 logits[first : first + work.num_logits] = float("nan")
             first += work.num_logits
-        return logits
+        return ran._replace(logits_RV=logits)
 
-    engine.runner.run = poisoned
+    engine.core.loaded.runner.run = poisoned
     with pytest.raises(RequestError, match="not finite at position 9"):
         list(bad)
     tokens += sum((piece.tokens for piece in good), ())
     assert tokens == expected
-    assert engine.scheduler.idle
+    assert engine.core.scheduler.idle
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_prompts_and_sampling_values_that_cannot_be_are_refused(engine, tokens, 
     with pytest.raises(error, match=message) as caught:
         engine.generate(tokens, **settings)
     assert "\n" not in str(caught.value)
-    assert engine.scheduler.idle
+    assert engine.core.scheduler.idle
     assert len(engine.generate(prompt(3), max_new_tokens=2).tokens) == 2  # and the engine goes on
 
 
@@ -283,8 +284,8 @@ def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(path):
     engine = tokenmill.load(path, block_size=4, cache_tokens=32, max_sequences=2)
     with pytest.raises(CapacityError, match="cache_tokens"):
         engine.generate([prompt(4), prompt(20)], max_new_tokens=20)
-    assert engine.scheduler.idle
-    engine.scheduler.check_integrity()
+    assert engine.core.scheduler.idle
+    engine.core.scheduler.check_integrity()
 
 
 def test_a_tokenizer_of_another_model_is_refused(path, tmp_path, monkeypatch):

@@ -23,9 +23,9 @@ def path(tmp_path_factory):
 
 
 def intact(engine) -> bool:
-    engine.scheduler.check_integrity()
-    free = engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
-    return free and engine.scheduler.idle and not engine._trackers and not engine.collectors
+    engine.core.scheduler.check_integrity()
+    free = engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
+    return free and engine.core.scheduler.idle and not engine.core.num_tracked
 
 
 def test_scored_sequences_get_no_drafts(path):
@@ -58,38 +58,13 @@ def test_scores_do_not_suffer_from_other_threads(path):
     assert intact(engine)
 
 
-@pytest.mark.parametrize("where", ["_note", "_deliver", "_end"])
-def test_an_interrupt_anywhere_in_a_step_costs_the_others_nothing(path, where):
-    engine = tokenmill.load(path, block_size=4, max_sequences=2)
-    settings = {"max_new_tokens": 5, "logprobs": 0}
-    expected = engine.generate(prompt(9), **settings)
-    stream = engine.stream(prompt(9), **settings)
-    pieces = [next(stream)]
-    real = getattr(engine, where)
-
-    def interrupted(*args):
-        if where != "_deliver":
-            real(*args)
-        raise KeyboardInterrupt
-
-    for _ in range(4):  # the last of these ends the stream's sequence
-        setattr(engine, where, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.generate(prompt(5), max_new_tokens=4)
-        setattr(engine, where, real)
-    pieces += stream
-    assert sum((piece.tokens for piece in pieces), ()) == expected.tokens
-    assert pieces[-1].done.tokens == expected.tokens
-    assert intact(engine)
-
-
 @pytest.mark.parametrize("where", ["plan", "run"])
 def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had_been(path, where):
     engine = tokenmill.load(path, block_size=4, max_sequences=2)
     expected = engine.generate(prompt(9), max_new_tokens=8).tokens
     stream = engine.stream(prompt(9), max_new_tokens=8)
     tokens = next(stream).tokens
-    owner = {"plan": engine.scheduler, "run": engine.runner}[where]
+    owner = {"plan": engine.core.scheduler, "run": engine.core.loaded.runner}[where]
     real = getattr(owner, where)
 
     def interrupted(*arguments):
@@ -106,11 +81,11 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
 
 def test_logits_that_fail_leave_nothing_behind(path):
     engine = tokenmill.load(path, max_step_tokens=4)
-    run = engine.runner.run
-    engine.runner.run = lambda plan, *fed: (_ for _ in ()).throw(MemoryError)
+    run = engine.core.loaded.runner.run
+    engine.core.loaded.runner.run = lambda plan, *fed: (_ for _ in ()).throw(MemoryError)
     with pytest.raises(MemoryError):
         engine.logits(prompt(9))
-    engine.runner.run = run
+    engine.core.loaded.runner.run = run
     assert intact(engine)
 
 
@@ -127,7 +102,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
     expected = engine.generate(prompt(7), max_new_tokens=8).tokens
     doomed = [engine.stream(prompt(9), max_new_tokens=50)]
     next(doomed[0])
-    real = engine.scheduler.plan
+    real = engine.core.scheduler.plan
 
     def collecting(drafts):
         plan = real(drafts)
@@ -135,7 +110,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
         gc.collect()
         return plan
 
-    engine.scheduler.plan = collecting
+    engine.core.scheduler.plan = collecting
     assert engine.generate(prompt(7), max_new_tokens=8).tokens == expected
     assert intact(engine)
 
@@ -149,15 +124,15 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
             nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
             return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}
 
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def poisoned(plan, *fed):
-        logits = run(plan, *fed).clone()
+        ran = run(plan, *fed)
         if plan.work[0].num_logits > 1:
-            logits[1:] = float("nan")
-        return logits
+            ran.logits_RV[1:] = float("nan")
+        return ran
 
-    engine._proposer, engine.runner.run = Wrong(), poisoned
+    engine.core.proposer, engine.core.loaded.runner.run = Wrong(), poisoned
     assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
 
 
@@ -199,7 +174,7 @@ def test_a_stop_text_that_shows_only_at_the_end_is_the_reason(reason):
 
 def test_the_default_pool_holds_every_sequence_at_its_longest(path):
     engine = tokenmill.load(path, block_size=100, max_sequences=4)
-    assert engine.scheduler.allocator.num_blocks == 8
+    assert engine.core.scheduler.allocator.num_blocks == 8
     with pytest.raises(ConfigError, match=r"block_size = 5000 .*max_length, which is 128"):
         tokenmill.load(path, block_size=5000)
     with pytest.raises(CapacityError, match=r"bytes for a cache of 10000000000128 tokens: .*cache_tokens") as caught:

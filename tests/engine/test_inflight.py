@@ -8,8 +8,9 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, load
 from tokenmill.config import EngineConfig
-from tokenmill.engine import build as assemble
-from tokenmill.engine.build import resolve_config
+from tokenmill.engine import resolve as module_of_devices
+from tokenmill.engine.observers import Observer
+from tokenmill.engine.resolve import resolve_config
 from tokenmill.model.families import read_config
 from tokenmill.program.compiled import program as module
 from tokenmill.program.compiled.captured import plain_calls
@@ -22,22 +23,22 @@ SAMPLING["p"] |= {"temperature": 0.9, "seed": 5}
 
 def engine_for(path, **how):
     settings = {"dtype": "float32", "max_length": 96, "max_sequences": 3, "block_size": 8, "program": "eager"}
-    return load(path, **{**settings, "run_ahead": "on", **how})
+    return load(path, **{**settings, "async_scheduling": "on", **how})
 
 
 def plain(path, **how):
-    return engine_for(path, run_ahead="off", **how)
+    return engine_for(path, async_scheduling="off", **how)
 
 
 @contextmanager
 def counted(engine):
     """How many of the steps inside were fed on the device."""
-    run, steps = engine.runner.run, []
-    engine.runner.run = lambda plan, fed_R=None: (steps.append(fed_R is not None), run(plan, fed_R))[1]
+    run, steps = engine.core.loaded.runner.run, []
+    engine.core.loaded.runner.run = lambda plan, fed_R=None: (steps.append(fed_R is not None), run(plan, fed_R))[1]
     try:
         yield steps
     finally:
-        del engine.runner.run
+        del engine.core.loaded.runner.run
 
 
 def tokens(done):
@@ -45,9 +46,9 @@ def tokens(done):
 
 
 def whole(engine):
-    engine.scheduler.check_integrity()
-    allocator = engine.scheduler.allocator
-    return engine.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine._trackers
+    engine.core.scheduler.check_integrity()
+    allocator = engine.core.scheduler.allocator
+    return engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.num_tracked
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -90,7 +91,7 @@ def test_however_it_is_computed(how, llama):
 def test_captured_steps_are_fed_too(llama, monkeypatch):
     monkeypatch.setattr(module, "cuda_graph", plain_calls)
     engine = engine_for(llama, program="compiled", compile="static", compile_backend="eager")
-    engine.runner.program._captures = True
+    engine.core.loaded.program._captures = True
     for _ in range(2):
         done = engine.generate(PROMPTS, max_new_tokens=12, ignore_eos=True)
         assert tokens(done) == tokens(plain(llama).generate(PROMPTS, max_new_tokens=12, ignore_eos=True))
@@ -126,8 +127,8 @@ def test_it_ends_where_it_should(llama):
 
 
 def test_a_stop_text_ends_it_one_step_late_and_nobody_sees(real_model):
-    engine = load(real_model, run_ahead="on", max_sequences=2, max_length=256)
-    reference = load(real_model, run_ahead="off", max_sequences=2, max_length=256)
+    engine = load(real_model, async_scheduling="on", max_sequences=2, max_length=256)
+    reference = load(real_model, async_scheduling="off", max_sequences=2, max_length=256)
     settings = {"max_new_tokens": 24, "stop": (" blue", "\n")}
     prompts = ["The colour of the sky is", "One, two, three,"]
     done, wanted = (each.generate(prompts, **settings) for each in (engine, reference))
@@ -162,55 +163,6 @@ def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
     assert told[0] == told[1]
 
 
-def unread(engine):
-    return [sequence for sequence in (*engine.scheduler.running, *engine.scheduler.waiting) if sequence.is_ahead]
-
-
-@pytest.mark.parametrize("cache_tokens", [None, 40])
-@pytest.mark.parametrize("where", ["plan", "run", "settle", "_note", "_deliver", "_end", "_overtake"])
-def test_an_interrupt_costs_nothing(where, cache_tokens, llama):
-    """While tokens are unread, among them those of sequences that were preempted, or just after."""
-    engine = engine_for(llama, block_size=2, cache_tokens=cache_tokens)
-    settings = {"max_new_tokens": 12, "ignore_eos": True}
-    prompts = PROMPTS[:3] if cache_tokens is None else [PROMPTS[0], PROMPTS[3][:10], PROMPTS[0][:5]]
-    wanted = tokens(plain(llama).generate(prompts, **settings))
-    owner = {"plan": engine.scheduler, "settle": engine.scheduler, "run": engine.runner}.get(where, engine)
-    real, found, preempted = getattr(owner, where), [], []
-
-    def interrupted(*args):
-        before = unread(engine) or (where == "_deliver" and engine._flight and engine._flight.plan.work)
-        done = real(*args)
-        if before:
-            found.append(len(before))
-            waits = [each for each in unread(engine) if each in engine.scheduler.waiting]
-            preempted.extend(waits)
-            if len(found) in (2, 7, 15) or (waits and len(preempted) == 1):
-                raise KeyboardInterrupt
-        return done
-
-    setattr(owner, where, interrupted)
-    streams = [engine.stream(one, **settings) for one in prompts]
-    texts = [() for _ in prompts]
-    while any(len(text) < 12 for text in texts):
-        for number, one in enumerate(streams):
-            if len(texts[number]) == 12:
-                continue
-            try:
-                piece = next(one)
-                texts[number] += piece.tokens
-            except (KeyboardInterrupt, StopIteration):
-                streams[number] = engine.stream(prompts[number], **settings)  # it is gone: the others are not
-                texts[number] = ()
-    assert texts == wanted
-    if where == "_overtake":
-        assert not found  # nothing is unread when it begins
-    else:
-        assert len(found) > 4 and (where != "plan" or cache_tokens is None or preempted)
-    for one in streams:
-        one.close()
-    assert whole(engine)
-
-
 @pytest.mark.parametrize("how", ["append", "edit", "generate"])
 def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path):
     """A stream is closed while its next step is begun, and its session does something else before that step is read."""
@@ -223,7 +175,7 @@ def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path)
         next(stream)
         text += next(other).tokens
     stream.close()
-    assert engine._flight is not None
+    assert engine.core.in_flight is not None
     if how == "append":
         session.append(PROMPTS[3])
         session.prefill()
@@ -243,7 +195,7 @@ def test_nothing_is_left_when_all_have_ended(llama):
     engine = engine_for(llama)
     stop = plain(llama).generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True).tokens[3]
     engine.generate(PROMPTS[0], max_new_tokens=20, stop_token_ids=(stop,))
-    assert engine._flight is None
+    assert engine.core.in_flight is None
 
 
 def test_what_is_beyond_the_end_fails_nobody(llama):
@@ -252,50 +204,57 @@ def test_what_is_beyond_the_end_fails_nobody(llama):
     settings = {"max_new_tokens": 12, "stop_token_ids": (stop,)}
     wanted = reference.generate(PROMPTS, **settings)
     last = {len(one): len(one) + len(each.tokens) for one, each in zip(PROMPTS, wanted, strict=True)}
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        logits_RV = run(plan, fed_R).clone()
+        ran = run(plan, fed_R)
+        logits_RV = ran.logits_RV.clone()
         for row, work in enumerate(plan.work):
             if work.start + work.count >= last[work.sequence.num_prompt_tokens]:
                 logits_RV[row] = float("nan")
-        return logits_RV
+        return ran._replace(logits_RV=logits_RV)
 
-    engine.runner.run = poisoned
+    engine.core.loaded.runner.run = poisoned
     done = engine.generate(PROMPTS, **settings)
     assert tokens(done) == tokens(wanted)
 
 
 def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
     engine = engine_for(llama)
-    run = engine.runner.run
-    engine.runner.run = lambda plan, fed_R=None: run(plan, fed_R).clone().fill_(float("nan"))
+    run = engine.core.loaded.runner.run
+
+    def poisoned(plan, fed_R=None):
+        ran = run(plan, fed_R)
+        return ran._replace(logits_RV=torch.full_like(ran.logits_RV, torch.nan))
+
+    engine.core.loaded.runner.run = poisoned
     session = engine.session()
     with pytest.raises(RequestError, match="not finite"):
         session.generate(PROMPTS[2], max_new_tokens=4)
-    assert engine.scheduler.parked and not any(each.is_ahead for each in engine.scheduler.parked)
+    assert engine.core.scheduler.parked and not any(each.has_unread_token for each in engine.core.scheduler.parked)
     session.close()
-    assert not engine.scheduler.allocator._block_of
-    del engine.runner.run
+    assert not engine.core.scheduler.allocator.num_named
+    del engine.core.loaded.runner.run
     engine.generate(PROMPTS[2], max_new_tokens=4, ignore_eos=True)
-    assert len(engine.scheduler.allocator._block_of) == (len(PROMPTS[2]) + 3) // 8
+    assert engine.core.scheduler.allocator.num_named == (len(PROMPTS[2]) + 3) // 8
 
 
 def test_a_row_that_cannot_be_sampled_fails_alone(llama):
     engine = engine_for(llama)
     wanted = plain(llama).generate(PROMPTS[0], max_new_tokens=10, ignore_eos=True).tokens
-    run = engine.runner.run
+    run = engine.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        logits_RV = run(plan, fed_R).clone()
+        ran = run(plan, fed_R)
+        logits_RV = ran.logits_RV.clone()
         for row, work in enumerate(plan.work):
             if work.sequence.num_prompt_tokens == len(PROMPTS[2]) and work.start > len(PROMPTS[2]) + 2:
                 logits_RV[row] = float("nan")
-        return logits_RV
+        return ran._replace(logits_RV=logits_RV)
 
     good = engine.stream(PROMPTS[0], max_new_tokens=10, ignore_eos=True)
     first = next(good).tokens
-    engine.runner.run = poisoned
+    engine.core.loaded.runner.run = poisoned
     for sampling in ({}, {"temperature": 0.7, "seed": 1}):
         with pytest.raises(RequestError, match="not finite"):
             engine.generate(PROMPTS[2], max_new_tokens=10, ignore_eos=True, **sampling)
@@ -322,8 +281,8 @@ def test_with_others_that_come_and_go(llama):
 
 
 def test_a_proposer_needs_the_tokens(llama):
-    with pytest.raises(ConfigError, match="run_ahead"):
-        load(llama, run_ahead="on", proposer="prompt_lookup")
+    with pytest.raises(ConfigError, match="async_scheduling"):
+        load(llama, async_scheduling="on", proposer="prompt_lookup")
 
 
 def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
@@ -332,10 +291,10 @@ def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
         ("cpu", {}, "off"),
         ("cuda", {}, "on"),
         ("cuda", {"proposer": "prompt_lookup"}, "off"),
-        ("cuda", {"run_ahead": "off"}, "off"),
+        ("cuda", {"async_scheduling": "off"}, "off"),
     ):
-        monkeypatch.setattr(assemble, "find_device", lambda _, device=device: torch.device(device))
-        assert resolve_config(EngineConfig(scheme="dense", **settings), model).run_ahead == wanted
+        monkeypatch.setattr(module_of_devices, "find_device", lambda _, device=device: torch.device(device))
+        assert resolve_config(EngineConfig(scheme="dense", **settings), model).async_scheduling == wanted
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -345,14 +304,17 @@ def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
     settings = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.8, "top_k": 20, "seed": 1}
     wanted = tokens(plain(llama, device="cuda", program=program).generate(PROMPTS, **settings))
     engine.generate(PROMPTS, **settings)
-    overtake = engine._overtake
 
-    def watched(flight):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            overtake(flight)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
-    engine._overtake = watched
-    assert tokens(engine.generate(PROMPTS, **settings)) == wanted
+    class Watch(Observer):
+        """Between the plan of a step and its end nothing may wait for the device but the reading of tokens."""
+
+        def phase(self, name, plan):
+            if name in ("plan", "run"):
+                torch.cuda.set_sync_debug_mode("error" if name == "plan" else "default")
+
+    try:
+        with engine.core.observers.added(Watch()):
+            assert tokens(engine.generate(PROMPTS, **settings)) == wanted
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

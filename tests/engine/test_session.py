@@ -37,10 +37,10 @@ def engine_for(path, **how):
 def whole(engine):
     """Nothing is left behind."""
     gc.collect()
-    with engine.alone():
-        engine.scheduler.check_integrity()
-    assert not engine.scheduler.parked
-    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
+    with engine.core.exclusive():
+        engine.core.scheduler.check_integrity()
+    assert not engine.core.scheduler.parked
+    assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -92,7 +92,7 @@ def test_rows_are_those_that_were_saved(cache_format, program, dtype, llama, tmp
     session = engine.session(START)
     session.save(tmp_path / "x.kv")
     rows = read_snapshot(tmp_path / "x.kv").rows
-    spec = engine.runner.pool.spec
+    spec = engine.core.loaded.pool.spec
     assert sum(tensor.nbytes for tensor in rows.values()) == spec.bytes_per_token * (len(START) - 1)
     other = engine_for(llama, cache_format=cache_format, program=program, dtype=dtype, block_size=3)
     other.open(tmp_path / "x.kv").save(tmp_path / "y.kv")
@@ -105,12 +105,12 @@ def test_forks_are_two_runs_and_share_what_they_have_in_common(llama):
     alone = [engine.generate([*START, number], max_new_tokens=10, ignore_eos=True).tokens for number in (5, 6)]
     session = engine.session(START)
     session.prefill()
-    before = engine.scheduler.allocator.num_free
+    before = engine.core.scheduler.allocator.num_free
     other = session.fork()
-    assert engine.scheduler.allocator.num_free == before
+    assert engine.core.scheduler.allocator.num_free == before
     done = [one.generate([number], max_new_tokens=10, ignore_eos=True) for one, number in ((session, 5), (other, 6))]
     assert [one.tokens for one in done] == alone
-    used = engine.scheduler.allocator.num_blocks - engine.scheduler.allocator.num_free
+    used = engine.core.scheduler.allocator.num_blocks - engine.core.scheduler.allocator.num_free
     assert used < 2 * -(-len(session) // 8)
     other.close()
     session.close()
@@ -170,10 +170,10 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
     session, streams = engine.session(START), []
     streams.append(session.stream(max_new_tokens=8, ignore_eos=True))
     shown = next(streams[0]).tokens
-    run = engine.runner.run
-    engine.runner.run = lambda plan, *fed: (streams.clear(), run(plan, *fed))[1]
+    run = engine.core.loaded.runner.run
+    engine.core.loaded.runner.run = lambda plan, *fed: (streams.clear(), run(plan, *fed))[1]
     assert engine.generate(START[:5], max_new_tokens=4, ignore_eos=True).tokens
-    del engine.runner.run
+    del engine.core.loaded.runner.run
     assert session.tokens == tuple(START) + shown
     assert shown + session.generate(max_new_tokens=8 - len(shown)).tokens == wanted
     session.close()
@@ -439,7 +439,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         if len(sessions) > 6:
             sessions.pop(0).close()
         del session
-        with engine.alone():
-            engine.scheduler.check_integrity()
+        with engine.core.exclusive():
+            engine.core.scheduler.check_integrity()
     del sessions
     whole(engine)

@@ -36,9 +36,9 @@ def singles(family, sampling, models):
 
 def batch(engine, prompts, sampling):
     done = engine.generate(prompts, max_new_tokens=NEW, **sampling)
-    assert engine.scheduler.idle
-    engine.scheduler.check_integrity()
-    assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks, "a block was leaked"
+    assert engine.core.scheduler.idle
+    engine.core.scheduler.check_integrity()
+    assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks, "a block was leaked"
     return [d.tokens for d in done]
 
 
@@ -72,7 +72,7 @@ def test_forced_preemption(family, sampling, singles, models):
         save(family, models), dtype="float32", block_size=4, max_sequences=8, cache_tokens=80, max_step_tokens=32
     )
     assert batch(engine, PROMPTS, sampling) == singles
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.core.scheduler.num_preemptions > 0
 
 
 def test_a_warm_prefix_cache(family, sampling, singles, models):

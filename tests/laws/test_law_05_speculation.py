@@ -4,6 +4,7 @@ import pytest
 
 from tests.tiny_models import FAMILY_NAMES, VOCABULARY, prompt, save
 from tokenmill import load
+from tokenmill.measure.recorder import record
 
 SAMPLING = {
     "greedy": {},
@@ -43,26 +44,24 @@ def test_drafts_do_not_change_the_text(family, sampling, lies, models):
     expected = [plain(p, **settings) for p in PROMPTS]
     for shape in ({}, {"block_size": 4, "max_sequences": 3, "max_step_tokens": 10}):
         engine = load(path, dtype="float32", num_drafts=4, **shape)
-        engine._proposer = Oracle({tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies)
+        engine.core.proposer = Oracle({tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies)
         done = engine.generate(PROMPTS, **settings)
         assert [d.tokens for d in done] == [d.tokens for d in expected]
-        assert engine._proposer.num_drafts > 0
+        assert engine.core.proposer.num_drafts > 0
         for ours, theirs in zip(done, expected, strict=True):
             # Float32 rounding of a chunk of several rows against single rows.
             assert [e.logprob for e in ours.logprobs or ()] == pytest.approx(
                 [e.logprob for e in theirs.logprobs or ()], abs=1e-5
             )
-        engine.scheduler.check_integrity()
-        assert engine.scheduler.idle
+        engine.core.scheduler.check_integrity()
+        assert engine.core.scheduler.idle
 
 
 def test_drafts_that_agree_save_steps(models):
     path = save("llama", models)
     text = load(path, dtype="float32").generate(PROMPTS[0], max_new_tokens=NEW).tokens
     engine = load(path, dtype="float32", num_drafts=4)
-    engine._proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
-    steps = []
-    step = engine.step
-    engine.step = lambda: steps.append(1) or step()
-    assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == text
-    assert len(steps) == 4  # the prompt, then five tokens a step: four drafts and the one that follows them
+    engine.core.proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
+    with record(engine) as recorder:
+        assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == text
+    assert len(recorder.steps) == 4  # the prompt, then five tokens a step: four drafts and the one that follows them

@@ -9,7 +9,7 @@ import torch
 import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
 from tokenmill.config import DTYPES, EngineConfig
-from tokenmill.engine.build import cache_spec, resolve_config
+from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.measure import cost
 from tokenmill.measure.cost import Cost, available_bytes, cost_of, kv_bytes_per_token

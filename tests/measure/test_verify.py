@@ -41,7 +41,7 @@ def test_all_rows_are_compared(llama, how):
         engine.generate([START, START[:3]], max_new_tokens=4, ignore_eos=True)
     assert distance.num_rows == 8
     assert 0.97 < distance.least_correlation <= 1 + 1e-9
-    assert ("run" in vars(engine.runner)) is False
+    assert ("run" in vars(engine.core.loaded.runner)) is False
 
 
 def test_drafts_are_compared_too(llama):
@@ -53,7 +53,7 @@ def test_drafts_are_compared_too(llama):
 
 def test_wrong_numbers_are_found(llama, monkeypatch):
     engine = load(llama, dtype="float32", proposer="none")
-    run = type(engine.runner.program).run
+    run = type(engine.core.loaded.program).run
     calls = []
 
     def wrong(program, step):
@@ -61,9 +61,9 @@ def test_wrong_numbers_are_found(llama, monkeypatch):
         logits = run(program, step)
         return torch.flip(logits, (1,)) if len(calls) == 3 else logits
 
-    monkeypatch.setattr(type(engine.runner.program), "run", wrong)
+    monkeypatch.setattr(type(engine.core.loaded.program), "run", wrong)
     reference = load(llama, program="eager", dtype="float32", scheme="packed", block_size=4)
-    if type(reference.runner.program) is type(engine.runner.program):
+    if type(reference.core.loaded.program) is type(engine.core.loaded.program):
         pytest.skip("both run the same program here")
     with pytest.raises(WrongText, match="position 10 is wrong"), verified(engine, reference):
         engine.generate(START, max_new_tokens=8, ignore_eos=True)

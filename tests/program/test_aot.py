@@ -100,7 +100,7 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
     for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
         write(path, tmp_path / "x.aot", compile_phases="both", **how)
         engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
-        assert set(Interpreted.programs) == set(engine.runner.program._code)
+        assert set(Interpreted.programs) == set(engine.core.loaded.program._code)
         same(engine, engine_for(path, program="eager", **how))
 
 

@@ -85,7 +85,7 @@ def test_no_length_and_no_batch_compiles_again(mode, llama):
         if number % 10 == 0:
             wanted = reference.generate(prompts, max_new_tokens=3, ignore_eos=True)
             assert [each.tokens for each in done] == [each.tokens for each in wanted]
-    forms = engine.runner.program._ready
+    forms = engine.core.loaded.program._ready
     assert counters["stats"]["unique_graphs"] == len(forms) <= 8
     assert not counters["graph_break"] and not counters["recompiles"]
 
@@ -104,7 +104,7 @@ def test_the_cache_is_written_in_place(llama):
     engine = compiled(llama, compile_phases="decode")
     with torch._inductor.config.patch(fx_graph_cache=False):  # or the code is found, and not written
         _, codes = run_and_get_code(engine.generate, PROMPTS[0], max_new_tokens=3, ignore_eos=True)
-    shape = tuple(engine.runner.pool.layers[0].tensors[0].shape)
+    shape = tuple(engine.core.loaded.pool.layers[0].tensors[0].shape)
     code = "\n".join(codes)
     assert "assert_size_stride" in code and str(shape) in code
     assert f"empty_strided_cpu({shape}" not in code and "copy_(" not in code
@@ -114,7 +114,7 @@ def test_phases(llama):
     for phases, kinds in (("decode", {1}), ("prefill", {2})):
         engine = compiled(llama, compile_phases=phases, compile_backend="eager")
         texts(engine)
-        assert {form.num_tokens for form in engine.runner.program._ready} == kinds
+        assert {form.num_tokens for form in engine.core.loaded.program._ready} == kinds
 
 
 def test_no_is_the_same_shapes_uncompiled(llama):
@@ -127,7 +127,7 @@ def test_captured_steps_lie_at_fixed_addresses(llama, monkeypatch):
     """What a GPU records, here as plain calls."""
     monkeypatch.setattr(module, "cuda_graph", plain_calls)
     engine = compiled(llama, compile="static", compile_backend="eager")
-    engine.runner.program._captures = True
+    engine.core.loaded.program._captures = True
     same(engine, engine_for(llama, program="eager"))
 
 
@@ -143,12 +143,12 @@ def test_the_plain_modules_serve_until_it_is_ready(llama, caplog):
     engine = compiled(llama, compile_backend="patient", compile_in_background=True, compile_phases="decode")
     reference = engine_for(llama, program="eager")
     same(engine, reference)
-    assert begun.wait(60) and not engine.runner.program._ready
+    assert begun.wait(60) and not engine.core.loaded.program._ready
     go_on.set()
     for thread in threading.enumerate():
         if thread.name == "compile":
             thread.join(60)
-    assert len(engine.runner.program._ready) == 2
+    assert len(engine.core.loaded.program._ready) == 2
     same(engine, reference)
 
 

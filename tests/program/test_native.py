@@ -227,8 +227,8 @@ def test_two_engines_at_the_same_time(models):
 def test_the_decoders_matrices_are_given_up(models):
     engine = native(save("llama", models))
     decoder_bytes = engine.memory["weights_bytes"]
-    assert decoder_bytes == engine.runner.program.num_weight_bytes
-    assert not any(hasattr(value, "weight") for value in vars(engine.runner.program).values())
+    assert decoder_bytes == engine.core.loaded.program.num_weight_bytes
+    assert not any(hasattr(value, "weight") for value in vars(engine.core.loaded.program).values())
 
 
 @pytest.mark.parametrize(

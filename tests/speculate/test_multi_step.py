@@ -20,28 +20,29 @@ def engine_for(path, **settings):
     settings = {"dtype": "float32", "program": "native", "proposer": "multi_step", "max_sequences": 4, **settings}
     engine = load(path, **settings)
     if settings["proposer"] == "multi_step":
-        engine._proposer = MultiStep(clock=lambda: 0.0)
+        engine.core.proposer = MultiStep(clock=lambda: 0.0)
     return engine
 
 
 def watched(engine):
     """Logits by prompt and position of every row that is computed, and the number of drafts of each step."""
-    rows, drafts, run = {}, [], engine.runner.run
+    rows, drafts, run = {}, [], engine.core.loaded.runner.run
 
     def run_and_keep(plan, fed_R=None):
-        logits_RV, first = run(plan, fed_R), 0
-        drafts.append(sum(len(work.sequence.drafts) for work in plan.work))
-        assert not any(UNKNOWN in work.sequence.drafts for work in plan.work)
-        for work in plan.work:
+        ran, first = run(plan, fed_R), 0
+        logits_RV = ran.logits_RV
+        drafts.append(sum(len(work.drafts) for work in ran.plan.work))
+        assert not any(UNKNOWN in work.drafts for work in ran.plan.work)
+        for work in ran.plan.work:
             name = tuple(work.sequence.tokens[: work.sequence.num_prompt_tokens])
             last = work.start + work.count
             for index in range(work.num_logits):
                 rows[name, last - work.num_logits + index] = logits_RV[first + index].clone()
             first += work.num_logits
         assert first == len(logits_RV)
-        return logits_RV
+        return ran
 
-    engine.runner.run = run_and_keep
+    engine.core.loaded.runner.run = run_and_keep
     return rows, drafts
 
 
@@ -123,7 +124,7 @@ def test_company(llama):
 @needs_native
 def test_interrupted_and_gone_on_with(llama, monkeypatch):
     several, plain = engine_for(llama), engine_for(llama, proposer="none")
-    run, calls = several.runner.program.run, []
+    run, calls = several.core.loaded.program.run, []
 
     def run_once(step):
         calls.append(step.has_unknown)
@@ -131,7 +132,7 @@ def test_interrupted_and_gone_on_with(llama, monkeypatch):
             raise KeyboardInterrupt
         return run(step)
 
-    monkeypatch.setattr(several.runner.program, "run", run_once)
+    monkeypatch.setattr(several.core.loaded.program, "run", run_once)
     stream = several.stream(PROMPTS[2], max_new_tokens=15, ignore_eos=True)
     tokens = next(stream).tokens + next(stream).tokens
     session = several.session(PROMPTS[1])
@@ -150,17 +151,18 @@ def test_numbers_that_are_none_end_their_own_text(llama):
     """Behind such a row something is computed as well, and nobody sees it."""
     several = engine_for(llama)
     wanted = several.generate(PROMPTS[1], max_new_tokens=9, ignore_eos=True).tokens
-    run = several.runner.run
+    run = several.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        logits_RV, first = run(plan, fed_R), 0
-        for work in plan.work:
-            if work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and work.sequence.drafts:
+        ran, first = run(plan, fed_R), 0
+        logits_RV = ran.logits_RV
+        for work in ran.plan.work:
+            if work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and work.drafts:
                 logits_RV[first + 1] = torch.nan
             first += work.num_logits
-        return logits_RV
+        return ran
 
-    several.runner.run = poisoned
+    several.core.loaded.runner.run = poisoned
     good = several.stream(PROMPTS[1], max_new_tokens=9, ignore_eos=True)
     tokens = next(good).tokens
     with pytest.raises(Exception, match="not finite"):
@@ -201,7 +203,7 @@ def test_no_more_together_than_nobody_minds():
     [
         ({"program": "eager"}, "none"),
         ({"cache": False}, "none"),
-        ({"run_ahead": "on"}, "none"),
+        ({"async_scheduling": "on"}, "none"),
         pytest.param({"program": "native"}, "multi_step", marks=needs_native),
         pytest.param({"program": "native", "proposer": "none"}, "none", marks=needs_native),
     ],

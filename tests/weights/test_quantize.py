@@ -139,7 +139,7 @@ def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_pat
     make(llama, tmp_path / "out", group=64)
     assert read_config(read_config_json(tmp_path / "out")).codes
     engine = load(tmp_path / "out", program="eager", scheme="file", threads=1)
-    assert [part.bits for part in engine.runner.program._decoder.head.parts()] == [8]
+    assert [part.bits for part in engine.core.loaded.program._decoder.head.parts()] == [8]
     if abi.why_not() is None:
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 

@@ -35,7 +35,7 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         **_against_the_machine(measured, engine, limits),
         "noisy": is_noisy(measured),
         "load_s": load_s,
-        "compile_s": engine.runner.program.compile_s,
+        "compile_s": engine.core.loaded.program.compile_s,
         "warmup_s": measured.warmup_s,
         **_memory(measured, engine),
         "hash": min(hashes),

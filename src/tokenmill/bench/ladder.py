@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill.bench.points import Point
 from tokenmill.bench.series import Series
 from tokenmill.config import FUSIBLE, EngineConfig
-from tokenmill.engine.build import choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import PROGRAMS

@@ -20,8 +20,9 @@ from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import build, find_device, resolve_config
+from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.resolve import find_device, resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.download import Progress
 from tokenmill.measure.cost import available_bytes, cost_of

@@ -56,10 +56,14 @@ class Pool:
         return {name: tensor[slots].cpu() for name, tensor in self._named().items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Put rows as `read` gave them into these slots, in the pool's dtype. SnapshotError for rows that do not fit."""
+        """Put rows as `read` gave them into these slots, in the pool's dtype. SnapshotError if they do not fit."""
         self.check_rows(rows, len(slots))
         for name, tensor in self._named().items():
             tensor[slots] = rows[name].to(tensor.device, tensor.dtype)
+
+    def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rows from elsewhere as this pool stores them, on the CPU."""
+        return {name: rows[name].to(tensor.dtype) for name, tensor in self._named().items()}
 
     def check_rows(self, rows: Mapping[str, Tensor], count: int) -> None:
         """SnapshotError, by name, unless these are `count` rows of every tensor of the pool."""

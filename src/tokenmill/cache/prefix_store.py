@@ -11,6 +11,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,5 @@ class PrefixStore:
 
 def _try(action: Any, *arguments: Any, **settings: Any) -> None:
     """Do it where the file system allows it: a directory that is only read stays as it is."""
-    try:
+    with suppress(OSError):
         action(*arguments, **settings)
-    except OSError:
-        pass

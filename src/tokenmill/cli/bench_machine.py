@@ -32,7 +32,7 @@ def command(
     """
     import torch
 
-    from tokenmill.engine.build import find_device
+    from tokenmill.engine.resolve import find_device
     from tokenmill.measure.machine import limits
 
     where = find_device(device)

@@ -135,7 +135,7 @@ def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineCon
     """The settings and the number of threads that all engines are asked for; wrong settings are refused here."""
     import torch
 
-    from tokenmill.engine.build import resolve_config
+    from tokenmill.engine.resolve import resolve_config
     from tokenmill.model.families import read_config
 
     model = read_config(checkpoint.config)

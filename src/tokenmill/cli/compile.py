@@ -46,7 +46,7 @@ def command(
     The directory is given as --aot-package beside the model, whose weights stay where they are. It is refused when the
     model, a setting, the processor or torch differs. It is machine code: use only packages that you made.
     """
-    from tokenmill.engine.compile import save_aot_package  # noqa: PLC0415  (torch is imported when a verb runs)
+    from tokenmill.engine.compile import save_aot_package
 
     config = EngineConfig(
         model, dtype=dtype, device=device, scheme=scheme, cache_format=cache_format, compile_phases=compile_phases

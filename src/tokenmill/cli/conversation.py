@@ -147,11 +147,11 @@ class Conversation:
 
     def _stats(self, _: str) -> str:
         changed = {k: v for k, v in asdict(self.params).items() if v != getattr(SamplingParams(), k)}
-        engine, blocks = self.engine, self.engine.scheduler.allocator
+        engine, blocks = self.engine, self.engine.core.cache_use
         parts = [
             f"{len(self.messages)} messages, {len(self.session)} tokens of {engine.config.max_length}",
             f"{self.session.num_cached} computed",
-            f"{blocks.num_blocks - blocks.num_free} of {blocks.num_blocks} blocks of {blocks.block_size} tokens in use",
+            f"{blocks.used_blocks} of {blocks.num_blocks} blocks of {blocks.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",
             ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy",
         ]

@@ -40,7 +40,7 @@ OWN = (
     *PREFIX,
     *COMPILE,
     "cache",
-    "run_ahead",
+    "async_scheduling",
     "proposer",
     "num_drafts",
 )

@@ -42,7 +42,7 @@ def command(
     The file can be given wherever a model is given. The text is the same, and loading is only reading the file, which
     holds tokenizer and settings too. It is refused when it is damaged, or when its model has changed since.
     """
-    from tokenmill.engine.pack import save_packed_model  # noqa: PLC0415  (torch is imported when a verb runs)
+    from tokenmill.engine.pack import save_packed_model
 
     config = EngineConfig(model, program, dtype, scheme=scheme)
     with progress_on_stderr(quiet) as progress:

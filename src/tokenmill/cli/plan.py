@@ -55,7 +55,7 @@ def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     import torch
 
-    from tokenmill.engine.build import find_device, resolve_config
+    from tokenmill.engine.resolve import find_device, resolve_config
     from tokenmill.measure.cost import available_bytes, cost_of
 
     torch_device = find_device(asked.device)

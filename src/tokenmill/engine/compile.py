@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import build, find_device
+from tokenmill.engine.build import build
+from tokenmill.engine.resolve import find_device
 from tokenmill.hub.download import Progress
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.manifest import made_for
@@ -24,6 +25,6 @@ def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path,
         "source": str(checkpoint.path.resolve()),
         "tokenmill": __version__,
     }
-    program = engine.runner.program
+    program = engine.core.loaded.program
     assert isinstance(program, InPieces), "program compiled is one"
-    return write_package(folder, program.decoder, engine.runner.pool, config.compile_phases, facts, progress)
+    return write_package(folder, program.decoder, engine.core.loaded.pool, config.compile_phases, facts, progress)

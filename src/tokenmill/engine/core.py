@@ -3,9 +3,9 @@
     drafts → plan → copy and load → run → sample → verify → commit → store → deliver
 
 `_step` is the loop's body. Single stream, batch, continuous batching, chunked prefill and speculation are settings of
-it. A request is checked by `request`, queued by `submit`, moved by `step` (whichever thread calls it moves all of them),
-and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything may be
-called from several threads, one step at a time.
+it. A request is checked by `request`, queued by `submit`, moved by `step` (whichever thread calls it moves all of
+them), and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything
+may be called from several threads, one step at a time.
 """
 
 import threading
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -30,7 +31,15 @@ from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.proposer import Proposer
 from tokenmill.speculate.verify import verify
 
-__all__ = ["Core"]
+__all__ = ["CacheUse", "Core"]
+
+
+class CacheUse(NamedTuple):
+    """Blocks that some sequence holds, blocks in all, and tokens per block."""
+
+    used_blocks: int
+    num_blocks: int
+    block_size: int
 
 
 class Core:
@@ -46,13 +55,13 @@ class Core:
         self.loaded, self.scheduler, self.clock = loaded, scheduler, clock
         self.inputs = InputProcessor(loaded.config, loaded.model_config, loaded.tokenizer)
         self.observers = Observers()
-        self._proposer = proposer
+        self.proposer = proposer
         self._trackers: dict[int, Tracker] = {}
         self._deadlines: dict[int, tuple[float, Request]] = {}
         self._abandoned: deque[Sequence] = deque()
         self._lock = threading.RLock()
         self._is_busy = self._is_undelivered = False
-        self._in_flight: InFlight | None = None
+        self.in_flight: InFlight | None = None
         self._is_async = loaded.config.async_scheduling == "on"
 
     # ---- requests
@@ -68,8 +77,8 @@ class Core:
     ) -> Request:
         """A checked request, not queued yet. RequestError or CapacityError for what could never be served.
 
-        Of lower priority numbers' sequences the next to run is chosen first. timeout_s counts from now. Only requests of
-        equal salt share rows of the cache.
+        Requests of a lower `priority` run first. timeout_s counts from now. Only requests of equal salt share rows of
+        the cache.
         """
         tokens = self.inputs.encode(prompt)
         with self._lock:
@@ -136,15 +145,16 @@ class Core:
         may be in another request by now."""
         with self._lock:
             for tracker in request.trackers:
-                if tracker.completion or tracker.error:
-                    if self._trackers.get(tracker.sequence.id) is tracker:
-                        del self._trackers[tracker.sequence.id]
-                        self._deadlines.pop(tracker.sequence.id, None)
-        self.abandon([each.sequence for each in request.trackers if not (each.completion or each.error)])
+                if tracker.has_ended and self._trackers.get(tracker.sequence.id) is tracker:
+                    del self._trackers[tracker.sequence.id]
+                    self._deadlines.pop(tracker.sequence.id, None)
+        self.abandon([each.sequence for each in request.trackers if not each.has_ended])
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
-        """Drop sequences, or park those that are kept. It may be called by the garbage collector in the middle of a step,
-        which then does it at its end."""
+        """Drop sequences, or park those that are kept.
+
+        The garbage collector may call this in the middle of a step; then it is done after the step.
+        """
         self._abandoned.extend(sequences)
         with self._lock:
             if not self._is_busy:
@@ -167,6 +177,22 @@ class Core:
                 self._is_busy = before
                 self._leave_out_finished()
 
+    @property
+    def num_tracked(self) -> int:
+        """Sequences that somebody follows."""
+        return len(self._trackers)
+
+    @property
+    def cache_use(self) -> CacheUse:
+        """How full the cache is."""
+        allocator = self.scheduler.allocator
+        return CacheUse(allocator.num_blocks - allocator.num_free, allocator.num_blocks, allocator.block_size)
+
+    def clear_prefix_cache(self) -> None:
+        """Later requests find no rows of earlier ones in memory."""
+        with self.exclusive():
+            self.scheduler.allocator.forget_names()
+
     # ---- the loop
 
     def step(self) -> None:
@@ -185,7 +211,7 @@ class Core:
     def _step(self) -> None:
         """The body: begin a step, unless one is in flight; begin the next where that is possible; end this one."""
         self.observers.phase("begin")
-        current, self._in_flight = self._in_flight, None
+        current, self.in_flight = self.in_flight, None
         if current is None:
             if (current := self._begin()) is None:
                 return  # another thread's step has finished everything
@@ -214,13 +240,13 @@ class Core:
         current.is_overtaken = True
         plan = self._plan()
         if plan.work:
-            self._in_flight = self._run(plan, current.ids_R)
+            self.in_flight = self._run(plan, current.ids_R)
 
     def _plan(self) -> Plan:
         """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
         running, config = self.scheduler.running, self.loaded.config
         limit = min(config.num_drafts, config.max_step_tokens // max(len(running), 1) - 1)  # each sequence's share
-        plan = self.scheduler.plan(self._proposer.propose(running, limit))
+        plan = self.scheduler.plan(self.proposer.propose(running, limit))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
@@ -266,7 +292,7 @@ class Core:
         """Hand each tracker the tokens that its sequence has and it has not."""
         now_s = self.clock()
         for tracker in trackers:
-            if tracker.completion is not None or tracker.error is not None:
+            if tracker.has_ended:
                 continue
             sequence = tracker.sequence
             new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
@@ -280,7 +306,7 @@ class Core:
 
     def _recover(self) -> None:
         """After Ctrl-C, no memory, …: whatever was being changed may be half done, and so may the step in flight."""
-        self._in_flight, self._is_undelivered = None, True
+        self.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
 
     # ---- what ends from outside
@@ -302,9 +328,9 @@ class Core:
                     self._fail(tracker.sequence, RequestError(f"the deadline has passed after {num_tokens} tokens"))
 
     def _leave_out_finished(self) -> None:
-        """Sequences that have ended since they were planned take no part, even if they go on before that step is read."""
-        if self._in_flight is not None and not self._in_flight.leave_out_finished():
-            self._in_flight = None
+        """Leave what has ended since it was planned out of the step in flight, even if it goes on before that."""
+        if self.in_flight is not None and not self.in_flight.leave_out_finished():
+            self.in_flight = None
 
     def _let_go(self) -> None:
         while self._abandoned:

@@ -101,6 +101,11 @@ class Tracker:
     _num_taken: int = field(default=0, init=False)  # tokens that were taken
     _is_over: bool = field(default=False, init=False)  # whether the last piece was taken
 
+    @property
+    def has_ended(self) -> bool:
+        """Well, or with an error."""
+        return self.completion is not None or self.error is not None
+
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Take in accepted tokens; True when a stop string has ended the text."""
         self.tokens += tokens

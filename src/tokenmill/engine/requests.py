@@ -39,7 +39,7 @@ class Request:
     @property
     def is_done(self) -> bool:
         """Whether every continuation has ended, well or with an error."""
-        return bool(self.trackers) and all(each.completion or each.error for each in self.trackers)
+        return bool(self.trackers) and all(each.has_ended for each in self.trackers)
 
 
 class InputProcessor:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Ran(NamedTuple):
-    """What was computed: the plan, with the drafts that the program found, and the logits of its wanted rows, [R, V]."""
+    """What was computed: the plan with the drafts that the program found, and logits of the wanted rows, [R, V]."""
 
     plan: Plan
     logits_RV: Tensor
@@ -106,7 +106,7 @@ class Runner:
 
 
 def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> Ran:
-    """The plan with the tokens that the program found, and the logits of what it computed: it stops where a text ends."""
+    """The plan with the tokens that the program found, up to where a text ends, and the logits of what it computed."""
     found, work, kept = list(token_ids), [], list[int]()
     first = 0
     for each, span in zip(plan.work, step.spans, strict=True):

@@ -33,6 +33,9 @@ __all__ = ["Session", "open_session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that a call does not hand on to the next."""
 
+MIXED = "mixed"
+"""In the header's field `build`: rows of other conditions are among these, so they are equal to no engine's own."""
+
 REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
 """The fields of a sequence that a request sets, and not its rows."""
 
@@ -44,15 +47,15 @@ class Session:
     with the session when it is saved.
     """
 
-    def __init__(self, core: Core, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
+    def __init__(self, core: Core, params: SamplingParams | None = None) -> None:
         self.core, self.params = core, params or SamplingParams()
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
         self._stream: object | None = None  # the stream whose answer is under way
-        self._sequence = core.inputs.kept() if sequence is None else sequence
+        self._sequence = core.inputs.kept()
+        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)  # first: parked, it holds blocks
         with core.exclusive():
             core.scheduler.park(self._sequence)
-        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)
 
     # ---- what is there
 
@@ -178,7 +181,7 @@ class Session:
     def prefill(self) -> None:
         """Compute the rows of all tokens but the last, which is fed with the next call."""
         sequence = self._open()
-        if sequence.num_computed_tokens >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+        if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return
         last = sequence.tokens[-1]
         try:
@@ -198,8 +201,8 @@ class Session:
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
         with self.core.exclusive():
-            child = self.core.scheduler.fork(self._open(), self.core.inputs.new_id(), keep=True)
-            other = Session(self.core, child, self.params)
+            other = Session(self.core, self.params)
+            self.core.scheduler.share(self._open(), other._open())
         other.notes = dict(self.notes)
         return other
 
@@ -234,20 +237,26 @@ class Session:
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. What is missing is computed first."""
         loaded = self.core.loaded
-        with self.core.exclusive():  # other sequences move on while rows are computed; none takes them before they are read
+        with self.core.exclusive():  # so that no other sequence takes the rows before they are read
             sequence = self._open()
             if not sequence.tokens:
                 raise RequestError("the session is empty: there is nothing to save")
             self.prefill()
+            is_read = sequence.num_computed_tokens < sequence.num_saved  # and not loaded into the cache yet
+            num_rows = self.num_cached
             header = {
                 **loaded.compatibility,
+                **({} if sequence.shares else {"build": MIXED}),
                 "tokens": list(sequence.tokens),
-                "num_rows": sequence.num_computed_tokens,
+                "num_rows": num_rows,
                 "answer_from": self._counted_from,
                 "sampling": asdict(self.params),
                 "notes": self.notes,
             }
-            rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, sequence.num_computed_tokens))
+            if is_read and sequence.saved is not None:
+                rows = loaded.pool.converted(sequence.saved.rows(0, num_rows))
+            else:
+                rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
         return write_snapshot(Path(path), header, rows)
 
     def restore(self, rows: RowSource, num_rows: int, counted_from: int | None, is_own: bool) -> None:
@@ -304,7 +313,8 @@ def _opened(core: Core, path: Path, snapshot: Snapshot, convert: bool) -> Sessio
     facts = snapshot.facts
     is_own = check_compatible(path, facts, core.loaded.compatibility, convert)
     core.loaded.pool.check_rows(snapshot.rows, facts["num_rows"])
-    session = Session(core, None, _sampling(facts["sampling"]))
+    core.scheduler.check_length(len(facts["tokens"]))
+    session = Session(core, _sampling(facts["sampling"]))
     try:
         session.notes = dict(facts["notes"])
         session.append(facts["tokens"])

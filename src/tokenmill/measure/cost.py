@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from tokenmill.cache.formats import FORMATS
-from tokenmill.config import DTYPES, EngineConfig
-from tokenmill.engine.build import cache_spec, choose_forms
+from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.parameters import count_parameters
 from tokenmill.registry import lookup
@@ -87,7 +87,7 @@ class Storage:
         return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
 
     @classmethod
-    def planned(cls, config: EngineConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
+    def planned(cls, config: ResolvedConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
         """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
         forms = choose_forms(config, model, device)
         if forms.scheme_name not in INTEGER_SCHEMES:
@@ -97,7 +97,7 @@ class Storage:
         return cls(config.dtype, per_weight, True, config.cache_format)
 
 
-def cost_of(config: EngineConfig, model: ModelConfig, device: torch.device) -> Cost:
+def cost_of(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Cost:
     """What an engine of this resolved config takes there."""
     spec = cache_spec(config, model)
     return Cost(

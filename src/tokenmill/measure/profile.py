@@ -7,16 +7,19 @@ to be held against. Every run starts with a cold cache, so that shared prefixes 
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, cast
 
 import torch
 
 from tokenmill.config import SamplingParams
-from tokenmill.engine.engine import Engine, Prompt
+from tokenmill.engine.core import Core
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion
+from tokenmill.engine.requests import Prompt
 from tokenmill.errors import ConfigError
 from tokenmill.measure.memory import resident_bytes
 from tokenmill.measure.operations import Operation, Watch
@@ -151,9 +154,7 @@ def _run(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, clock: Callable[[], float]
 ) -> tuple[list[Completion], float]:
     """One generation from a cold cache, and what it took."""
-    allocator = engine.scheduler.allocator
-    for block in range(allocator.num_blocks):
-        allocator.unpublish(block)
+    engine.core.clear_prefix_cache()
     settings = {one.name: getattr(params, one.name) for one in fields(params)}
     started_s = clock()
     # One list may hold texts and ids, which the overloads do not say.
@@ -164,13 +165,14 @@ def _run(
 def _measure(
     engine: Engine, prompts: Sequence[Prompt], params: SamplingParams, level: str, clock: Callable[[], float]
 ) -> Profile:
-    device = torch.device(engine.config.device)
-    watch = Watch(device) if level == "verbose" else None
-    memory: list[MemoryReading] = []
+    watch = Watch(torch.device(engine.config.device)) if level == "verbose" else None
+    reader = _MemoryReader(engine.core, clock, watch)
     begun_s = clock()
-    with watch or nullcontext(), record(engine, clock) as recorder, _listen(engine, device, memory, clock, watch):
+    # The reader comes second, so that what it does is in no phase of the recorder.
+    with watch or nullcontext(), record(engine, clock) as recorder, engine.core.observers.added(reader):
         start_s = clock()
         done, measured_s = _run(engine, prompts, params, clock)
+    memory = reader.readings
     if watch is None:
         operations: list[Operation] = []
         trace = {"traceEvents": trace_events(recorder.steps, memory, start_s), "displayTimeUnit": "ms"}
@@ -190,34 +192,24 @@ def _measure(
     )
 
 
-@contextmanager
-def _listen(
-    engine: Engine,
-    device: torch.device,
-    memory: list[MemoryReading],
-    clock: Callable[[], float],
-    watch: Watch | None,
-) -> Iterator[None]:
-    """Read memory after each step, and tell the watch when the forward runs, behind whoever records already."""
-    before, allocator, blocks = engine.mark, engine.scheduler.allocator, 0
+class _MemoryReader(Observer):
+    """Reads memory after each step, and tells the watch when the forward runs."""
 
-    def mark(phase: str, plan: Plan | None) -> None:
-        nonlocal blocks
-        if watch is not None and phase == "run":
-            watch.leave_forward()
-        before(phase, plan)
-        if phase == "plan":
+    def __init__(self, core: Core, clock: Callable[[], float], watch: Watch | None) -> None:
+        self.readings: list[MemoryReading] = []
+        self._core, self._clock, self._watch, self._num_blocks = core, clock, watch, 0
+        self._device = torch.device(core.loaded.config.device)
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "plan":
             # Counted here: a sequence that ends in this step has given its blocks back when the step is over.
-            blocks = allocator.num_blocks - allocator.num_free
-            if watch is not None:
-                watch.enter_forward()
-        elif phase == "deliver":
+            self._num_blocks = self._core.cache_use.used_blocks
+            if self._watch is not None:
+                self._watch.enter_forward()
+        elif name == "run" and self._watch is not None:
+            self._watch.leave_forward()
+        elif name == "deliver":
             # Read between steps, so that the reading is in no phase.
-            on_device = torch.cuda.memory_allocated(device) if device.type == "cuda" else None
-            memory.append(MemoryReading(clock(), resident_bytes(), blocks, on_device))
-
-    engine.mark = mark
-    try:
-        yield
-    finally:
-        engine.mark = before
+            on_device = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else None
+            self.readings.append(MemoryReading(self._clock(), resident_bytes(), self._num_blocks, on_device))

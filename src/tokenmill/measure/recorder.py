@@ -1,8 +1,8 @@
 """What the steps of an engine took, phase by phase: the raw material of every benchmark and profile.
 
 A step has four phases: plan (proposer and scheduler), run (the forward), sample (logits to tokens; on a GPU it waits
-there for the forward), deliver (commit and text). With run_ahead a step's run is the planning and launch of the next
-one. Recording costs five clock readings a step, under a microsecond.
+there for the forward), deliver (commit and text). With async scheduling a step's run is the planning and
+launch of the next one. Recording costs five clock readings a step, under a microsecond.
 """
 
 import time
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.observers import Observer
 from tokenmill.schedule.sequence import UNKNOWN, Plan
 
 __all__ = ["Recorder", "StepRecord", "record"]
@@ -42,35 +43,36 @@ class StepRecord:
 
 
 @dataclass
-class Recorder:
-    """Takes the marks of one engine and keeps a StepRecord of every step that ended."""
+class Recorder(Observer):
+    """Keeps a StepRecord of every step that an engine has ended."""
 
     clock: Callable[[], float]
     steps: list[StepRecord] = field(default_factory=list)
     _times_s: list[float] = field(default_factory=list)
-    _lengths: list[int] = field(default_factory=list)
-    _plan: Plan = field(default_factory=lambda: Plan([], []))
+    _lengths: dict[int, int] = field(default_factory=dict)  # of each sequence before the step, by its id
+    _plan: Plan = field(default_factory=lambda: Plan([]))
     _finds_drafts: bool = False
 
-    def mark(self, phase: str, plan: Plan | None) -> None:
-        """See Engine.mark."""
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
         now_s = self.clock()
-        if phase == "begin":
+        if name == "begin":
             self._times_s = []
         self._times_s.append(now_s)
         if plan is not None:
-            self._lengths = [len(work.sequence.tokens) for work in plan.work]
-            self._plan = plan
-            self._finds_drafts = any(UNKNOWN in work.sequence.drafts for work in plan.work)
-        if phase == "deliver":
+            self._plan = plan  # of the phase "sample", without drafts that were not computed
+        if name == "plan" and plan is not None:
+            self._lengths = {work.sequence.id: len(work.sequence.tokens) for work in plan.work}
+            self._finds_drafts = any(UNKNOWN in work.drafts for work in plan.work)
+        if name == "deliver":
             self.steps.append(self._record())
 
     def _record(self) -> StepRecord:
-        pairs = [(work.sequence, length) for work, length in zip(self._plan.work, self._lengths, strict=True)]
+        pairs = [(work.sequence, self._lengths[work.sequence.id]) for work in self._plan.work]
         new = [len(sequence.tokens) - length for sequence, length in pairs]
         is_decode = all(length > sequence.num_prompt_tokens for sequence, length in pairs)
         begun_s, planned_s, ran_s, sampled_s, ended_s = self._times_s
-        num_tokens = sum(work.count for work in self._plan.work)  # only now: what was not computed is out of it
+        num_tokens = sum(work.count for work in self._plan.work)
         num_passes = max(1, *new) if self._finds_drafts else 1
         phases = (begun_s, planned_s, ran_s, sampled_s, ended_s)
         return StepRecord(*phases, num_tokens, sum(new), len(pairs), is_decode, num_passes)
@@ -78,10 +80,7 @@ class Recorder:
 
 @contextmanager
 def record(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Iterator[Recorder]:
-    """Record the steps that the engine does inside; whoever measured before goes on afterwards."""
-    recorder, before = Recorder(clock), engine.mark
-    engine.mark = recorder.mark
-    try:
+    """Record the steps that the engine does inside."""
+    recorder = Recorder(clock)
+    with engine.core.observers.added(recorder):
         yield recorder
-    finally:
-        engine.mark = before

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.observers import Observer
 from tokenmill.engine.scoring import last_logits
 from tokenmill.errors import WrongText
 from tokenmill.schedule.sequence import Plan
@@ -39,30 +40,34 @@ class TraceRow:
 @contextmanager
 def traced(engine: Engine) -> Iterator[list[TraceRow]]:
     """The rows of every step inside, in a list that grows."""
-    rows: list[TraceRow] = []
-    before, plans, begun = engine.mark, [Plan([], [])], [0.0]
-    lengths: dict[int, int] = {}
-    steps = 0
+    tracer = _Tracer()
+    with engine.core.observers.added(tracer):
+        yield tracer.rows
 
-    def mark(phase: str, plan: Plan | None) -> None:
-        nonlocal steps
-        before(phase, plan)
-        if phase == "begin":
-            begun[0] = time.perf_counter()
-        elif phase == "plan" and plan is not None:
-            plans[0], steps = plan, steps + 1
-            lengths.update({work.sequence.id: len(work.sequence.tokens) for work in plan.work})
-        elif phase == "deliver":
-            taken = 1000 * (time.perf_counter() - begun[0])
-            for sequence, start, count, _ in plans[0].work:
-                chosen = tuple(sequence.tokens[lengths[sequence.id] :])
-                rows.append(TraceRow(steps, sequence.id, start, count, start + count, chosen, taken))
 
-    engine.mark = mark
-    try:
-        yield rows
-    finally:
-        engine.mark = before
+class _Tracer(Observer):
+    """Makes a TraceRow of each work item."""
+
+    def __init__(self) -> None:
+        self.rows: list[TraceRow] = []
+        self._plan, self._begun_s, self._num_steps = Plan([]), 0.0, 0
+        self._lengths: dict[int, int] = {}
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "begin":
+            self._begun_s = time.perf_counter()
+        if plan is not None:
+            self._plan = plan
+        if name == "plan" and plan is not None:
+            self._num_steps += 1
+            self._lengths = {work.sequence.id: len(work.sequence.tokens) for work in plan.work}
+        if name == "deliver":
+            taken_ms = 1000 * (time.perf_counter() - self._begun_s)
+            for sequence, start, count, *_ in self._plan.work:
+                chosen = tuple(sequence.tokens[self._lengths[sequence.id] :])
+                row = TraceRow(self._num_steps, sequence.id, start, count, start + count, chosen, taken_ms)
+                self.rows.append(row)
 
 
 @dataclass
@@ -94,27 +99,29 @@ class Distance:
 @contextmanager
 def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
-    distance, run = Distance(), engine.runner.run
     scheme, dtype = engine.config.scheme, engine.config.dtype
     bound = LEAST_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
+    comparer = _Comparer(reference, bound)
+    with engine.core.observers.added(comparer, in_order=True):  # the reference is fed from the host
+        yield comparer.distance
 
-    def run_both(plan: Plan, fed_R: Tensor | None = None) -> Tensor:
-        logits_RV = run(plan, fed_R)
+
+class _Comparer(Observer):
+    """Computes every wanted row a second time."""
+
+    def __init__(self, reference: Engine, bound: float) -> None:
+        self.distance = Distance()
+        self._reference, self._bound = reference, bound
+
+    def logits(self, plan: Plan, logits_RV: Tensor) -> None:
+        """See Observer."""
         first = 0
-        for sequence, start, count, num_logits in plan.work:
+        for sequence, start, count, num_logits, drafts in plan.work:
             if num_logits:
-                fed = (sequence.tokens + sequence.drafts)[: start + count]
+                fed = [*sequence.tokens, *drafts][: start + count]
                 ours_RV = logits_RV[first : first + num_logits].float().cpu()
-                distance.add(ours_RV, last_logits(reference, fed, num_logits))
+                self.distance.add(ours_RV, last_logits(self._reference.core, fed, num_logits))
                 first += num_logits
-            if not distance.least_correlation >= bound:
-                raise WrongText(f"position {start + count - 1} is wrong: {distance}; at least {bound} was expected")
-        return logits_RV
-
-    engine.runner.run, ahead = run_both, engine.ahead  # type: ignore[method-assign]
-    engine.ahead = False  # the reference is fed from the host
-    try:
-        yield distance
-    finally:
-        engine.ahead = ahead
-        del engine.runner.run  # the class's own is back
+            if not self.distance.least_correlation >= self._bound:
+                expected = f"at least {self._bound} was expected"
+                raise WrongText(f"position {start + count - 1} is wrong: {self.distance}; {expected}")

@@ -14,8 +14,8 @@ __all__ = ["ChoiceKind", "Row", "SamplerState", "choice_kind"]
 
 
 class ChoiceKind(Enum):
-    """LARGEST: the largest of the model's logits and nothing else, so a program can find it by itself. LOGITS: a function
-    of the logits and the position alone. HISTORY: it also needs the values of the tokens before it."""
+    """LARGEST: the largest of the model's logits and nothing else, so a program can find it by itself. LOGITS: a
+    function of the logits and the position alone. HISTORY: it also needs the values of the tokens before it."""
 
     LARGEST = 0
     LOGITS = 1

@@ -33,6 +33,11 @@ class BlockAllocator:
         """Blocks without a reference; published ones among them still count as free."""
         return len(self._free)
 
+    @property
+    def num_named(self) -> int:
+        """Blocks that can be found."""
+        return len(self._block_of)
+
     def allocate(self) -> int | None:
         """A block with one reference and no name, or None when every block is in use."""
         if not self._free:

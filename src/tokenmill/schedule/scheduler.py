@@ -45,8 +45,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._num_arrivals = 0
 
-    # ---- coming and going. A sequence enters its new list before it leaves the old one: if the operation is broken
-    # off between the two, `recover` finds it.
+    # ---- coming and going. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence; see `check`."""
@@ -57,14 +56,15 @@ class Scheduler:
 
     def check(self, sequence: Sequence) -> None:
         """CapacityError when the sequence could not finish even with the whole pool to itself."""
-        needed = self._num_blocks(sequence.max_tokens)
-        if needed > self.allocator.num_blocks:
-            raise CapacityError(
-                f"cache blocks of {self.allocator.block_size} tokens for a sequence of {sequence.max_tokens}",
-                needed,
-                self.allocator.num_blocks,
-                "cache_tokens (more), or max_new_tokens or the prompt (fewer)",
-            )
+        self.check_length(sequence.max_tokens)
+
+    def check_length(self, num_tokens: int) -> None:
+        """CapacityError for a sequence that is longer than the whole pool."""
+        needed, available, size = self._num_blocks(num_tokens), self.allocator.num_blocks, self.allocator.block_size
+        if needed > available:
+            remedy = "cache_tokens (more), or max_new_tokens or the prompt (fewer)"
+            what = f"cache blocks of {size} tokens for a sequence of {num_tokens}"
+            raise CapacityError(what, needed, available, remedy)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
@@ -96,25 +96,26 @@ class Scheduler:
             self.parked.remove(sequence)
 
     def fork(self, sequence: Sequence, new_id: int, keep: bool = False) -> Sequence:
-        """A second sequence with the same past; blocks are shared until one of the two writes. With `keep`, parked."""
+        """A second sequence with the same past, queued or, with `keep`, parked. See `share`."""
         assert sequence.score_from is None, "a scored sequence has nothing to go on with"
-        child = replace(
-            sequence,
-            id=new_id,
-            tokens=list(sequence.tokens),
-            drafts=[],
-            blocks=list(sequence.blocks),
-            digests=list(sequence.digests),
-            finish_reason=None,
-            keep=keep,
-        )
-        for block in child.blocks:
-            self.allocator.share(block)
+        child = replace(sequence, id=new_id, tokens=[], drafts=[], blocks=[], digests=[], finish_reason=None, keep=keep)
         if keep:
             self.parked.append(child)
         else:
             self.add(child)
+        self.share(sequence, child)
         return child
+
+    def share(self, sequence: Sequence, child: Sequence) -> None:
+        """Give an empty sequence the past of another; blocks are shared until one of the two writes."""
+        for block in sequence.blocks:
+            self.allocator.share(block)
+            child.blocks.append(block)
+        child.digests, child.num_published = list(sequence.digests), sequence.num_published
+        child.saved, child.num_saved = sequence.saved, sequence.num_saved
+        child.salt, child.shares, child.priority = sequence.salt, sequence.shares, sequence.priority
+        child.counted_from, child.tokens = sequence.counted_from, list(sequence.tokens)
+        child.num_computed_tokens = sequence.num_computed_tokens
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
         """Forget all tokens from `num_tokens` on; the last that is left will be fed again."""
@@ -135,9 +136,10 @@ class Scheduler:
         Every running sequence is computed anew, one whose tokens have ended its text is finished, and references are
         counted from the block tables.
         """
-        for other in (self.waiting, self.parked):
-            for sequence in [each for each in other if each in self.running]:
-                other.remove(sequence)
+        for sequence in self.running:
+            for other in (self.waiting, self.parked):
+                if sequence in other:
+                    other.remove(sequence)
         for sequence in [each for each in self.waiting if each in self.parked]:
             self.waiting.remove(sequence)  # it was being queued when the operation was interrupted
             sequence.finish_reason = "abort"
@@ -232,9 +234,9 @@ class Scheduler:
         everyone = [*self.running, *self.waiting, *self.parked]
         self.allocator.check_integrity(sequence.blocks for sequence in everyone)
         for sequence in everyone:
-            empty = not sequence.tokens and not sequence.num_computed_tokens
-            assert 0 <= sequence.num_computed_tokens < len(sequence.tokens) or sequence.score_from is not None or empty
-            assert len(sequence.blocks) >= self._num_blocks(sequence.num_computed_tokens)
+            computed, length = sequence.num_computed_tokens, len(sequence.tokens)
+            assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
+            assert len(sequence.blocks) >= self._num_blocks(computed)
 
     # ---- inside a step
 
@@ -352,4 +354,3 @@ class Scheduler:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.allocator.block_size)
-

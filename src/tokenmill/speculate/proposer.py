@@ -7,7 +7,7 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 from typing import Protocol
 
-from tokenmill.config import EngineConfig
+from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Sequence
 
@@ -36,10 +36,10 @@ class NoProposer:
         return {}
 
 
-def choose(config: EngineConfig, finds_drafts: bool) -> EngineConfig:
+def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
     if config.proposer == "auto":
-        several = finds_drafts and config.cache and config.run_ahead == "off"
+        several = finds_drafts and config.cache and config.async_scheduling == "off"
         config = replace(config, proposer="multi_step" if several else "none")
     if config.proposer == "multi_step" and not finds_drafts:
         allowed = "auto, none or prompt_lookup, because several steps in one call are what program native does"

@@ -1,0 +1,117 @@
+"""Defaults resolved: from the settings that were given to the ones that an engine is built with, before it is built."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from tokenmill.cache.formats import FORMATS
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig, as_keywords
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.attend import AttentionShape
+from tokenmill.model.config import ModelConfig
+from tokenmill.program import Program
+from tokenmill.program import choose as choose_program
+from tokenmill.quant.schemes import Scheme
+from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.registry import lookup
+
+__all__ = ["Forms", "attention_shapes", "cache_spec", "choose_forms", "find_device", "resolve_config"]
+
+
+def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
+    """Put a value in the place of every default that depends on the model or the machine."""
+    max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
+    if max_length > model.context:
+        raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
+    block_size = config.block_size or max_length
+    if block_size > max_length:
+        raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
+    device, in_order = find_device(config.device), config.proposer not in ("auto", "none")
+    scheduling = config.async_scheduling
+    if scheduling == "auto":
+        scheduling = "on" if device.type == "cuda" and not in_order else "off"
+    # As many whole blocks as all sequences need at their longest.
+    default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
+    given = as_keywords(config)
+    resolved = ResolvedConfig(
+        **{
+            **given,
+            "device": str(device),
+            "dtype": model.dtype if config.dtype == "auto" else config.dtype,
+            "max_length": max_length,
+            "block_size": block_size,
+            "cache_tokens": config.cache_tokens or default_tokens,
+            "threads": config.threads or torch.get_num_threads(),
+            "async_scheduling": scheduling,
+        }
+    )
+    kept = replace(resolved, scheme="file")
+    return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
+
+
+def _keeps_codes(kept: ResolvedConfig, asked: str, model: ModelConfig) -> bool:
+    """A quantised file stays as it is unless something else was asked for, or no program here can run it so."""
+    if asked != "auto" or not model.codes:
+        return False
+    try:
+        _, _, program = choose_program(kept, find_device(kept.device), model)
+    except ConfigError:
+        return False
+    return kept.scheme in program.schemes
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The program and the weight scheme that an engine will have, and what its weights will take."""
+
+    program_name: str
+    reason: str
+    program: type[Program]
+    scheme_name: str
+    scheme: Scheme
+    weight_bytes: int
+
+
+def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Forms:
+    """The program and the scheme for a resolved config. ConfigError where nothing fits, with every reason."""
+    dtype = getattr(torch, config.dtype)
+    program_name, reason, program = choose_program(config, device, model)
+    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
+    num_bytes = program.weight_bytes(model, dtype, scheme_name)
+    return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
+
+
+def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
+    """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
+    lookup(FORMATS, config.cache_format, "cache_format")
+    return CacheSpec(
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=config.dtype,
+        format=config.cache_format,
+        block_size=config.block_size,
+        num_blocks=-(-config.cache_tokens // config.block_size),
+    )
+
+
+def attention_shapes(model: ModelConfig) -> frozenset[AttentionShape]:
+    """Every shape that some layer needs."""
+    return frozenset(AttentionShape(model.scale, window, model.attention_softcap) for window in model.windows)
+
+
+def find_device(name: str) -> torch.device:
+    """A torch device that can hold a tensor; ConfigError with the ones that can on this machine."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
+        raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
+    return device

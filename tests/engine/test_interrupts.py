@@ -1,0 +1,84 @@
+"""Ctrl-C at any line of the loop: the one that waits is told, every other text goes on, and nothing is lost."""
+
+import gc
+import random
+
+import pytest
+
+from tests.interrupts import lines
+from tests.tiny_models import prompt
+from tokenmill import load
+
+SHAPES = {
+    "plain": {"max_sequences": 3},
+    "scarce": {"max_sequences": 3, "cache_tokens": 44, "max_step_tokens": 7},
+    "async": {"max_sequences": 3, "async_scheduling": "on"},
+    "async, scarce": {"max_sequences": 3, "cache_tokens": 44, "max_step_tokens": 7, "async_scheduling": "on"},
+    "drafts": {"max_sequences": 3, "proposer": "prompt_lookup"},
+}
+PROMPTS = [prompt(9), prompt(14, seed=1), [*prompt(9), 7, 7]]
+NEW = 8
+TIMES = 40  # of some thousand lines, other ones in each shape
+
+
+def engine_for(path, **how):
+    return load(path, **{"dtype": "float32", "program": "eager", "max_length": 40, "block_size": 4, **how})
+
+
+def intact(engine):
+    engine.core.scheduler.check_integrity()
+    allocator = engine.core.scheduler.allocator
+    assert engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.num_tracked
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_others_go_on(shape, llama):
+    quiet = engine_for(llama)
+    wanted = [quiet.generate(one, max_new_tokens=NEW, ignore_eos=True).tokens for one in PROMPTS]
+    engine = engine_for(llama, **SHAPES[shape])
+    settings = {"max_new_tokens": NEW, "ignore_eos": True}
+    with lines() as counted:
+        engine.generate(PROMPTS, **settings)
+    numbers = random.Random(shape)
+    for _ in range(TIMES):
+        streams = [engine.stream(one, **settings) for one in PROMPTS[:2]]
+        texts = [next(one).tokens for one in streams]
+        with pytest.raises(KeyboardInterrupt), lines(numbers.randrange(counted.count // 2)) as at:
+            engine.generate(PROMPTS, **settings)
+        for index, one in enumerate(streams):
+            texts[index] += sum((piece.tokens for piece in one), ())
+        assert texts == wanted[:2], at.where
+        intact(engine)
+    assert [done.tokens for done in engine.generate(PROMPTS, **settings)] == wanted
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_session_goes_on(shape, llama, tmp_path):
+    """Interrupted in generating, forking, rewinding, prefilling or saving, a session is as long as what it has shown."""
+    quiet, engine = engine_for(llama), engine_for(llama, **SHAPES[shape])
+    settings = {"max_new_tokens": NEW, "ignore_eos": True}
+
+    def use(session):
+        session.generate([5, 6], **settings)
+        other = session.fork()
+        other.rewind(6)
+        other.prefill()
+        session.save(tmp_path / "x.kv")
+        other.generate([1], **settings)
+        other.close()
+
+    with lines() as counted, engine.session(PROMPTS[0]) as session:
+        use(session)
+    numbers = random.Random(shape)
+    for _ in range(TIMES):
+        session = engine.session(PROMPTS[0])
+        with pytest.raises(KeyboardInterrupt), lines(numbers.randrange(counted.count)) as at:
+            use(session)
+            raise KeyboardInterrupt
+        known = session.tokens
+        done = session.generate([3], **settings)
+        assert done.tokens == quiet.generate([*known, 3], **settings).tokens, at.where
+        session.close()
+        del session, done
+        gc.collect()  # the traceback holds the fork
+        intact(engine)

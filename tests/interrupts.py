@@ -1,0 +1,41 @@
+"""KeyboardInterrupt at a chosen line of our own code: an interrupt whose moment is certain."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import tokenmill
+
+ROOMS = tuple(str(Path(tokenmill.__file__).parent / room) for room in ("engine", "schedule", "cache", "sample", "speculate"))
+
+
+class Lines:
+    """Counts the lines that are run; raises at number `at`, once."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at, self.count = at, 0
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> object:
+        if not frame.f_code.co_filename.startswith(ROOMS):
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self
+
+
+@contextmanager
+def lines(at: int | None = None) -> Iterator[Lines]:
+    """Inside, line number `at` of this thread is interrupted; without a number the lines are only counted."""
+    counter = Lines(at)
+    before = sys.gettrace()
+    sys.settrace(counter)
+    try:
+        yield counter
+    finally:
+        sys.settrace(before)
