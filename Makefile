@@ -40,7 +40,7 @@ clean:
 
 # Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
 # that nothing else can pull in another one.
-.venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/*) | .venv/.made
+.venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/* native/*/*) | .venv/.made
 	$(PIP) $$(grep '^torch==' constraints.txt)
 	$(PIP) -e .
 	touch $@

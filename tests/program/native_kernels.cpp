@@ -6,8 +6,8 @@
 #include <random>
 #include <vector>
 
-#include "../native/abi.h"
-#include "../native/kernels.h"
+#include "abi.h"
+#include "kernels/kernels.h"
 
 static std::mt19937 generator(1);
 static int failures = 0;
