@@ -1,8 +1,8 @@
 """Builds the native program's library when tokenmill is installed: a few calls of a C++ compiler, no build system.
 
-native/kernels/kernels.cpp is compiled once per instruction set, everything else once. The best instruction set is chosen
-when the library is loaded, so that a wheel serves every processor. Where there is no compiler, or it fails, the installation succeeds without the library, and the
-native program then says why it is not there.
+native/kernels/kernels.cpp is compiled once per instruction set, everything else once. The best instruction set is
+chosen when the library is loaded, so that a wheel serves every processor. Where there is no compiler, or it fails, the
+installation succeeds without the library, and the native program then says why it is not there.
 
     python hatch_build.py      # build it in place, as `pip install -e .` does
 """

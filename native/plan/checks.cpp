@@ -86,11 +86,12 @@ void check_op(const TmModel& m, const TmOp& op) {
   }
 }
 
-void check_span(const TmModel& m, const TmSpan& span, int64_t first) {
-  require(span.first == first && span.count > 0, "the spans do not follow each other");
+// Differences instead of sums: no value that is passed can overflow them.
+void check_span(const TmModel& m, const TmSpan& span, int64_t first, int64_t num_tokens) {
+  require(span.first == first && span.count > 0 && span.count <= num_tokens - first, "the spans do not follow each other");
+  require(span.start >= 0 && span.start <= m.num_positions - span.count, "a span ends behind the last position");
   const int64_t end = span.start + span.count;
-  require(span.start >= 0 && end <= m.num_positions, "a span ends behind the last position");
-  if (span.base >= 0) return require(span.base + end <= m.num_slots, "a span ends behind the last slot");
+  if (span.base >= 0) return require(span.base <= m.num_slots - end, "a span ends behind the last slot");
   require(span.slots, "a span has no slots");
   require_below(span.slots, end, 0, m.num_slots, "span's slot");
 }
@@ -120,6 +121,6 @@ void check_step(const TmModel& m, const TmStep& step) {
   if (step.rows) require_below(step.rows, step.num_rows, 0, step.num_tokens, "row");
   require(step.rows || step.num_rows <= step.num_tokens, "there are more rows than tokens");
   int64_t first = 0;
-  for (int i = 0; i < step.num_spans; i++) check_span(m, step.spans[i], first), first += step.spans[i].count;
+  for (int i = 0; i < step.num_spans; i++) check_span(m, step.spans[i], first, step.num_tokens), first += step.spans[i].count;
   require(first == step.num_tokens, "the spans do not have all tokens");
 }

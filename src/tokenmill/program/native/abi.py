@@ -10,7 +10,8 @@ __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "wh
 
 ABI = 7
 BUILDS = ("amx", "avx512", "avx2", "portable")
-FILE = Path(__file__).parent / "libtokenmill.so"
+FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
+"""The variable names another build of it, such as the one that `make test-sanitized` makes."""
 
 
 class Unit(Structure):
