@@ -1,8 +1,8 @@
 // The interface that Python calls through ctypes: plain C structs and functions. tokenmill's Python mirrors it field by field;
 // TM_ABI grows whenever a struct or the meaning of a field changes.
 //
-// A model is a flat list of operations on the residual stream [tokens, hidden], which Python makes from the model's config. Memory
-// that pointers refer to belongs to Python and must live as long as the model does.
+// A model is a flat list of operations on the residual stream [tokens, hidden], which Python makes from the model's config.
+// Memory that pointers refer to belongs to Python and must live as long as the model does.
 #pragma once
 #include <stdint.h>
 
@@ -15,8 +15,8 @@ extern "C" {
 
 enum { TM_ABI = 7 };
 
-// TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE adds
-// the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
+// TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
+// adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 // What becomes of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. A TM_NORM with
@@ -25,8 +25,8 @@ enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOG
 // Activation buffers. TM_GATHERED: the rows of TM_MLP_IN, copied expert by expert.
 enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4 };
 
-// Rows of a matrix that one thread computes together with their epilogue: one head of q, k or v; otherwise at most 32 rows, with the
-// 32 rows of their gates for TM_GATED.
+// Rows of a matrix that one thread computes together with their epilogue: one head of q, k or v; otherwise at most 32 rows,
+// with the 32 rows of their gates for TM_GATED.
 typedef struct {
   const uint8_t* data;   // tiles of 16 rows, as laid out by tokenmill's packing
   const uint8_t* gate;   // tiles of the gates, null without
@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
   int32_t kind, epilogue, activation;
   int32_t centred;        // of a norm: layer norm, not RMS norm
-  int32_t from, to;       // buffers: `from` is read by linears and TM_CHOOSE; `to` is written by norms, attention, TM_GATED and TM_ACTIVATED
+  int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm
@@ -76,9 +76,9 @@ typedef struct {
   const int64_t* slots;   // of the positions [0, start + count)
 } TmSpan;
 
-// One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it, whose
-// logits must be wanted: tm_run replaces it. Where it would be one of `stops`, it stays -1, as all that follow it in the span; these
-// are not computed, and their logits are not written.
+// One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,
+// whose logits must be wanted: tm_run replaces it. Where it would be one of `stops`, it stays -1, as all that follow it in the
+// span; these are not computed, and their logits are not written.
 typedef struct {
   int32_t num_tokens, num_spans, num_rows, num_stops;
   int64_t* tokens;

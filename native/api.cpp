@@ -19,8 +19,8 @@ void explain(char* why, int bytes, const char* reason) {
   if (why && bytes > 0) std::snprintf(why, (size_t)bytes, "%s", reason);
 }
 
-// Whether there is a matrix unit and the system lets this process use it. The system is asked because every thread that uses the unit
-// needs 8 KB more to save its registers.
+// Whether there is a matrix unit and the system lets this process use it. The system is asked because every thread that uses
+// the unit needs 8 KB more to save its registers.
 bool request_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILES | INT8;

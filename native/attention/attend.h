@@ -45,7 +45,10 @@ void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, const uint3
         sums[r][g] = FLOATS ? fma_quad(sums[r][g], four, x[r]) : dot2_quad(sums[r][g], four, x[r]);
     }
   }
-  TM_UNROLL for (int r = 0; r < N; r++) store(out + r * SPLIT, mul(sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
+  TM_UNROLL for (int r = 0; r < N; r++) {
+    const F scores = sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+    store(out + r * SPLIT, mul(scores, set1(job.scale)));
+  }
 }
 
 // Entries [from, from + 16) of a cached row of floats or bytes, as floats. Lanes behind head_dim are zero.
@@ -64,7 +67,8 @@ TM_INLINE F load_values(const uint8_t* row, int from, int head_dim) {
 // Adds the V rows of `count` positions, multiplied by the weights [N][SPLIT] of N queries, to `out`: W vectors of 16 entries at
 // a time, position after position. `at` is the distance in bytes from the beginning of a cached row to the head.
 template <int N, int W, int FORMAT, bool FULL>
-void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count, int from, float* out) {
+void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count, int from,
+                float* out) {
   const int width = (job.head_dim + 15) / 16 * 16;
   F sums[N][W];
   TM_UNROLL for (int r = 0; r < N; r++)
@@ -83,8 +87,8 @@ void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t a
 
 // The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero.
 template <int N, int W, bool FULL>
-void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const uint16_t* weights, int count, int from,
-                 float* out) {
+void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const uint16_t* weights, int count,
+                     int from, float* out) {
   const int width = (job.head_dim + 15) / 16 * 16;
   F sums[N][W];
   TM_UNROLL for (int r = 0; r < N; r++)
@@ -101,7 +105,8 @@ void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int6
 }
 
 template <int N, int FORMAT>
-void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count, float* out) {
+void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count,
+                    float* out) {
   int from = 0;
   if constexpr (FORMAT == AS_BFLOAT16) {
     const uint16_t* pairs = (const uint16_t*)weights;
@@ -120,7 +125,8 @@ void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64
 template <int FORMAT>
 void softmax(const AttentionJob& job, int row, float* scores, int count) {
   if (job.softcap > 0) softcap(scores, count, job.softcap);
-  const int visible_begin = (int)(job.visible_begin[row % job.num_rows] - job.begin), visible_end = (int)(job.visible_end[row % job.num_rows] - job.begin);
+  const int visible_begin = (int)(job.visible_begin[row % job.num_rows] - job.begin);
+  const int visible_end = (int)(job.visible_end[row % job.num_rows] - job.begin);
   F max_lanes = set1(-INFINITY), exp_sum = set1(0);
   for (int p = 0; p < count; p += 16) {
     const F seen = mask_outside(load(scores + p), visible_begin - p, visible_end - p, -INFINITY);
@@ -216,13 +222,15 @@ void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, in
   const int words = ((floats ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
   const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
   const uint32_t* keys[16];
-  for (int i = 0; i < 16; i++) keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 7) / 8 * 8));
+  for (int i = 0; i < 16; i++)
+    keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 7) / 8 * 8));
   interleave_keys(keys, words, scratch.keys);
   const int first_row = head * job.num_rows;
   const uint8_t* q = scratch.queries + first_row * scratch.query_bytes;
   float* out = scratch.scores + (int64_t)first_row * SPLIT + from;
   int r = 0;
-#define TM_ROWS(N) score<N, floats>(job, q + r * scratch.query_bytes, scratch.query_bytes, scratch.keys, words, out + (int64_t)r * SPLIT)
+#define TM_ROWS(N) \
+  score<N, floats>(job, q + r * scratch.query_bytes, scratch.query_bytes, scratch.keys, words, out + (int64_t)r * SPLIT)
   for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
   if (job.num_rows - r == 3) TM_ROWS(3);
   if (job.num_rows - r == 2) TM_ROWS(2);
@@ -237,7 +245,8 @@ void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, in
 
 // Adds the V rows of the positions [from, from + count) to the results of one head's queries.
 template <int FORMAT>
-void add_block_values(const AttentionJob& job, const JobScratch& scratch, int head, int from, int count, const uint8_t* const* rows) {
+void add_block_values(const AttentionJob& job, const JobScratch& scratch, int head, int from, int count,
+                      const uint8_t* const* rows) {
   const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
   const int first_row = head * job.num_rows, width = (job.head_dim + 15) / 16 * 16;
   float* weights = scratch.scores + (int64_t)first_row * SPLIT + (FORMAT == AS_BFLOAT16 ? from / 2 : from);

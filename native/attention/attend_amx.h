@@ -40,7 +40,7 @@ struct AmxScratch {
   uint32_t* queries;        // tiles of a head [words / 16][16 words][16 lanes], for each tile of lanes with queries of the head
   uint32_t* weights;        // [lanes / 16][SPLIT / 32][16 lanes][16 pairs of positions]
   uint32_t* values;         // of one head [SPLIT / 32][4 tiles][16 pairs of positions][16 entries]
-  uint32_t* tile16;           // 16 x 16 words, to be transposed
+  uint32_t* tile16;         // 16 x 16 words, to be transposed
   uint8_t* keys;            // keys copied one behind the other
 };
 
@@ -157,7 +157,8 @@ void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int co
   for (int i = 0; i < LANES; i++) {
     const int lane = tile * LANES + i;
     if (lane < rows) {
-      begins[i] = (int)(job.visible_begin[lane % job.num_rows] - job.begin), ends[i] = (int)(job.visible_end[lane % job.num_rows] - job.begin);
+      begins[i] = (int)(job.visible_begin[lane % job.num_rows] - job.begin);
+      ends[i] = (int)(job.visible_end[lane % job.num_rows] - job.begin);
       all_from = begins[i] > all_from ? begins[i] : all_from, end = ends[i] < end ? ends[i] : end;
     }
   }
@@ -195,7 +196,8 @@ void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int co
   }
   alignas(64) float max_scores[LANES], exp_sums[LANES];
   store(max_scores, max_score), store(exp_sums, add(exp_sum[0], exp_sum[1]));
-  for (int i = 0; i < LANES && tile * LANES + i < rows; i++) job.max_score[tile * LANES + i] = max_scores[i], job.exp_sum[tile * LANES + i] = exp_sums[i];
+  for (int i = 0; i < LANES && tile * LANES + i < rows; i++)
+    job.max_score[tile * LANES + i] = max_scores[i], job.exp_sum[tile * LANES + i] = exp_sums[i];
 }
 
 // Interleaves the V rows of one head, entries [d, d + 16 * TILES), two positions at a time for 32 positions. Behind the last
@@ -214,7 +216,8 @@ uint32_t* pair_values(const AttentionJob& job, int head, int d, int from, int co
 // Multiplies the weights of a head's lanes in a tile by the entries [d, d + 16 * TILES) of the V rows. Where PAIRED, f.values
 // has the interleaved rows; otherwise 32 positions are interleaved at a time and stay in the first-level cache.
 template <int TILES, bool PAIRED>
-void add_value_tiles(const AttentionJob& job, const AmxScratch& f, int head, int tile, int d, int count, const uint8_t* const* rows) {
+void add_value_tiles(const AttentionJob& job, const AmxScratch& f, int head, int tile, int d, int count,
+                     const uint8_t* const* rows) {
   const uint32_t* weights = f.weights + (int64_t)tile * (SPLIT / 32) * 256;
   _tile_zero(4);
   _tile_zero(5);

@@ -1,8 +1,8 @@
-// The table of kernels for one instruction set. This file is compiled once per instruction set, with TM_BUILD naming it, and includes
-// everything that depends on it.
+// The table of kernels for one instruction set. This file is compiled once per instruction set, with TM_BUILD naming it, and
+// includes everything that depends on it.
 //
-// The order of every sum follows from the model's shape alone: inputs in order, lanes reduced in one fixed way. A row has the same bits
-// whether it is computed alone or beside 511 others, so that neither batches nor chunks can change a result.
+// The order of every sum follows from the model's shape alone: inputs in order, lanes reduced in one fixed way. A row has the
+// same bits whether it is computed alone or beside 511 others, so that neither batches nor chunks can change a result.
 #include "kernels/kernels.h"
 
 #include "attention/attend.h"

@@ -1,13 +1,14 @@
 // The table of functions that one build of the kernels offers, and the types that they share with the rest.
 //
-// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "portable"); plan/model.cpp picks a table when a model
-// is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models, steps or
-// threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows beside it.
+// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "portable"); plan/model.cpp picks a table when a
+// model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
+// steps or threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows
+// beside it.
 #pragma once
 #include <cstdint>
 
-// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN: with minimums; Q4_WIDE: with minimums,
-// and both as float32; Q4_PAIR: with minimums, two groups sharing a scale.
+// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN: with minimums; Q4_WIDE: with
+// minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale.
 enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, NUM_SCHEMES = 7 };
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache).
@@ -35,8 +36,9 @@ inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 
 #define TM_PREFETCH(ADDRESS, LEVEL)
 #endif
 
-// Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and two sums
-// that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores what it computes from them.
+// Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and two
+// sums that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores what it computes
+// from them.
 struct Activations {
   int format, k;
   float* floats;
@@ -48,9 +50,9 @@ struct Activations {
   const uint8_t* kv_prefetch; // cached rows to prefetch while a product is computed, or null; see PREFETCH_BYTES
 };
 
-// One attention job: `num_rows` queries for each of the kv heads [head, head + num_heads) over the positions [begin, end) of one
-// sequence, end - begin <= SPLIT. Query i of a head attends to the positions [visible_begin[i], visible_end[i]). Position p lies
-// in slot base + p, or slots[p] where base < 0.
+// One attention job: `num_rows` queries for each of the kv heads [head, head + num_heads) over the positions [begin, end) of
+// one sequence, end - begin <= SPLIT. Query i of a head attends to the positions [visible_begin[i], visible_end[i]). Position p
+// lies in slot base + p, or slots[p] where base < 0.
 struct AttentionJob {
   const void* k;
   const void* v;
@@ -65,8 +67,8 @@ struct AttentionJob {
   const float* const* q;  // [heads * rows], head by head, as the three results are
   const int64_t* visible_begin;
   const int64_t* visible_end;
-  // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [head_dim, padded
-  // to a multiple of TILE].
+  // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [head_dim,
+  // padded to a multiple of TILE].
   float* max_score;
   float* exp_sum;
   float* value_sum;
@@ -79,9 +81,10 @@ struct Kernels {
   void (*begin_step)();
   void (*end_step)();
   // By scheme: out[t * stride + row] for the 16 rows of each of one or two tiles and the tokens [first, first + count).
-  void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Activations& x, int first, int count, float* out, int stride);
-  // Converts columns [from, to), both multiples of GROUP, of the tokens [first, first + count) into the format of `activations`.
-  // Rows of x are `stride` floats apart and begin at column `from`.
+  void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Activations& x, int first, int count, float* out,
+                               int stride);
+  // Converts columns [from, to), both multiples of GROUP, of the tokens [first, first + count) into the format of
+  // `activations`. Rows of x are `stride` floats apart and begin at column `from`.
   void (*convert)(const float* x, int64_t stride, const Activations& activations, int first, int count, int from, int to);
   // RMS norm, or layer norm where `centred`.
   void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
@@ -92,7 +95,8 @@ struct Kernels {
   // Stores one head's K or V row in the cache. `scale` is written for AS_INT8.
   void (*store_kv)(const float* x, int n, int format, void* row, float* scale);
   // Merges a later split's partial softmax into the first three. exp_sum 0 means nothing was merged yet, or nothing is visible.
-  void (*merge)(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2, int n);
+  void (*merge)(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
+                int n);
   void (*add)(float* x, const float* y, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
 };

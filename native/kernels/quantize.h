@@ -13,7 +13,9 @@ struct Groups {
   int8_t* codes;
   int64_t group, next_x, next_code, next_group;
 
-  Groups from(int64_t i) const { return {x + i * next_x, codes + i * next_code, group + i * next_group, next_x, next_code, next_group}; }
+  Groups from(int64_t i) const {
+    return {x + i * next_x, codes + i * next_code, group + i * next_group, next_x, next_code, next_group};
+  }
 };
 
 void quantize_one(const Activations& out, const Groups& group) {
@@ -25,7 +27,7 @@ void quantize_one(const Activations& out, const Groups& group) {
   const int32_t total = reduce_sum_ints(low, high);
   const float scale = max / 127.0f;
   out.scales[group.group] = scale, out.scaled_sums[group.group] = scale * (float)total;
-  out.offsets[group.group] = (int32_t)(-8u * (uint32_t)total);  // unsigned, because the codes of NaN are INT_MIN before they are narrowed
+  out.offsets[group.group] = (int32_t)(-8u * (uint32_t)total);  // unsigned: NaN became INT_MIN, which would overflow
 }
 
 #if defined(TM_AVX512)
@@ -77,8 +79,10 @@ template <bool IN_ROW> void quantize_16(const Activations& out, const Groups& gr
   const __m512i totals = reduce_each(rows, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
   const __m512 scales = _mm512_div_ps(max, _mm512_set1_ps(127.0f));
   store_each<IN_ROW>(out.scales + groups.group, groups.next_group, _mm512_castps_si512(scales));
-  store_each<IN_ROW>(out.scaled_sums + groups.group, groups.next_group, _mm512_castps_si512(_mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals))));
-  store_each<IN_ROW>(out.offsets + groups.group, groups.next_group, _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(totals, 3)));
+  const __m512 scaled_sums = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals));
+  store_each<IN_ROW>(out.scaled_sums + groups.group, groups.next_group, _mm512_castps_si512(scaled_sums));
+  const __m512i offsets = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(totals, 3));
+  store_each<IN_ROW>(out.offsets + groups.group, groups.next_group, offsets);
 }
 #endif
 
@@ -103,11 +107,11 @@ void convert(const float* x, int64_t stride, const Activations& out, int first, 
   for (int t = 0; t < count; t++)
     for (int i = from; i < to; i += 16) {
       const F a = load(x + t * stride + i - from);
-      const int64_t group = (int64_t)(first + t) * out.k + i;
+      const int64_t at = (int64_t)(first + t) * out.k + i;
       if (out.format == AS_FLOAT32)
-        store(out.floats + group, a);
+        store(out.floats + at, a);
       else
-        to_bfloat(out.bfloats + group, a);
+        to_bfloat(out.bfloats + at, a);
     }
 }
 

@@ -137,21 +137,22 @@ void store_kv(const float* x, int n, int format, void* row, float* scale) {  // 
   }
 }
 
-void merge(float* best, float* total, float* values, float max_score2, float exp_sum2, const float* value_sum2, int n) {
+void merge(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
+           int n) {
   if (exp_sum2 == 0) return;
-  if (*total == 0) {
-    *best = max_score2, *total = exp_sum2;
-    memcpy(values, value_sum2, sizeof(float) * (size_t)n);
+  if (*exp_sum == 0) {
+    *max_score = max_score2, *exp_sum = exp_sum2;
+    memcpy(value_sum, value_sum2, sizeof(float) * (size_t)n);
     return;
   }
-  const float max_lanes = *best > max_score2 ? *best : max_score2;
-  float factors[2] = {*best - max_lanes, max_score2 - max_lanes};
-  alignas(64) float lanes[16] = {factors[0], factors[1]};
+  const float largest = *max_score > max_score2 ? *max_score : max_score2;
+  float shifts[2] = {*max_score - largest, max_score2 - largest};
+  alignas(64) float lanes[16] = {shifts[0], shifts[1]};
   store(lanes, exp(load(lanes)));
   const F f1 = set1(lanes[0]), f2 = set1(lanes[1]);
-  for (int i = 0; i < n; i += 16) store(values + i, fma(load(value_sum2 + i), f2, mul(load(values + i), f1)));
-  *total = exp_sum2 * lanes[1] + *total * lanes[0];
-  *best = max_lanes;
+  for (int i = 0; i < n; i += 16) store(value_sum + i, fma(load(value_sum2 + i), f2, mul(load(value_sum + i), f1)));
+  *exp_sum = exp_sum2 * lanes[1] + *exp_sum * lanes[0];
+  *max_score = largest;
 }
 
 }  // namespace

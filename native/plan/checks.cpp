@@ -53,13 +53,14 @@ void check_experts(const TmOp& op) {
 }
 
 void check_unit(const TmModel& m, const TmOp& op, const TmUnit& unit) {
-  const int limit = op.epilogue == TM_QKV ? m.head_dim : GROUP;
+  const int limit = op.epilogue == TM_QKV ? m.head_dim : (int)GROUP;
   require(unit.data && is_scheme(unit.scheme), "a unit has no weights, or an unknown scheme");
-  require(!unit.gate == (op.epilogue != TM_GATED) && (!unit.gate || is_scheme(unit.gate_scheme)), "a unit's gate is missing or unknown");
+  require(!unit.gate == (op.epilogue != TM_GATED), "a unit has no gate, or one that nothing reads");
+  require(!unit.gate || is_scheme(unit.gate_scheme), "a unit's gate has an unknown scheme");
   require(unit.first >= 0 && unit.count > 0 && unit.count <= limit && unit.first <= op.outputs - unit.count,
           "a unit's rows are not those of its linear");
-  require(op.epilogue == TM_QKV ? unit.first % m.head_dim == 0 && unit.count == limit : unit.first % (op.epilogue == TM_ROUTER ? TILE : GROUP) == 0,
-          "a unit begins within a head or a tile");
+  const int step = op.epilogue == TM_QKV ? m.head_dim : op.epilogue == TM_ROUTER ? (int)TILE : (int)GROUP;
+  require(unit.first % step == 0 && (op.epilogue != TM_QKV || unit.count == step), "a unit is not a whole head, or begins within a tile");
 }
 
 void check_linear(const TmModel& m, const TmOp& op) {
@@ -79,7 +80,9 @@ void check_op(const TmModel& m, const TmOp& op) {
     case TM_EMBED: return require(op.table && is_table(op.scheme), "an embedding has no table");
     case TM_NORM: return require(op.weight && (op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
     case TM_LINEAR: return check_linear(m, op);
-    case TM_ATTEND: return require(op.to == TM_ATTENDED && op.window >= 0, "an attention has another buffer, or no window"), check_cache(m, op);
+    case TM_ATTEND:
+      require(op.to == TM_ATTENDED && op.window >= 0, "an attention writes to another buffer, or its window is negative");
+      return check_cache(m, op);
     case TM_CHOOSE: return require(op.experts && op.from == TM_MLP_IN && op.to == TM_GATHERED, "experts of other buffers");
     case TM_COMBINE: return require(op.experts, "experts of which there are none");
     default: require(false, "an operation is of an unknown kind");
@@ -109,8 +112,10 @@ void check_model(const TmModel& m) {
   require(m.ops && m.build, "the model has no operations or build");
   int experts = 0;
   for (int i = 0; i < m.num_ops; i++) check_op(m, m.ops[i]), experts = std::max(experts, m.ops[i].experts);
-  for (int i = 0; i < m.num_ops; i++)
-    require(m.ops[i].kind != TM_LINEAR || m.ops[i].epilogue != TM_ROUTER || m.ops[i].outputs == experts, "a router has other experts");
+  for (int i = 0; i < m.num_ops; i++) {
+    const bool router = m.ops[i].kind == TM_LINEAR && m.ops[i].epilogue == TM_ROUTER;
+    require(!router || m.ops[i].outputs == experts, "a router's outputs are not the experts");
+  }
 }
 
 void check_step(const TmModel& m, const TmStep& step) {

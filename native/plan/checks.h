@@ -1,5 +1,5 @@
-// Checks of what Python passes, made once for a model and once for a step: whatever is used as an index lies within bounds. They
-// cannot see how long Python's arrays are.
+// Checks of what Python passes, made once for a model and once for a step: whatever is used as an index lies within bounds.
+// They cannot see how long Python's arrays are.
 #pragma once
 #include "abi.h"
 

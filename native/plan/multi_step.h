@@ -1,6 +1,6 @@
-// Several greedy decoding steps in one call. A token of -1 in a step is the most probable one after the token before it, which is
-// known only when that token's logits are. The step is therefore computed in passes: each pass has, of every span, the tokens that
-// are known by then. A step without such tokens is one pass.
+// Several greedy decoding steps in one call. A token of -1 in a step is the most probable one after the token before it, which
+// is known only when that token's logits are. The step is therefore computed in passes: each pass has, of every span, the
+// tokens that are known by then. A step without such tokens is one pass.
 #pragma once
 #include <vector>
 

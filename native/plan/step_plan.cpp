@@ -47,8 +47,8 @@ void StepPlan::list_tasks(const Model& model) {
   }
 }
 
-// In a step where at least MIN_PREFETCH_TOKENS sequences decode, tasks are assigned to threads beforehand. Each thread then knows
-// what it will read of the cache and prefetches it during the products before, which are bound by arithmetic there.
+// In a step where at least MIN_PREFETCH_TOKENS sequences decode, tasks are assigned to threads beforehand. Each thread then
+// knows what it will read of the cache and prefetches it during the products before, which are bound by arithmetic there.
 void StepPlan::assign_tasks(const Model& model) {
   const size_t num_threads = (size_t)model.shape.num_threads;
   tasks_of.resize(num_threads), slots_of.resize(num_threads);

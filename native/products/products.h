@@ -168,7 +168,8 @@ template <int BITS, int HEADER, bool HAS_MINIMUM = false, bool WIDE = false, boo
 
 #if defined(TM_AMX)
   static void run_amx(const TileJob& job, int count) {
-    integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE>(job.w, job.x, job.first, count, job.out, job.stride, job.kv_prefetch);
+    integer_tile_amx<BITS, HEADER, HAS_MINIMUM, WIDE, SHARED_SCALE>(job.w, job.x, job.first, count, job.out, job.stride,
+                                                                    job.kv_prefetch);
   }
 #endif
 };
@@ -195,15 +196,18 @@ template <class Scheme, int R> void run(const TileJob& all, int count) {
     if constexpr (R < Scheme::TILES_TOGETHER)
       Scheme::template run<R, TOKENS_TOGETHER, false, true>(job);
     else if (prefetches_kv && job.kv_prefetch && done % 8 == 0 && count - done >= 8)
-      done ? Scheme::template run<R, TOKENS_TOGETHER, prefetches_kv, false>(job) : Scheme::template run<R, TOKENS_TOGETHER, prefetches_kv, true>(job);
+      done ? Scheme::template run<R, TOKENS_TOGETHER, prefetches_kv, false>(job)
+           : Scheme::template run<R, TOKENS_TOGETHER, prefetches_kv, true>(job);
     else
-      done ? Scheme::template run<R, TOKENS_TOGETHER, false, false>(job) : Scheme::template run<R, TOKENS_TOGETHER, false, true>(job);
+      done ? Scheme::template run<R, TOKENS_TOGETHER, false, false>(job)
+           : Scheme::template run<R, TOKENS_TOGETHER, false, true>(job);
   }
   if (count > done) run_remaining<Scheme, R>(all.after(done, R), count - done);
 }
 
 // One tile or two, and any number of tokens.
-template <class Scheme> void product(const uint8_t* w, int tiles, const Activations& x, int first, int count, float* out, int stride) {
+template <class Scheme>
+void product(const uint8_t* w, int tiles, const Activations& x, int first, int count, float* out, int stride) {
   const TileJob all{x, w, x.k / PAD * (int64_t)Scheme::BLOCK, first, out, stride, x.kv_prefetch};
   int done = 0;
 #if defined(TM_AMX)
@@ -213,7 +217,8 @@ template <class Scheme> void product(const uint8_t* w, int tiles, const Activati
   }
 #endif
   const TileJob rest = all.after(done, tiles);
-  if (tiles == Scheme::TILES_TOGETHER && count - done >= MIN_TOKENS_SIDE_BY_SIDE) return run<Scheme, Scheme::TILES_TOGETHER>(rest, count - done);
+  const bool side_by_side = tiles == Scheme::TILES_TOGETHER && count - done >= MIN_TOKENS_SIDE_BY_SIDE;
+  if (side_by_side) return run<Scheme, Scheme::TILES_TOGETHER>(rest, count - done);
   for (int r = 0; r < tiles; r++) run<Scheme, 1>(rest.tile(r, count - done), count - done);
 }
 

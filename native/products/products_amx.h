@@ -56,7 +56,8 @@ TM_INLINE void dot_amx(const uint8_t* codes, const int8_t* bytes, int k, int32_t
 
 // Layouts are those of products.h. The matrix unit is one pair of groups ahead of the arithmetic on its results.
 template <int BITS, int HEADER, bool HAS_MINIMUM, bool WIDE, bool SHARED_SCALE>
-void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int count, float* out, int64_t stride, const uint8_t* kv_prefetch) {
+void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int count, float* out, int64_t stride,
+                      const uint8_t* kv_prefetch) {
   alignas(64) uint8_t codes[GROUPS_AT_ONCE][512];
   alignas(64) float scales[GROUPS_AT_ONCE][16], minimums[GROUPS_AT_ONCE][16];
   alignas(64) int32_t dots[4][256];
@@ -70,7 +71,8 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
       expand_codes<BITS, HAS_MINIMUM>(w + HEADER + 64 * BITS * g, codes[i]);
       store(scales[i], WIDE ? load((const float*)(w + 64 * g)) : half((const uint16_t*)(w + (SHARED_SCALE ? 0 : 32 * g))));
       if (HAS_MINIMUM)
-        store(minimums[i], WIDE ? load((const float*)(w + 128 + 64 * g)) : half((const uint16_t*)(w + (SHARED_SCALE ? 32 : 64 + 32 * g))));
+        store(minimums[i], WIDE ? load((const float*)(w + 128 + 64 * g))
+                                : half((const uint16_t*)(w + (SHARED_SCALE ? 32 : 64 + 32 * g))));
       if (g) w += BLOCK;
     }
     for (int token = 0; token < count; token += AMX_TOKENS) {
@@ -97,7 +99,8 @@ void integer_tile_amx(const uint8_t* w, const Activations& x, int first, int cou
           }
           if (!HAS_MINIMUM) continue;
           const F minimum = load(minimums[i]);
-          TM_UNROLL for (int t = 0; t < AMX_TOKENS; t++) sums[t] = fma(minimum, set1(x.scaled_sums[at + i + t * (int64_t)groups]), sums[t]);
+          TM_UNROLL for (int t = 0; t < AMX_TOKENS; t++)
+            sums[t] = fma(minimum, set1(x.scaled_sums[at + i + t * (int64_t)groups]), sums[t]);
         }
       }
       TM_UNROLL for (int t = 0; t < AMX_TOKENS; t++) store(to + t * stride, sums[t]);

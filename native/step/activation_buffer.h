@@ -18,7 +18,8 @@ class ActivationBuffer {
   }
 
   Activations as(int format) const {
-    return {format, width_, floats_.get(), bfloats_.get(), codes_.get(), scales_.get(), scaled_sums_.get(), offsets_.get(), nullptr};
+    return {format,        width_,         floats_.get(), bfloats_.get(), codes_.get(),
+            scales_.get(), scaled_sums_.get(), offsets_.get(), nullptr};
   }
 
   // Writes columns [from, to) of the tokens [first, first + count) in every format. Rows of x begin at column `from`.

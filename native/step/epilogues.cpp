@@ -1,5 +1,5 @@
-// What happens to products once they are computed: biases, activation of an MLP, addition to the residual stream, norm and rotary
-// embedding of queries and keys, storing of K and V rows, softcap of the logits.
+// What happens to products once they are computed: biases, activation of an MLP, addition to the residual stream, norm and
+// rotary embedding of queries and keys, storing of K and V rows, softcap of the logits.
 #include "step/worker.h"
 
 namespace {

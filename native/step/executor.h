@@ -1,5 +1,5 @@
-// What tm_make returns: a model with its threads and all memory that a step needs. A step is planned by the calling thread and then
-// computed by all threads together.
+// What tm_make returns: a model with its threads and all memory that a step needs. A step is planned by the calling thread and
+// then computed by all threads together.
 #pragma once
 #include <memory>
 #include <vector>

@@ -1,4 +1,5 @@
-// Mixture of experts: the routing of tokens, copying their rows expert by expert, and the weighted sum of what the experts computed.
+// Mixture of experts: the routing of tokens, copying their rows expert by expert, and the weighted sum of what the experts
+// computed.
 #include <cmath>
 
 #include "step/worker.h"
@@ -21,8 +22,8 @@ void ExpertRouting::route(const TmOp& op, int tokens) {
   number_pairs(op.chosen);
 }
 
-// Softmax over all experts, of which the `chosen` most probable are taken, the first among equals. Where `normalise`, their weights
-// are divided by the sum over the chosen ones instead of the sum over all.
+// Softmax over all experts, of which the `chosen` most probable are taken, the first among equals. Where `normalise`, their
+// weights are divided by the sum over the chosen ones instead of the sum over all.
 void ExpertRouting::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
   const float max_logit = *std::max_element(token_logits, token_logits + op.experts);
   float total = 0, chosen_total = 0;

@@ -32,7 +32,8 @@ struct AttentionScratch {
   std::vector<int64_t> visible_begin, visible_end;
 };
 
-// How far the cached rows have been prefetched that this thread's next attention reads: K rows of a slot range, then its V rows.
+// How far the cached rows have been prefetched that this thread's next attention reads: K rows of a slot range, then its V
+// rows.
 struct KvPrefetch {
   const TmOp* attention = nullptr;  // null: nothing is left to prefetch
   size_t range = 0;                 // of StepPlan::slots_of

@@ -1,6 +1,6 @@
-// One thread's part in a step: every thread has a Worker, and all of them walk the model's operations together. Work is divided by
-// rows and by units of a matrix; a sum is never divided, so that its bits depend on neither the number of threads nor the other
-// tokens of the step.
+// One thread's part in a step: every thread has a Worker, and all of them walk the model's operations together. Work is divided
+// by rows and by units of a matrix; a sum is never divided, so that its bits depend on neither the number of threads nor the
+// other tokens of the step.
 //
 // Nothing here may allocate or throw: the other threads would wait at a barrier forever.
 #pragma once
@@ -24,7 +24,8 @@ struct Shared {
   Threads& threads;
 };
 
-// Tokens whose activations stay in the second-level cache while all units of a linear pass over them, a multiple of TOKEN_BLOCK.
+// Tokens whose activations stay in the second-level cache while all units of a linear pass over them, a multiple of
+// TOKEN_BLOCK.
 int64_t tokens_per_round(const TmOp& op);
 
 class Worker {

@@ -1,7 +1,7 @@
 // Threads that run one function together and meet at barriers. The calling thread is number 0 of them.
 //
-// A barrier costs 50 ns while every thread has a processor. A thread that waits spins, then yields, and between steps it sleeps at
-// last, so that a busy machine gets its processors back.
+// A barrier costs 50 ns while every thread has a processor. A thread that waits spins, then yields, and between steps it sleeps
+// at last, so that a busy machine gets its processors back.
 #pragma once
 #include <atomic>
 #include <cstdint>

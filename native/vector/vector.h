@@ -1,13 +1,15 @@
-// Vectors of 16 floats (F) or int32 (I), with the same functions for every instruction set: one register with AVX-512, two with AVX2,
-// an array elsewhere. avx512.h, avx2.h and portable.h hold what differs, and all of them compute the same bits.
+// Vectors of 16 floats (F) or int32 (I), with the same functions for every instruction set: one register with AVX-512, two with
+// AVX2, an array elsewhere. avx512.h, avx2.h and portable.h hold what differs, and all of them compute the same bits.
 //
-// Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c, half and bfloat (16
-// numbers of 16 bits as floats), scale2 (a * 2**n), to_int (rounds to the nearest, ties to even), to_bfloat, to_codes (int8).
+// Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c, half and
+// bfloat (16 numbers of 16 bits as floats), scale2 (a * 2**n), to_int (rounds to the nearest, ties to even), to_bfloat,
+// to_codes (int8).
 //
-// Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums; weights
-// are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128: with SIGNED_BYTES it
-// subtracts the 128, otherwise the caller corrects the sums. NibbleSums holds the sums of one group of 4-bit codes; `start` and `finish`
-// begin and end such a sum, and the correction is added in the one or the other. dot2 multiplies 16 rows x 2 bfloat16.
+// Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;
+// weights are unsigned there (4-bit codes are stored as code + 8). dot4_byte does so for 8-bit weights, stored as code + 128:
+// with SIGNED_BYTES it subtracts the 128, otherwise the caller corrects the sums. NibbleSums holds the sums of one group of
+// 4-bit codes; `start` and `finish` begin and end such a sum, and the correction is added in the one or the other. dot2
+// multiplies 16 rows x 2 bfloat16.
 //
 // Everything is static, so that builds of kernels.cpp for different instruction sets cannot share a function by accident.
 #pragma once
@@ -120,7 +122,9 @@ TM_INLINE int32_t reduce_sum_ints(I a, I b) {
 // order of the floats, and NaN comes last.
 #if defined(TM_AVX512)
 TM_INLINE __m512i max_abs_bits(F a, F b) { return _mm512_max_epi32(_mm512_castps_si512(abs(a).v), _mm512_castps_si512(abs(b).v)); }
-TM_INLINE float reduce_max_abs(F a, F b) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(max_abs_bits(a, b))))); }
+TM_INLINE float reduce_max_abs(F a, F b) {
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(_mm512_reduce_max_epi32(max_abs_bits(a, b)))));
+}
 #elif defined(TM_AVX2)
 TM_INLINE __m256i max_abs_bits(F x) { return _mm256_max_epi32(_mm256_castps_si256(abs(x).a), _mm256_castps_si256(abs(x).b)); }
 TM_INLINE float reduce_max_abs(F a, F b) {
@@ -131,12 +135,12 @@ TM_INLINE float reduce_max_abs(F a, F b) {
 }
 #else
 TM_INLINE float reduce_max_abs(F a, F b) {
-  float most = 0;
+  float max_size = 0;
   for (int i = 0; i < 32; i++) {
     const float size = std::fabs(i < 16 ? a.v[i] : b.v[i - 16]);
-    if (size > most || size != size) most = size;
+    if (size > max_size || size != size) max_size = size;
   }
-  return most;
+  return max_size;
 }
 #endif
 
