@@ -45,10 +45,8 @@ void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, const uint3
         sums[r][g] = FLOATS ? fma_quad(sums[r][g], four, x[r]) : dot2_quad(sums[r][g], four, x[r]);
     }
   }
-  TM_UNROLL for (int r = 0; r < N; r++) {
-    const F scores = sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
-    store(out + r * SPLIT, mul(scores, set1(job.scale)));
-  }
+  TM_UNROLL for (int r = 0; r < N; r++)
+    store(out + r * SPLIT, mul(sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
 }
 
 // Entries [from, from + 16) of a cached row of floats or bytes, as floats. Lanes behind head_dim are zero.

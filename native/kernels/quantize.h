@@ -79,10 +79,10 @@ template <bool IN_ROW> void quantize_16(const Activations& out, const Groups& gr
   const __m512i totals = reduce_each(rows, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
   const __m512 scales = _mm512_div_ps(max, _mm512_set1_ps(127.0f));
   store_each<IN_ROW>(out.scales + groups.group, groups.next_group, _mm512_castps_si512(scales));
-  const __m512 scaled_sums = _mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals));
-  store_each<IN_ROW>(out.scaled_sums + groups.group, groups.next_group, _mm512_castps_si512(scaled_sums));
-  const __m512i offsets = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(totals, 3));
-  store_each<IN_ROW>(out.offsets + groups.group, groups.next_group, offsets);
+  store_each<IN_ROW>(out.scaled_sums + groups.group, groups.next_group,
+                     _mm512_castps_si512(_mm512_mul_ps(scales, _mm512_cvtepi32_ps(totals))));
+  store_each<IN_ROW>(out.offsets + groups.group, groups.next_group,
+                     _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(totals, 3)));
 }
 #endif
 

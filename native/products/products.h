@@ -217,8 +217,8 @@ void product(const uint8_t* w, int tiles, const Activations& x, int first, int c
   }
 #endif
   const TileJob rest = all.after(done, tiles);
-  const bool side_by_side = tiles == Scheme::TILES_TOGETHER && count - done >= MIN_TOKENS_SIDE_BY_SIDE;
-  if (side_by_side) return run<Scheme, Scheme::TILES_TOGETHER>(rest, count - done);
+  if (tiles == Scheme::TILES_TOGETHER && count - done >= MIN_TOKENS_SIDE_BY_SIDE)
+    return run<Scheme, Scheme::TILES_TOGETHER>(rest, count - done);
   for (int r = 0; r < tiles; r++) run<Scheme, 1>(rest.tile(r, count - done), count - done);
 }
 

@@ -33,8 +33,8 @@ TM_INLINE __m256 bfloat8(const uint16_t* p) {
 }
 TM_INLINE F bfloat(const uint16_t* p) { return {bfloat8(p), bfloat8(p + 8)}; }
 TM_INLINE __m256 scale8(__m256 a, __m256 n) {  // n is an integer from -126 to 127
-  const __m256i exponents = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponents, 23)));
+  return _mm256_mul_ps(
+      a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
 }
 TM_INLINE F scale2(F a, F n) { return {scale8(a.a, n.a), scale8(a.b, n.b)}; }
 
