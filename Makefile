@@ -1,6 +1,7 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
+# make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -11,7 +12,7 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-compiler check bench clean
+.PHONY: demo test test-compiler test-sanitized check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -22,6 +23,9 @@ test: .venv/.ready-dev
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m compiler $(ARGS)
+
+test-sanitized: .venv/.ready-dev
+	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
@@ -40,7 +44,7 @@ clean:
 
 # Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
 # that nothing else can pull in another one.
-.venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/*) | .venv/.made
+.venv/.ready: pyproject.toml constraints.txt hatch_build.py $(wildcard native/* native/*/*) | .venv/.made
 	$(PIP) $$(grep '^torch==' constraints.txt)
 	$(PIP) -e .
 	touch $@

@@ -1,8 +1,8 @@
 """Builds the native program's library when tokenmill is installed: a few calls of a C++ compiler, no build system.
 
-kernels.cpp is compiled once per instruction set and the best is chosen when the library is loaded, so that a wheel
-serves every processor. Where there is no compiler, or it fails, the installation succeeds without the library, and the
-native program then says why it is not there.
+native/kernels/kernels.cpp is compiled once per instruction set, everything else once. The best instruction set is
+chosen when the library is loaded, so that a wheel serves every processor. Where there is no compiler, or it fails, the
+installation succeeds without the library, and the native program then says why it is not there.
 
     python hatch_build.py      # build it in place, as `pip install -e .` does
 """
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "native"
 LIBRARY = ROOT / "src" / "tokenmill" / "program" / "native" / "libtokenmill.so"
 
-# No contraction: a product and a sum become one operation where the source says so and nowhere else. No aliasing rules:
-# rows of the cache are turned as words of 32 bits, whatever numbers they hold.
-FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# -ffp-contract=off: a product and a sum become one operation where the source says so and nowhere else.
+# -fno-strict-aliasing: rows of the cache are read as words of 32 bits, whatever they hold.
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{SOURCES}"]
 FLAGS += ["-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing"]
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx2 -mfma -mf16c".split()
 X86 = {
@@ -34,7 +34,7 @@ X86 = {
 }
 # gcc 12 turns the portable bfloat16 product into a wrong one at -O3 (its loop vectoriser; -O2 is right).
 PORTABLE = ["-O2", "-ftree-vectorize"]
-COMMON = ("api", "passes", "plan", "step", "attention", "experts", "threads")  # once; kernels.cpp for each build
+KERNELS = SOURCES / "kernels" / "kernels.cpp"
 
 
 def builds() -> dict[str, list[str]]:
@@ -47,30 +47,37 @@ def compiler() -> str | None:
     return next(filter(None, map(shutil.which, [os.environ.get("CXX", ""), "c++", "g++", "clang++"])), None)
 
 
+def compile_all(command: str, folder: Path, of: dict[str, list[str]], extra: tuple[str, ...] = ()) -> list[str]:
+    """Object files of all sources, in `folder`; the kernels for each of the builds `of`."""
+    jobs = [(f"kernels_{name}", KERNELS, [f"-DTM_BUILD={name}", *flags]) for name, flags in of.items()]
+    known = [f"-DTM_WITH_{name.upper()}" for name in of]
+    jobs += [(path.stem, path, known) for path in sorted(SOURCES.rglob("*.cpp")) if path != KERNELS]
+    assert len({name for name, _, _ in jobs}) == len(jobs), "no two sources have the same name"
+
+    def compile_one(job: tuple[str, Path, list[str]]) -> str:
+        name, source, flags = job
+        target = str(folder / f"{name}.o")
+        _run([command, *FLAGS, *flags, *extra, "-c", str(source), "-o", target])
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(compile_one, jobs))
+
+
 def build(library: Path = LIBRARY, extra: tuple[str, ...] = ()) -> None:
     """Compile and link. FileNotFoundError without a compiler, CalledProcessError with its output when it fails."""
     command = compiler()
     if command is None:
         raise FileNotFoundError("no C++ compiler: neither CXX nor c++, g++ or clang++")
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [(f"kernels_{name}", "kernels.cpp", [f"-DTM_BUILD={name}", *flags]) for name, flags in builds().items()]
-        jobs += [(name, f"{name}.cpp", [f"-DTM_WITH_{build.upper()}" for build in builds()]) for name in COMMON]
-
-        def compile_one(job: tuple[str, str, list[str]]) -> str:
-            name, source, flags = job
-            target = str(Path(folder) / f"{name}.o")
-            _run([command, *FLAGS, *flags, *extra, "-c", str(SOURCES / source), "-o", target])
-            return target
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            objects = list(pool.map(compile_one, jobs))
+        objects = compile_all(command, Path(folder), builds(), extra)
         partial = library.with_suffix(f".{os.getpid()}")
         _run([command, *FLAGS, *extra, "-shared", *objects, "-o", str(partial)])
         partial.replace(library)
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (our own words)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (a compiler and our own arguments)
     if done.returncode:
         raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
 

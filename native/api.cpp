@@ -1,4 +1,4 @@
-// The functions of abi.h.
+// The functions of abi.h. No exception leaves them.
 #include "abi.h"
 
 #include <cstdio>
@@ -9,7 +9,9 @@
 #include <unistd.h>
 #endif
 
-#include "model.h"
+#include "plan/checks.h"
+#include "products/tile_bytes.h"
+#include "step/executor.h"
 
 namespace {
 
@@ -17,8 +19,9 @@ void explain(char* why, int bytes, const char* reason) {
   if (why && bytes > 0) std::snprintf(why, (size_t)bytes, "%s", reason);
 }
 
-// Whether there is a matrix unit and the system lets this process use it: its registers take 8 KB of each thread that does.
-bool ask_for_amx() {
+// Whether there is a matrix unit and the system lets this process use it. The system is asked because every thread that uses
+// the unit needs 8 KB more to save its registers.
+bool request_amx() {
 #if defined(__x86_64__) && defined(__linux__)
   constexpr unsigned BFLOAT16 = 1u << 22, TILES = 1u << 24, INT8 = 1u << 25, ALL = BFLOAT16 | TILES | INT8;
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
@@ -31,26 +34,6 @@ bool ask_for_amx() {
 
 }  // namespace
 
-int64_t tile_bytes(int scheme, int k) {
-  const int64_t padded = rounded(k, PAD);
-  switch (scheme) {
-    case FLOAT32: return padded * TILE * 4;
-    case BFLOAT16: return padded * TILE * 2;
-    case Q8: return padded / PAD * (64 + 1024);
-    case Q4:
-    case Q4_PAIR: return padded / PAD * (64 + 512);
-    case Q4_MIN: return padded / PAD * (128 + 512);
-    default: return padded / PAD * (256 + 512);
-  }
-}
-
-int64_t attend_scratch_bytes(int head_dim, int64_t rows) {
-  const int64_t lanes = rounded(rows, TILE), tiles = lanes / TILE + rows;  // each row may be another head's
-  const int64_t by_matrix = SPLIT * lanes * 6 + SPLIT * 64 * 2 + 1024 + 32 * head_dim + tiles * 32 * head_dim;
-  const int64_t by_rows = rows * (SPLIT * 4 + rounded(4 * (head_dim + 16), 64)) + 16 * 4 * (head_dim + 4) + 16 * 4 * (head_dim + 16);
-  return std::max(by_matrix, by_rows);
-}
-
 extern "C" {
 
 int tm_abi(void) { return TM_ABI; }
@@ -60,7 +43,7 @@ const char* tm_best_build(void) {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16")) {
-    static const bool amx = ask_for_amx();  // once: all models of a process take the same build
+    static const bool amx = request_amx();  // once: all models of a process take the same build
     return amx ? "amx" : "avx512";
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return "avx2";
@@ -70,7 +53,8 @@ const char* tm_best_build(void) {
 
 void* tm_make(const TmModel* model, char* why, int why_bytes) {
   try {
-    return new Model(*model);
+    check_model(*model);
+    return new Executor(*model);
   } catch (const std::exception& error) {
     explain(why, why_bytes, error.what());
     return nullptr;
@@ -79,7 +63,7 @@ void* tm_make(const TmModel* model, char* why, int why_bytes) {
 
 int tm_run(void* model, const TmStep* step, char* why, int why_bytes) {
   try {
-    ((Model*)model)->run(*step);
+    ((Executor*)model)->run(*step);
     return 0;
   } catch (const std::exception& error) {
     explain(why, why_bytes, error.what());
@@ -87,13 +71,13 @@ int tm_run(void* model, const TmStep* step, char* why, int why_bytes) {
   }
 }
 
-void tm_free(void* model) { delete (Model*)model; }
+void tm_free(void* model) { delete (Executor*)model; }
 
-void tm_largest(const float* numbers, int64_t rows, int64_t size, int64_t* places, float* values) {
-  static const Kernels& kernels = Model::find_build("");
-  for (int64_t row = 0; row < rows; row++, numbers += size) {
-    places[row] = kernels.largest(numbers, size);
-    values[row] = numbers[places[row]];
+void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values) {
+  static const Kernels& kernels = find_kernels("");
+  for (int64_t row = 0; row < rows; row++, values += size) {
+    indices[row] = kernels.argmax(values, size);
+    max_values[row] = values[indices[row]];
   }
 }
 

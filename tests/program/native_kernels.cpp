@@ -1,13 +1,15 @@
-// The kernels by themselves, under the sanitizers: sizes that are no multiple of anything, buffers that end where they must,
-// rows alone and among others, attention against a plain sum in double. Prints what differs; exit code 1 when something does.
+// Tests of the kernels alone, under the sanitizers: odd sizes, every array a heap block of exactly its size, rows computed alone and
+// among others, attention compared with a plain sum in double. Prints what differs; exit code 1 when something does.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "../native/abi.h"
-#include "../native/kernels.h"
+#include "abi.h"
+#include "attention/scratch_bytes.h"
+#include "kernels/kernels.h"
+#include "products/tile_bytes.h"
 
 static std::mt19937 generator(1);
 static int failures = 0;
@@ -26,14 +28,14 @@ static float bfloat(uint16_t bits) {
 }
 
 struct Row {
-  std::vector<float> floats, scales, moments;
+  std::vector<float> floats, scales, scaled_sums;
   std::vector<uint16_t> bfloats;
-  std::vector<int8_t> bytes;
+  std::vector<int8_t> codes;
   std::vector<int32_t> offsets;
   Row(int tokens, int k)
-      : floats(tokens * k), scales(tokens * k / GROUP), moments(scales), bfloats((tokens + 15) * k), bytes(tokens * k), offsets(scales.size()) {}
-  Act as(int form, int k) {
-    return {form, k, floats.data(), bfloats.data(), bytes.data(), scales.data(), moments.data(), offsets.data(), nullptr};
+      : floats(tokens * k), scales(tokens * k / GROUP), scaled_sums(scales), bfloats((tokens + 15) * k), codes(tokens * k), offsets(scales.size()) {}
+  Activations as(int format, int k) {
+    return {format, k, floats.data(), bfloats.data(), codes.data(), scales.data(), scaled_sums.data(), offsets.data(), nullptr};
   }
 };
 
@@ -59,27 +61,27 @@ static std::vector<uint8_t> weights(int scheme, int k) {
 
 static void tiles(const Kernels& kernels) {
   for (int k : {64, 192}) {
-    const int most = 85;
-    Row rows(most, k);
+    const int max_tokens = 85;
+    Row rows(max_tokens, k);
     std::vector<float> x(k);
-    for (int t = 0; t < most; t++) {
+    for (int t = 0; t < max_tokens; t++) {
       for (float& value : x) value = normal();
-      for (int form = 0; form < 3; form++) kernels.put(x.data(), 0, rows.as(form, k), t, 1, 0, k);
+      for (int format = 0; format < 3; format++) kernels.convert(x.data(), 0, rows.as(format, k), t, 1, 0, k);
     }
     for (int scheme = 0; scheme < NUM_SCHEMES; scheme++) {
-      Act act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
+      Activations act = rows.as(scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8, k);
       std::vector<uint8_t> pair = weights(scheme, k), second = weights(scheme, k);
       pair.insert(pair.end(), second.begin(), second.end());
-      std::vector<float> alone(most * 32);
-      for (int t = 0; t < most; t++) {
+      std::vector<float> alone(max_tokens * 32);
+      for (int t = 0; t < max_tokens; t++) {
         kernels.product[scheme](pair.data(), 1, act, t, 1, &alone[32 * t], 32);
         kernels.product[scheme](second.data(), 1, act, t, 1, &alone[32 * t + 16], 32);
       }
-      for (const uint8_t* coming : {(const uint8_t*)nullptr, (const uint8_t*)pair.data()})
+      for (const uint8_t* kv_prefetch : {(const uint8_t*)nullptr, (const uint8_t*)pair.data()})
         for (int tiles : {1, 2})
-          for (int count = 1; count <= most; count += count < 19 ? 1 : 11) {
+          for (int count = 1; count <= max_tokens; count += count < 19 ? 1 : 11) {
             std::vector<float> together(count * 16 * tiles);
-            act.coming = coming;
+            act.kv_prefetch = kv_prefetch;
             kernels.product[scheme](pair.data(), tiles, act, 0, count, together.data(), 16 * tiles);
             for (int t = 0; t < count; t++)
               expect(!memcmp(&together[t * 16 * tiles], &alone[t * 32], 64 * (size_t)tiles), "tile", scheme, k, count);
@@ -93,8 +95,9 @@ static void tiles(const Kernels& kernels) {
   }
 }
 
-// Rows of groups and columns of tokens, many at once: the same bytes and figures as group by group, whatever is in them.
-static void bytes(const Kernels& kernels) {
+// Many groups of a row at once, and one group of many tokens at once: the same codes and sums as group by group, also for zeros, infinity
+// and NaN.
+static void quantized(const Kernels& kernels) {
   const int k = 1088, tokens = 37, groups = k / GROUP;
   std::vector<float> x(tokens * k);
   for (float& value : x) value = normal() * std::exp(4 * normal());
@@ -102,20 +105,20 @@ static void bytes(const Kernels& kernels) {
   x[5 * GROUP + 7] = INFINITY, x[k + 9 * GROUP + 20] = NAN, x[2 * k + 33 * GROUP] = -NAN;
   Row alone(tokens, k), rows(tokens, k), columns(tokens, k);
   for (int t = 0; t < tokens; t++)
-    for (int i = 0; i < k; i += GROUP) kernels.put(&x[t * k + i], 0, alone.as(AS_INT8, k), t, 1, i, i + GROUP);
-  kernels.put(x.data(), k, rows.as(AS_INT8, k), 0, tokens, 0, k);
-  for (int i = 0; i < k; i += GROUP) kernels.put(&x[i], k, columns.as(AS_INT8, k), 0, tokens, i, i + GROUP);
+    for (int i = 0; i < k; i += GROUP) kernels.convert(&x[t * k + i], 0, alone.as(AS_INT8, k), t, 1, i, i + GROUP);
+  kernels.convert(x.data(), k, rows.as(AS_INT8, k), 0, tokens, 0, k);
+  for (int i = 0; i < k; i += GROUP) kernels.convert(&x[i], k, columns.as(AS_INT8, k), 0, tokens, i, i + GROUP);
   for (const Row* many : {&rows, &columns}) {
-    expect(many->bytes == alone.bytes && many->offsets == alone.offsets, "bytes", k, many == &rows, 0);
-    for (auto figures : {&Row::scales, &Row::moments})
-      expect(!memcmp((many->*figures).data(), (alone.*figures).data(), 4 * (size_t)(tokens * groups)), "figures", k, many == &rows, 0);
+    expect(many->codes == alone.codes && many->offsets == alone.offsets, "bytes", k, many == &rows, 0);
+    for (auto sums : {&Row::scales, &Row::scaled_sums})
+      expect(!memcmp((many->*sums).data(), (alone.*sums).data(), 4 * (size_t)(tokens * groups)), "sums", k, many == &rows, 0);
   }
   for (int at = 0; at < tokens * groups; at++) {
     int total = 0;
-    for (int i = 0; i < GROUP; i++) total += alone.bytes[at * GROUP + i];
+    for (int i = 0; i < GROUP; i++) total += alone.codes[at * GROUP + i];
     if (std::isfinite(alone.scales[at])) expect(alone.offsets[at] == -8 * total, "offsets", at, total, alone.offsets[at]);
   }
-  expect(std::isnan(alone.scales[groups + 9]) && std::isnan(alone.scales[2 * groups + 33]), "no number", k, 0, 0);
+  expect(std::isnan(alone.scales[groups + 9]) && std::isnan(alone.scales[2 * groups + 33]), "NaN", k, 0, 0);
 }
 
 struct Cache {
@@ -123,14 +126,14 @@ struct Cache {
   std::vector<float> k_scales, v_scales;
 };
 
-static double number(const std::vector<uint8_t>& rows, const std::vector<float>& scales, int form, int64_t at, int head_dim, int d) {
-  if (form == AS_FLOAT32) return ((const float*)rows.data())[at * head_dim + d];
-  if (form == AS_BFLOAT16) return bfloat(((const uint16_t*)rows.data())[at * head_dim + d]);
+static double number(const std::vector<uint8_t>& rows, const std::vector<float>& scales, int format, int64_t at, int head_dim, int d) {
+  if (format == AS_FLOAT32) return ((const float*)rows.data())[at * head_dim + d];
+  if (format == AS_BFLOAT16) return bfloat(((const uint16_t*)rows.data())[at * head_dim + d]);
   return (double)((const int8_t*)rows.data())[at * head_dim + d] * scales[at];
 }
 
-static void attention(const Kernels& kernels, int form, int head_dim, int heads, int length, int num_rows, bool scattered) {
-  const int size = form == AS_FLOAT32 ? 4 : form == AS_BFLOAT16 ? 2 : 1, width = (head_dim + 15) / 16 * 16;
+static void attention(const Kernels& kernels, int format, int head_dim, int heads, int length, int num_rows, bool scattered) {
+  const int size = format == AS_FLOAT32 ? 4 : format == AS_BFLOAT16 ? 2 : 1, width = (head_dim + 15) / 16 * 16;
   Cache cache{std::vector<uint8_t>(length * heads * head_dim * size), {}, std::vector<float>(length * heads), {}};
   cache.v = cache.k, cache.v_scales = cache.k_scales;
   std::vector<float> x(width);
@@ -138,7 +141,7 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     for (auto* rows : {&cache.k, &cache.v}) {
       for (int d = 0; d < head_dim; d++) x[d] = normal();
       auto& scales = rows == &cache.k ? cache.k_scales : cache.v_scales;
-      kernels.cache_row(x.data(), head_dim, form, rows->data() + at * head_dim * size, &scales[at]);
+      kernels.store_kv(x.data(), head_dim, format, rows->data() + at * head_dim * size, &scales[at]);
     }
   std::vector<std::vector<float>> q(num_rows, std::vector<float>(width));
   std::vector<const float*> q_at;
@@ -148,14 +151,14 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     q_at.push_back(q[r].data()), first[r] = r % 3 == 2 ? length / 2 : 0, last[r] = length - r % 2 * (length > 1);
   }
   for (int p = 0; p < length; p++) slots[p] = scattered ? length - 1 - p : p;
-  std::vector<uint8_t> scratch((size_t)attend_scratch_bytes(head_dim, num_rows * heads));
+  std::vector<uint8_t> scratch((size_t)attention_scratch_bytes(head_dim, num_rows * heads));
   std::vector<float> best(num_rows), total(num_rows), values(num_rows * width), alone(width);
-  Attend job{};
+  AttentionJob job{};
   job.k = cache.k.data(), job.v = cache.v.data(), job.k_scales = cache.k_scales.data(), job.v_scales = cache.v_scales.data();
-  job.cache_form = form, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
+  job.cache_format = format, job.head_dim = head_dim, job.head = heads - 1, job.num_heads = 1, job.num_kv_heads = heads;
   job.base = scattered ? -1 : 0, job.slots = slots.data(), job.begin = 0, job.end = length, job.scale = 0.3f;
-  job.num_rows = num_rows, job.q = q_at.data(), job.first = first.data(), job.last = last.data();
-  job.best = best.data(), job.total = total.data(), job.values = values.data(), job.scratch = scratch.data();
+  job.num_rows = num_rows, job.q = q_at.data(), job.visible_begin = first.data(), job.visible_end = last.data();
+  job.max_score = best.data(), job.exp_sum = total.data(), job.value_sum = values.data(), job.scratch = scratch.data();
   kernels.attend(job);
   for (int r = 0; r < num_rows; r++) {
     std::vector<double> expected(head_dim), sizes(head_dim);
@@ -163,37 +166,37 @@ static void attention(const Kernels& kernels, int form, int head_dim, int heads,
     for (int64_t p = first[r]; p < last[r]; p++) {
       const int64_t at = slots[p] * heads + heads - 1;
       double score = 0;
-      for (int d = 0; d < head_dim; d++) score += q[r][d] * number(cache.k, cache.k_scales, form, at, head_dim, d);
+      for (int d = 0; d < head_dim; d++) score += q[r][d] * number(cache.k, cache.k_scales, format, at, head_dim, d);
       const double weight = std::exp(0.3 * score);
       sum += weight;
       for (int d = 0; d < head_dim; d++) {
-        const double value = number(cache.v, cache.v_scales, form, at, head_dim, d);
+        const double value = number(cache.v, cache.v_scales, format, at, head_dim, d);
         expected[d] += weight * value, sizes[d] += weight * std::fabs(value);
       }
     }
     for (int d = 0; d < head_dim; d++) {
       // Where values are bfloat16 so are the weights: half a unit of 2**-8 each, in the values' sum and in the weights' own.
-      const double allowed = form == AS_BFLOAT16 ? sizes[d] / sum / 256 + 1e-4 : 2e-3;
-      expect(std::fabs(expected[d] / sum - values[r * width + d] / total[r]) < allowed, "attention", form, head_dim, length);
+      const double allowed = format == AS_BFLOAT16 ? sizes[d] / sum / 256 + 1e-4 : 2e-3;
+      expect(std::fabs(expected[d] / sum - values[r * width + d] / total[r]) < allowed, "attention", format, head_dim, length);
     }
-    Attend one = job;
+    AttentionJob one = job;
     float one_best, one_total;
-    one.num_rows = 1, one.q = &q_at[r], one.first = &first[r], one.last = &last[r];
-    one.best = &one_best, one.total = &one_total, one.values = alone.data();
+    one.num_rows = 1, one.q = &q_at[r], one.visible_begin = &first[r], one.visible_end = &last[r];
+    one.max_score = &one_best, one.exp_sum = &one_total, one.value_sum = alone.data();
     kernels.attend(one);
-    expect(one_total == total[r] && !memcmp(alone.data(), values.data() + r * width, width * 4), "a row alone", form, head_dim, r);
+    expect(one_total == total[r] && !memcmp(alone.data(), values.data() + r * width, width * 4), "a row alone", format, head_dim, r);
   }
   // All heads together: each row as by itself.
   std::vector<float> all_best(num_rows * heads), all_total(all_best), all_values(num_rows * heads * width);
   std::vector<const float*> all_q;
   for (int h = 0; h < heads; h++) all_q.insert(all_q.end(), q_at.begin(), q_at.end());
   job.head = 0, job.num_heads = heads, job.q = all_q.data();
-  job.best = all_best.data(), job.total = all_total.data(), job.values = all_values.data();
+  job.max_score = all_best.data(), job.exp_sum = all_total.data(), job.value_sum = all_values.data();
   kernels.attend(job);
   const int last_head = (heads - 1) * num_rows;
   for (int r = 0; r < num_rows; r++)
     expect(all_total[last_head + r] == total[r] && !memcmp(&all_values[(last_head + r) * width], &values[r * width], width * 4),
-           "all heads", form, head_dim, r);
+           "all heads", format, head_dim, r);
 }
 
 int main(int argc, char** argv) {
@@ -202,13 +205,13 @@ int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], kernels->name)) continue;
     kernels->begin_step();
     tiles(*kernels);
-    bytes(*kernels);
-    for (int form = 0; form < 3; form++)
+    quantized(*kernels);
+    for (int format = 0; format < 3; format++)
       for (int head_dim : {1, 7, 16, 20, 64, 80, 96})
         for (int length : {1, 15, 17, 128})
           for (bool scattered : {true, false}) {
-            attention(*kernels, form, head_dim, 2, length, 1 + length % 9, scattered);
-            if (length > 15) attention(*kernels, form, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered);
+            attention(*kernels, format, head_dim, 2, length, 1 + length % 9, scattered);
+            if (length > 15) attention(*kernels, format, head_dim, 3, length, head_dim < 65 ? 35 : 70, scattered);
           }
     kernels->end_step();
     std::printf("%s: %d differences\n", kernels->name, failures);

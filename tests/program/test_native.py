@@ -3,7 +3,6 @@
 import os
 import subprocess
 import threading
-from pathlib import Path
 
 import hatch_build
 import pytest
@@ -11,6 +10,7 @@ import torch
 import transformers
 
 import tokenmill
+from tests.program import sanitized
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.engine.build import load
 from tokenmill.errors import ConfigError
@@ -278,24 +278,12 @@ def test_the_cache_in_bytes_is_half_as_large(models):
 
 
 @pytest.mark.compiler
-def test_the_kernels_under_the_sanitizers(tmp_path):
+def test_kernels_and_steps_under_the_sanitizers(tmp_path):
     """Every build that this processor runs, odd sizes, exact buffers: no read or write outside, no undefined shift."""
     if hatch_build.compiler() is None:
         pytest.skip("no C++ compiler")
-    names = [name for name in hatch_build.builds() if name in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    base = [hatch_build.compiler(), *hatch_build.FLAGS, *sanitize, "-O1"]
-    jobs = [(f"{n}.o", "kernels.cpp", [*hatch_build.builds()[n], f"-DTM_BUILD={n}", "-O1"]) for n in names]
-    jobs += [(f"{n}.o", f"{n}.cpp", [*(f"-DTM_WITH_{b.upper()}" for b in names), "-O0"]) for n in hatch_build.COMMON]
-    processes = [
-        subprocess.Popen([*base, *flags, "-c", str(hatch_build.SOURCES / source), "-o", str(tmp_path / target)])
-        for target, source, flags in jobs
-    ]
-    assert [process.wait() for process in processes] == [0] * len(jobs)
-    tested = f"-DTM_TESTED={','.join(f'&kernels_{name}' for name in names)}"
-    program, objects = str(tmp_path / "kernels"), [str(tmp_path / target) for target, _, _ in jobs]
-    source = str(Path(__file__).parent / "native_kernels.cpp")
-    subprocess.run([*base, tested, source, *objects, "-o", program], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": 0 differences") == len(names)
+    _, programs = sanitized.build(tmp_path)
+    for program in programs:
+        done = subprocess.run([program], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count(": 0 differences") == len(abi.BUILDS) - abi.BUILDS.index(abi.best_build())

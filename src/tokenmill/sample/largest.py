@@ -30,7 +30,7 @@ def largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
 def _by_library(logits_RV: Tensor) -> tuple[list[int], list[float]]:
     num_rows, size = logits_RV.shape
     ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
-    abi.library().tm_largest(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
+    abi.library().tm_argmax(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
     return ids.tolist(), values.tolist()
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "library_digest", "why_not"]
 
-ABI = 6
+ABI = 7
 BUILDS = ("amx", "avx512", "avx2", "portable")
-FILE = Path(__file__).parent / "libtokenmill.so"
+FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
+"""The variable names another build of it, such as the one that `make test-sanitized` makes."""
 
 
 class Unit(Structure):
@@ -51,7 +52,7 @@ class Model(Structure):
     _fields_ = [
         *(
             (name, c_int32)
-            for name in "hidden num_heads num_kv_heads head_dim intermediate vocab rotary cache_form".split()
+            for name in "hidden num_heads num_kv_heads head_dim intermediate vocab rotary cache_format".split()
         ),
         ("cosines", c_void_p),
         ("sines", c_void_p),
@@ -59,6 +60,8 @@ class Model(Structure):
         ("num_ops", c_int32),
         ("num_threads", c_int32),
         ("build", c_char_p),
+        ("num_positions", c_int64),
+        ("num_slots", c_int64),
     ]
 
 
@@ -89,8 +92,8 @@ def library() -> ctypes.CDLL:
     loaded.tm_make.argtypes = [POINTER(Model), c_char_p, c_int]
     loaded.tm_run.argtypes = [c_void_p, POINTER(Step), c_char_p, c_int]
     loaded.tm_free.argtypes = [c_void_p]
-    loaded.tm_largest.restype = None
-    loaded.tm_largest.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    loaded.tm_argmax.restype = None
+    loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     loaded.tm_tile_bytes.restype = c_int64
     loaded.tm_tile_bytes.argtypes = [c_int, c_int]
     return loaded

@@ -28,7 +28,7 @@ __all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
 
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
-ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, PART = range(7)
+ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT = range(7)
 ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buffers; the head reads MLP_IN too
 ACTIVATIONS = {
     "silu": 1,
@@ -114,7 +114,7 @@ class Ops:
         self._linear([moe.router], ROUTER, MLP_IN, config.hidden_size, experts, TILE, range(0, experts, TILE))
         self._add(CHOOSE, from_=MLP_IN, to=GATHERED, normalise=int(moe.norm_top_k), **mixture)
         mlps = [expert for expert in moe.experts if isinstance(expert, MLP)]
-        self._mlp(mlps, config, GATHERED, PART, **mixture)
+        self._mlp(mlps, config, GATHERED, EXPERT, **mixture)
         self._add(COMBINE, **mixture)
 
     def _mlp(self, mlps: Sequence[MLP], config: ModelConfig, source: int, epilogue: int, **mixture: Any) -> None:

@@ -31,7 +31,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 __all__ = ["Native"]
 
 WHY_BYTES = 500
-CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
+CACHE_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
 
 
 def _free(model: int, process: int) -> None:
@@ -92,13 +92,15 @@ class Native:
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if shape.rope is None else shape.rope.dim,
-            cache_form=CACHE_FORMS[pool.layers[0].tensors[0].dtype],
+            cache_format=CACHE_FORMATS[pool.layers[0].tensors[0].dtype],
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
             ops=array,
             num_ops=len(array),
             num_threads=torch.get_num_threads(),
             build=self.build.encode(),
+            num_positions=decoder.num_positions,
+            num_slots=pool.spec.num_slots,
         )
         self._make()
 

@@ -1,10 +1,10 @@
-// Attention over a cache of bfloat16 by the matrix unit. Included by attend.h, after what it shares with the rest.
+// Attention over a cache in bfloat16 by the matrix unit (AMX). Included by attend.h, after what the two share.
 //
-// Lanes are query rows, of all the job's heads, head after head: [positions][lanes] of scores, so that keys are read as they
-// lie and the largest, the exponentials and their sums need nothing of other lanes. A tile of 16 lanes may hold rows of several
-// heads; each head's keys are multiplied by a tile where the other heads' lanes are zero.
+// Scores lie as [positions][lanes], where the lanes are the queries of all heads of the job, head by head. Keys are thus read
+// as they lie in the cache, and the maximum and the sum of a query need no other lanes. A tile of 16 lanes may hold queries of
+// several heads: the keys of each head are multiplied by a copy of the tile where the lanes of the other heads are zero.
 #pragma once
-#include "matrix.h"
+#include "products/products_amx.h"
 
 #if defined(TM_AMX)
 
@@ -12,8 +12,8 @@ namespace {
 
 constexpr int LANES = 16, WORDS = 16, TILE_BYTES = 1024;  // a tile: 16 rows of 16 words, a word being two bfloat16
 
-// 16 rows of 16 words, turned: word w of row r becomes word r of row w.
-void turn(const uint32_t* in, uint32_t* out) {
+// Transposes 16 x 16 words.
+void transpose(const uint32_t* in, uint32_t* out) {
   __m512i a[16], b[16];
   TM_UNROLL for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(in + 16 * i);
   TM_UNROLL for (int i = 0; i < 16; i += 2) {
@@ -33,70 +33,71 @@ void turn(const uint32_t* in, uint32_t* out) {
   }
 }
 
-// What a job works in, cut from its scratch.
-struct Field {
-  int lanes, tiles, words;  // lanes in whole tiles; words of a key in whole tiles
+// The scratch memory of a job, divided.
+struct AmxScratch {
+  int lanes, tiles, words;  // lanes are padded to whole tiles; words: of a key
   float* scores;            // [SPLIT][lanes]
-  uint32_t* queries;        // a head's tiles [words / 16][16 words][16 lanes], for each tile of lanes that has some of the head
+  uint32_t* queries;        // tiles of a head [words / 16][16 words][16 lanes], for each tile of lanes with queries of the head
   uint32_t* weights;        // [lanes / 16][SPLIT / 32][16 lanes][16 pairs of positions]
   uint32_t* values;         // of one head [SPLIT / 32][4 tiles][16 pairs of positions][16 entries]
-  uint32_t* part;           // 16 x 16 words of anything
-  uint8_t* keys;            // [16] that do not lie one behind the other
+  uint32_t* tile16;         // 16 x 16 words, to be transposed
+  uint8_t* keys;            // keys copied one behind the other
 };
 
-Field field_of(const Attend& job) {
-  Field f;
+AmxScratch divide_amx_scratch(const AttentionJob& job) {
+  AmxScratch f;
   const int rows = job.num_heads * job.num_rows;
   f.lanes = (rows + LANES - 1) / LANES * LANES, f.tiles = f.lanes / LANES, f.words = job.head_dim / 2;
   uint8_t* at = job.scratch;
   f.scores = (float*)at, at += (int64_t)SPLIT * f.lanes * 4;
   f.weights = (uint32_t*)at, at += (int64_t)SPLIT * f.lanes * 2;
   f.values = (uint32_t*)at, at += SPLIT * 64 * 2;
-  f.part = (uint32_t*)at, at += TILE_BYTES;
+  f.tile16 = (uint32_t*)at, at += TILE_BYTES;
   f.keys = at, at += 32 * (int64_t)job.head_dim;
   f.queries = (uint32_t*)at;
   return f;
 }
 
-// Tiles of lanes [first, last] that hold a head's rows.
-TM int first_tile(const Attend& job, int head) { return head * job.num_rows / LANES; }
-TM int last_tile(const Attend& job, int head) { return ((head + 1) * job.num_rows - 1) / LANES; }
+// The first and the last tile of lanes that hold queries of a head.
+TM_INLINE int first_tile(const AttentionJob& job, int head) { return head * job.num_rows / LANES; }
+TM_INLINE int last_tile(const AttentionJob& job, int head) { return ((head + 1) * job.num_rows - 1) / LANES; }
 
-// The lanes of a tile that are a head's rows.
-struct Lanes {
+// The lanes of a tile that are queries of a head.
+struct LaneRange {
   int begin, end;
 };
-TM Lanes lanes_of(const Attend& job, int head, int tile) {
+TM_INLINE LaneRange lanes_of(const AttentionJob& job, int head, int tile) {
   const int begin = head * job.num_rows - tile * LANES, end = begin + job.num_rows;
   return {begin > 0 ? begin : 0, end < LANES ? end : LANES};
 }
 
-// Where a head's queries for a tile of lanes begin: heads share at most one tile with the next.
-TM uint32_t* queries_at(const Field& f, int head, int tile) {
+// Where a head's queries for a tile of lanes begin. Two heads have at most one tile in common, so that head + tile is a number
+// of its own for each.
+TM_INLINE uint32_t* queries_at(const AmxScratch& f, int head, int tile) {
   return f.queries + (int64_t)(head + tile) * f.words * LANES;
 }
 
-void place_queries(const Attend& job, const Field& f) {
+void store_queries(const AttentionJob& job, const AmxScratch& f) {
   for (int head = 0; head < job.num_heads; head++)
     for (int tile = first_tile(job, head); tile <= last_tile(job, head); tile++)
       for (int word = 0; word < f.words; word += WORDS) {
-        const Lanes lanes = lanes_of(job, head, tile);
-        memset(f.part, 0, TILE_BYTES);
+        const LaneRange lanes = lanes_of(job, head, tile);
+        memset(f.tile16, 0, TILE_BYTES);
         for (int i = lanes.begin; i < lanes.end; i++) {
           const float* q = job.q[tile * LANES + i] + 2 * word;
-          uint16_t* to = (uint16_t*)(f.part + i * WORDS);
+          uint16_t* to = (uint16_t*)(f.tile16 + i * WORDS);
           to_bfloat(to, load(q)), to_bfloat(to + 16, load(q + 16));
         }
-        turn(f.part, queries_at(f, head, tile) + word * LANES);
+        transpose(f.tile16, queries_at(f, head, tile) + word * LANES);
       }
 }
 
-// Keys [from, from + 16) times the tiles of lanes [first, first + TILES).
+// Scores of the keys [from, from + 16) against the tiles of lanes [first, first + TILES).
 template <int TILES>
-void score_tiles(const Attend& job, const Field& f, int first, int from, const uint8_t* const* rows) {
+void score_tiles(const AttentionJob& job, const AmxScratch& f, int first, int from, const uint8_t* const* rows) {
   const int64_t row = 2 * (int64_t)job.head_dim * job.num_kv_heads;
-  bool together = true;
-  for (int i = 1; i < 16; i++) together &= rows[from + i] - rows[from + i - 1] == row;
+  bool contiguous = true;
+  for (int i = 1; i < 16; i++) contiguous &= rows[from + i] - rows[from + i - 1] == row;
   _tile_zero(4);
   _tile_zero(5);
   _tile_zero(6);
@@ -105,11 +106,11 @@ void score_tiles(const Attend& job, const Field& f, int first, int from, const u
     const int64_t at = 2 * (int64_t)job.head_dim * head;
     const int low = first_tile(job, head) - first, high = last_tile(job, head) - first;
     const uint8_t* keys = rows[from] + at;
-    if (!together)
+    if (!contiguous)
       for (int i = 0; i < 16; i++) memcpy(f.keys + 2 * i * job.head_dim, rows[from + i] + at, 2 * (size_t)job.head_dim);
-    const int64_t stride = together ? row : 2 * job.head_dim;
-    if (!together) keys = f.keys;
-    settle();
+    const int64_t stride = contiguous ? row : 2 * job.head_dim;
+    if (!contiguous) keys = f.keys;
+    compiler_barrier();
     for (int word = 0; word < f.words; word += WORDS) {
       const uint32_t* queries = queries_at(f, head, first) + word * LANES;
       const int64_t next = (int64_t)f.words * LANES;
@@ -139,7 +140,7 @@ void score_tiles(const Attend& job, const Field& f, int first, int from, const u
   if (TILES > 3) _tile_stored(7, out + 3 * LANES, 4 * f.lanes);
 }
 
-void score_keys(const Attend& job, const Field& f, int from, const uint8_t* const* rows) {
+void score_all_tiles(const AttentionJob& job, const AmxScratch& f, int from, const uint8_t* const* rows) {
   int tile = 0;
   for (; tile + 4 <= f.tiles; tile += 4) score_tiles<4>(job, f, tile, from, rows);
   if (f.tiles - tile == 3) score_tiles<3>(job, f, tile, from, rows);
@@ -147,72 +148,76 @@ void score_keys(const Attend& job, const Field& f, int from, const uint8_t* cons
   if (f.tiles - tile == 1) score_tiles<1>(job, f, tile, from, rows);
 }
 
-// Exponentials of 16 lanes' scores, zero where they may not look, as bfloat16 in pairs of positions; notes largest and total.
-void soften_tile(const Attend& job, const Field& f, int tile, int count) {
-  alignas(64) int32_t firsts[LANES] = {}, lasts[LANES] = {};
+// Weights of 16 lanes: the exponentials of their scores, zero where a lane does not attend, as bfloat16 in pairs of positions.
+// Stores the maximum and the sum of each lane.
+void softmax_tile(const AttentionJob& job, const AmxScratch& f, int tile, int count) {
+  alignas(64) int32_t begins[LANES] = {}, ends[LANES] = {};
   const int rows = job.num_heads * job.num_rows;
-  int free = 0, end = count;  // all lanes see [free, end)
+  int all_from = 0, end = count;  // all lanes attend to [all_from, end)
   for (int i = 0; i < LANES; i++) {
     const int lane = tile * LANES + i;
     if (lane < rows) {
-      firsts[i] = (int)(job.first[lane % job.num_rows] - job.begin), lasts[i] = (int)(job.last[lane % job.num_rows] - job.begin);
-      free = firsts[i] > free ? firsts[i] : free, end = lasts[i] < end ? lasts[i] : end;
+      begins[i] = (int)(job.visible_begin[lane % job.num_rows] - job.begin);
+      ends[i] = (int)(job.visible_end[lane % job.num_rows] - job.begin);
+      all_from = begins[i] > all_from ? begins[i] : all_from, end = ends[i] < end ? ends[i] : end;
     }
   }
-  const __m512i first = _mm512_load_si512(firsts), last = _mm512_load_si512(lasts);
-  const auto sees = [&](int p) -> __mmask16 {
-    if (p >= free && p < end) return 0xffff;
+  const __m512i first = _mm512_load_si512(begins), last = _mm512_load_si512(ends);
+  const auto visible = [&](int p) -> __mmask16 {
+    if (p >= all_from && p < end) return 0xffff;
     const __m512i at = _mm512_set1_epi32(p);
     return p >= count ? 0 : _mm512_cmple_epi32_mask(first, at) & _mm512_cmplt_epi32_mask(at, last);
   };
   float* scores = f.scores + tile * LANES;
   const F scale = set1(job.scale);
-  F most[2] = {set1(-INFINITY), set1(-INFINITY)};
+  F max_lanes[2] = {set1(-INFINITY), set1(-INFINITY)};
   for (int p = 0; p < count; p++) {
     float* at = scores + (int64_t)p * f.lanes;
     F score = mul(load(at), scale);
     if (job.softcap > 0) store(at, score), softcap(at, LANES, job.softcap), score = load(at);
     store(at, score);
-    most[p % 2].v = _mm512_mask_max_ps(most[p % 2].v, sees(p), most[p % 2].v, score.v);
+    max_lanes[p % 2].v = _mm512_mask_max_ps(max_lanes[p % 2].v, visible(p), max_lanes[p % 2].v, score.v);
   }
-  const F best = max(most[0], most[1]);
-  F total[2] = {set1(0), set1(0)};
+  const F max_score = max(max_lanes[0], max_lanes[1]);
+  F exp_sum[2] = {set1(0), set1(0)};
   for (int from = 0; from < count; from += 32) {
     for (int p = from; p < from + 32; p += 2) {
-      __m512 share[2];
+      __m512 weight[2];
       TM_UNROLL for (int i = 0; i < 2; i++) {
-        const F away = sub(load(scores + (int64_t)(p + i) * f.lanes), best);
-        share[i] = _mm512_maskz_mov_ps(sees(p + i), exp(away).v);
+        const F shifted = sub(load(scores + (int64_t)(p + i) * f.lanes), max_score);
+        weight[i] = _mm512_maskz_mov_ps(visible(p + i), exp(shifted).v);
       }
-      const __m512i pair = interleaved((__m512i)_mm512_cvtne2ps_pbh(share[1], share[0]));
-      total[0] = add(total[0], {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16))});
-      total[1] = add(total[1], {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)))});
-      _mm512_storeu_si512(f.part + (p - from) / 2 * LANES, pair);
+      const __m512i pair = interleaved((__m512i)_mm512_cvtne2ps_pbh(weight[1], weight[0]));
+      exp_sum[0] = add(exp_sum[0], {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16))});
+      exp_sum[1] = add(exp_sum[1], {_mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000)))});
+      _mm512_storeu_si512(f.tile16 + (p - from) / 2 * LANES, pair);
     }
-    turn(f.part, f.weights + ((int64_t)tile * (SPLIT / 32) + from / 32) * 256);
+    transpose(f.tile16, f.weights + ((int64_t)tile * (SPLIT / 32) + from / 32) * 256);
   }
-  alignas(64) float bests[LANES], totals[LANES];
-  store(bests, best), store(totals, add(total[0], total[1]));
-  for (int i = 0; i < LANES && tile * LANES + i < rows; i++) job.best[tile * LANES + i] = bests[i], job.total[tile * LANES + i] = totals[i];
+  alignas(64) float max_scores[LANES], exp_sums[LANES];
+  store(max_scores, max_score), store(exp_sums, add(exp_sum[0], exp_sum[1]));
+  for (int i = 0; i < LANES && tile * LANES + i < rows; i++)
+    job.max_score[tile * LANES + i] = max_scores[i], job.exp_sum[tile * LANES + i] = exp_sums[i];
 }
 
-// One head's entries [d, d + 16 * TILES) at the positions [from, from + 32), two positions side by side. Behind the last
-// position is the last one's: its weight is zero.
+// Interleaves the V rows of one head, entries [d, d + 16 * TILES), two positions at a time for 32 positions. Behind the last
+// position the last row is repeated; its weight is zero.
 template <int TILES>
-uint32_t* pair_values(const Attend& job, int head, int d, int from, int count, const uint8_t* const* rows, uint32_t* to) {
+uint32_t* pair_values(const AttentionJob& job, int head, int d, int from, int count, const uint8_t* const* rows, uint32_t* to) {
   const int64_t at = 2 * ((int64_t)job.head_dim * head + d);
   for (int p = from; p < from + 32; p += 2, to += WORDS) {
     const uint16_t* a = (const uint16_t*)(rows[p < count ? p : count - 1] + at);
     const uint16_t* b = (const uint16_t*)(rows[p + 1 < count ? p + 1 : count - 1] + at);
-    TM_UNROLL for (int t = 0; t < TILES; t++) _mm512_storeu_si512(to + 256 * t, both_whole(a + 16 * t, b + 16 * t));
+    TM_UNROLL for (int t = 0; t < TILES; t++) _mm512_storeu_si512(to + 256 * t, load_full_pair(a + 16 * t, b + 16 * t));
   }
   return to + 256 * (TILES - 1);
 }
 
-// One head's lanes of a tile: their weights times the entries [d, d + 16 * TILES). The values are in pairs already, or become so
-// 32 positions at a time and stay near.
+// Multiplies the weights of a head's lanes in a tile by the entries [d, d + 16 * TILES) of the V rows. Where PAIRED, f.values
+// has the interleaved rows; otherwise 32 positions are interleaved at a time and stay in the first-level cache.
 template <int TILES, bool PAIRED>
-void weigh_tiles(const Attend& job, const Field& f, int head, int tile, int d, int count, const uint8_t* const* rows) {
+void add_value_tiles(const AttentionJob& job, const AmxScratch& f, int head, int tile, int d, int count,
+                     const uint8_t* const* rows) {
   const uint32_t* weights = f.weights + (int64_t)tile * (SPLIT / 32) * 256;
   _tile_zero(4);
   _tile_zero(5);
@@ -221,7 +226,7 @@ void weigh_tiles(const Attend& job, const Field& f, int head, int tile, int d, i
   for (int from = 0; from < count; from += 32, weights += 256) {
     uint32_t* values = f.values + from / 32 * TILES * 256;
     if (!PAIRED) pair_values<TILES>(job, head, d, from, count, rows, values = f.values + from / 32 % 2 * TILES * 256);
-    settle();
+    compiler_barrier();
     _tile_loadd(0, weights, 64);
     _tile_loadd(3, values, 64);
     _tile_dpbf16ps(4, 0, 3);
@@ -240,41 +245,40 @@ void weigh_tiles(const Attend& job, const Field& f, int head, int tile, int d, i
     _tile_stored(6, out[TILES - 2], 64);
     _tile_stored(7, out[TILES - 1], 64);
   }
-  const Lanes lanes = lanes_of(job, head, tile);
+  const LaneRange lanes = lanes_of(job, head, tile);
   for (int i = lanes.begin; i < lanes.end; i++)
     for (int t = 0; t < TILES; t++)
-      store(job.values + (int64_t)(tile * LANES + i) * job.head_dim + d + 16 * t, load(out[t] + 16 * i));
+      store(job.value_sum + (int64_t)(tile * LANES + i) * job.head_dim + d + 16 * t, load(out[t] + 16 * i));
 }
 
 template <int TILES>
-void weigh_entries(const Attend& job, const Field& f, int head, int d, int count, const uint8_t* const* rows) {
+void add_head_values(const AttentionJob& job, const AmxScratch& f, int head, int d, int count, const uint8_t* const* rows) {
   const int first = first_tile(job, head), last = last_tile(job, head);
-  if (first == last) return weigh_tiles<TILES, false>(job, f, head, first, d, count, rows);
+  if (first == last) return add_value_tiles<TILES, false>(job, f, head, first, d, count, rows);
   uint32_t* to = f.values;
   for (int from = 0; from < count; from += 32) to = pair_values<TILES>(job, head, d, from, count, rows, to);
-  for (int tile = first; tile <= last; tile++) weigh_tiles<TILES, true>(job, f, head, tile, d, count, rows);
+  for (int tile = first; tile <= last; tile++) add_value_tiles<TILES, true>(job, f, head, tile, d, count, rows);
 }
 
-// Heads of a multiple of 32 entries. Rows are asked for 48 ahead, into the second cache alone: what a tile is read from may be
-// that far.
-void attend_by_matrix(const Attend& job) {
+// A job with head_dim a multiple of 32. Rows are prefetched 48 positions ahead, into the second-level cache only.
+void attend_amx(const AttentionJob& job) {
   const uint8_t *keys[SPLIT], *values[SPLIT];
-  const int count = find<AS_BFLOAT16>(job, job.k, keys);
-  find<AS_BFLOAT16>(job, job.v, values);
-  const Field f = field_of(job);
-  place_queries(job, f);
+  const int count = locate_rows<AS_BFLOAT16>(job, job.k, keys);
+  locate_rows<AS_BFLOAT16>(job, job.v, values);
+  const AmxScratch f = divide_amx_scratch(job);
+  store_queries(job, f);
   const int64_t bytes = 2 * (int64_t)job.head_dim * job.num_heads;
-  for (int from = 0; from < 48; from += 16) fetch_rows<2>(keys, from, count, bytes);
+  for (int from = 0; from < 48; from += 16) prefetch_rows<2>(keys, from, count, bytes);
   for (int from = 0; from < count; from += 16) {
-    fetch_rows<2>(keys, from + 48, count, bytes);
-    score_keys(job, f, from, keys);
+    prefetch_rows<2>(keys, from + 48, count, bytes);
+    score_all_tiles(job, f, from, keys);
   }
-  for (int from = 0; from < count; from += 16) fetch_rows<2>(values, from, count, bytes);
-  for (int tile = 0; tile < f.tiles; tile++) soften_tile(job, f, tile, count);
+  for (int from = 0; from < count; from += 16) prefetch_rows<2>(values, from, count, bytes);
+  for (int tile = 0; tile < f.tiles; tile++) softmax_tile(job, f, tile, count);
   for (int head = 0; head < job.num_heads; head++) {
     int d = 0;
-    for (; d + 64 <= job.head_dim; d += 64) weigh_entries<4>(job, f, head, d, count, values);
-    if (d < job.head_dim) weigh_entries<2>(job, f, head, d, count, values);
+    for (; d + 64 <= job.head_dim; d += 64) add_head_values<4>(job, f, head, d, count, values);
+    if (d < job.head_dim) add_head_values<2>(job, f, head, d, count, values);
   }
 }
 

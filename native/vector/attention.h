@@ -1,52 +1,55 @@
-// What attention alone does with lanes, the same words on every processor. Included by attend.h.
+// Vector functions that attention alone needs, for every instruction set. Included by attention/attend.h.
 #pragma once
-#include "vec.h"
+#include "vector/vector.h"
 
 #if defined(TM_AVX512)
 // Lanes outside of [first, last) become `other`.
-TM F within(F a, int first, int last, float other) {
+TM_INLINE F mask_outside(F a, int first, int last, float other) {
   const uint32_t below = last >= 16 ? 0xffff : last <= 0 ? 0 : (1u << last) - 1;
   const uint32_t from = first <= 0 ? 0xffff : first >= 16 ? 0 : 0xffffu << first;
   return {_mm512_mask_mov_ps(_mm512_set1_ps(other), (__mmask16)(below & from), a.v)};
 }
 
-// Four words of a query, repeated: of each key that has them in its lanes, the four products.
+// Four words of a query, repeated in all four quarters of a vector. fma_quad (words are floats) and dot2_quad (pairs of
+// bfloat16) multiply them with four words of each of four keys: 16 products, or sums of two products, added to `sums`.
 typedef __m512i Quad;
-TM Quad quad(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
-TM F fma_quad(F sums, Line w, Quad x) {
+TM_INLINE Quad broadcast_quad(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
+TM_INLINE F fma_quad(F sums, Bytes64 w, Quad x) {
   return {_mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sums.v)};
 }
-TM F dot2_quad(F sums, Line w, Quad x) { return {_mm512_dpbf16_ps(sums.v, (__m512bh)w, (__m512bh)x)}; }
-// Four keys in the lanes of each, four products of a key side by side: the sums of 16 keys, (0 + 2) + (1 + 3).
-TM F fold(F a, F b, F c, F d) {
+TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) { return {_mm512_dpbf16_ps(sums.v, (__m512bh)w, (__m512bh)x)}; }
+// Vector g has four sums for each of the keys g, 4 + g, 8 + g and 12 + g, as interleave_keys arranges them. The result has the
+// sum of each of the 16 keys, added as (0 + 2) + (1 + 3).
+TM_INLINE F sum_quads(F a, F b, F c, F d) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
   return {_mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
                         _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))))};
 }
 
-// 16 entries of two rows, side by side, times one weight for each.
-typedef __m512i Both;
-// Sixteen halves of words and sixteen more: the first of both, the second of both, …
-TM __m512i interleaved(__m512i halves) {
+// 16 entries of two rows, with the two entries of a column side by side. dot_pair multiplies the rows by one bfloat16 weight
+// each.
+typedef __m512i RowPair;
+// Interleaves the lower and the upper half: word 0 of both, word 1 of both, and so on.
+TM_INLINE __m512i interleaved(__m512i halves) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,  //
                                          23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   return _mm512_permutexvar_epi16(order, halves);
 }
-TM Both both_whole(const uint16_t* a, const uint16_t* b) {
+TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) {
   const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)a));
   return interleaved(_mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)b), 1));
 }
-TM F dot_both(F sums, Both rows, const uint16_t* weights) {
+TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
   int32_t pair;
   memcpy(&pair, weights, 4);
   return {_mm512_dpbf16_ps(sums.v, (__m512bh)rows, (__m512bh)_mm512_set1_epi32(pair))};
 }
 
 #else
-struct Both { F a, b; };
-TM Both both_whole(const uint16_t* a, const uint16_t* b) { return {bfloat(a), bfloat(b)}; }
-TM F dot_both(F sums, Both rows, const uint16_t* weights) {
+struct RowPair { F a, b; };
+TM_INLINE RowPair load_full_pair(const uint16_t* a, const uint16_t* b) { return {bfloat(a), bfloat(b)}; }
+TM_INLINE F dot_pair(F sums, RowPair rows, const uint16_t* weights) {
   uint32_t bits[2] = {(uint32_t)weights[0] << 16, (uint32_t)weights[1] << 16};
   float two[2];
   memcpy(two, bits, 8);
@@ -54,52 +57,52 @@ TM F dot_both(F sums, Both rows, const uint16_t* weights) {
 }
 
 #if defined(TM_AVX2)
-TM __m256 within8(__m256 a, int first, int last, float other) {
+TM_INLINE __m256 mask_outside8(__m256 a, int first, int last, float other) {
   const __m256i lane = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
   const __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
                                       _mm256_cmpgt_epi32(lane, _mm256_set1_epi32(last - 1)));
   return _mm256_blendv_ps(a, _mm256_set1_ps(other), _mm256_castsi256_ps(out));
 }
-TM F within(F x, int first, int last, float other) {
-  return {within8(x.a, first, last, other), within8(x.b, first - 8, last - 8, other)};
+TM_INLINE F mask_outside(F x, int first, int last, float other) {
+  return {mask_outside8(x.a, first, last, other), mask_outside8(x.b, first - 8, last - 8, other)};
 }
 
 typedef __m256i Quad;
-TM Quad quad(const void* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
-TM F fma_quad(F sums, Line w, Quad x) {
+TM_INLINE Quad broadcast_quad(const void* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
+TM_INLINE F fma_quad(F sums, Bytes64 w, Quad x) {
   const __m256 four = _mm256_castsi256_ps(x);
   return {_mm256_fmadd_ps(_mm256_castsi256_ps(w.a), four, sums.a), _mm256_fmadd_ps(_mm256_castsi256_ps(w.b), four, sums.b)};
 }
-TM F dot2_quad(F sums, Line w, Quad x) { return {dot2_8(sums.a, w.a, x), dot2_8(sums.b, w.b, x)}; }
+TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) { return {dot2_8(sums.a, w.a, x), dot2_8(sums.b, w.b, x)}; }
 
-TM __m256 fold8(__m256 a, __m256 b, __m256 c, __m256 d) {
+TM_INLINE __m256 sum_quads8(__m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
   const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
   return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd))),
                        _mm256_castpd_ps(_mm256_unpackhi_pd(_mm256_castps_pd(ab), _mm256_castps_pd(cd))));
 }
-TM F fold(F a, F b, F c, F d) { return {fold8(a.a, b.a, c.a, d.a), fold8(a.b, b.b, c.b, d.b)}; }
+TM_INLINE F sum_quads(F a, F b, F c, F d) { return {sum_quads8(a.a, b.a, c.a, d.a), sum_quads8(a.b, b.b, c.b, d.b)}; }
 
 #else
-TM F within(F a, int first, int last, float other) {
+TM_INLINE F mask_outside(F a, int first, int last, float other) {
   TM_EACH a.v[i] = i >= first && i < last ? a.v[i] : other;
   return a;
 }
 
 typedef const void* Quad;
-TM Quad quad(const void* p) { return p; }
-TM F fma_quad(F sums, Line w, Quad x) {
+TM_INLINE Quad broadcast_quad(const void* p) { return p; }
+TM_INLINE F fma_quad(F sums, Bytes64 w, Quad x) {
   TM_EACH sums.v[i] = fma1(((const float*)w.v)[i], ((const float*)x)[i % 4], sums.v[i]);
   return sums;
 }
-TM F dot2_quad(F sums, Line w, Quad x) {
+TM_INLINE F dot2_quad(F sums, Bytes64 w, Quad x) {
   const uint16_t *two = (const uint16_t*)w.v, *by = (const uint16_t*)x;
   TM_EACH sums.v[i] = fma1(bfloat1(two[2 * i + 1]), bfloat1(by[2 * (i % 4) + 1]), sums.v[i]);
   TM_EACH sums.v[i] = fma1(bfloat1(two[2 * i]), bfloat1(by[2 * (i % 4)]), sums.v[i]);
   return sums;
 }
 
-TM F fold(F a, F b, F c, F d) {
+TM_INLINE F sum_quads(F a, F b, F c, F d) {
   const F* all[4] = {&a, &b, &c, &d};
   F r;
   TM_EACH {
@@ -111,11 +114,11 @@ TM F fold(F a, F b, F c, F d) {
 #endif
 #endif
 
-// The first `left` of 16 entries; the others are zero.
-template <bool WHOLE>
-TM Both both(const uint16_t* a, const uint16_t* b, int left) {
-  if (WHOLE) return both_whole(a, b);
+// The first `count` of 16 entries, all of them where FULL; the others are zero.
+template <bool FULL>
+TM_INLINE RowPair load_pair(const uint16_t* a, const uint16_t* b, int count) {
+  if (FULL) return load_full_pair(a, b);
   alignas(64) uint16_t copies[2][16] = {};
-  memcpy(copies[0], a, 2 * (size_t)left), memcpy(copies[1], b, 2 * (size_t)left);
-  return both_whole(copies[0], copies[1]);
+  memcpy(copies[0], a, 2 * (size_t)count), memcpy(copies[1], b, 2 * (size_t)count);
+  return load_full_pair(copies[0], copies[1]);
 }

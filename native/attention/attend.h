@@ -1,0 +1,322 @@
+// Attention of the queries of one job over the K and V rows of one split. Included by kernels.cpp, once per instruction set.
+//
+// A cached row holds all kv heads. Where a job has all of them, K and V rows are read in the order of memory, 16 positions at a
+// time, and prefetched two blocks ahead. Reading head after head took twice as long.
+#pragma once
+#include "kernels/rows.h"
+#include "vector/attention.h"
+
+namespace {
+
+// Interleaves 16 keys of one head, four words of each side by side: [words / 4][4][16], where lane 4 j + i of vector g is word
+// i of key 4 j + g. A word is one float or two bfloat16.
+void interleave_keys(const uint32_t* const* keys, int words, uint32_t* out) {
+  int w = 0;
+#if TM_AVX512
+  for (; w + 16 <= words; w += 16)
+    for (int g = 0; g < 4; g++) {
+      const __m512i a = _mm512_loadu_si512(keys[g] + w), b = _mm512_loadu_si512(keys[4 + g] + w);
+      const __m512i c = _mm512_loadu_si512(keys[8 + g] + w), d = _mm512_loadu_si512(keys[12 + g] + w);
+      const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x88), cd = _mm512_shuffle_i32x4(c, d, 0x88);
+      const __m512i ab1 = _mm512_shuffle_i32x4(a, b, 0xdd), cd1 = _mm512_shuffle_i32x4(c, d, 0xdd);
+      _mm512_storeu_si512(out + 16 * (w + g), _mm512_shuffle_i32x4(ab, cd, 0x88));
+      _mm512_storeu_si512(out + 16 * (w + 4 + g), _mm512_shuffle_i32x4(ab1, cd1, 0x88));
+      _mm512_storeu_si512(out + 16 * (w + 8 + g), _mm512_shuffle_i32x4(ab, cd, 0xdd));
+      _mm512_storeu_si512(out + 16 * (w + 12 + g), _mm512_shuffle_i32x4(ab1, cd1, 0xdd));
+    }
+#endif
+  for (; w < words; w += 4)
+    for (int i = 0; i < 16; i++) memcpy(out + 16 * (w + i % 4) + i / 4 * 4, keys[i] + w, 16);
+}
+
+// Scores of N queries against 16 interleaved keys. Each of four consecutive words has a sum of its own; the four are added at
+// the end.
+template <int N, bool FLOATS>
+void score(const AttentionJob& job, const uint8_t* q, int64_t bytes, const uint32_t* keys, int words, float* out) {
+  F sums[N][4];
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int g = 0; g < 4; g++) sums[r][g] = set1(0);
+  for (int w = 0; w < words; w += 4) {
+    Quad x[N];
+    TM_UNROLL for (int r = 0; r < N; r++) x[r] = broadcast_quad(q + r * bytes + 4 * w);
+    TM_UNROLL for (int g = 0; g < 4; g++) {
+      const Bytes64 four = load_bytes64((const uint8_t*)(keys + 16 * (w + g)));
+      TM_UNROLL for (int r = 0; r < N; r++)
+        sums[r][g] = FLOATS ? fma_quad(sums[r][g], four, x[r]) : dot2_quad(sums[r][g], four, x[r]);
+    }
+  }
+  TM_UNROLL for (int r = 0; r < N; r++)
+    store(out + r * SPLIT, mul(sum_quads(sums[r][0], sums[r][1], sums[r][2], sums[r][3]), set1(job.scale)));
+}
+
+// Entries [from, from + 16) of a cached row of floats or bytes, as floats. Lanes behind head_dim are zero.
+template <int FORMAT, bool FULL>
+TM_INLINE F load_values(const uint8_t* row, int from, int head_dim) {
+  if (!FULL) {
+    alignas(64) uint8_t copy[64] = {};
+    const int size = FORMAT == AS_FLOAT32 ? 4 : 1;
+    memcpy(copy, row + from * size, (size_t)((head_dim - from < 16 ? head_dim - from : 16) * size));
+    return load_values<FORMAT, true>(copy, 0, 16);
+  }
+  if (FORMAT == AS_FLOAT32) return load((const float*)row + from);
+  return from_codes((const int8_t*)row + from);
+}
+
+// Adds the V rows of `count` positions, multiplied by the weights [N][SPLIT] of N queries, to `out`: W vectors of 16 entries at
+// a time, position after position. `at` is the distance in bytes from the beginning of a cached row to the head.
+template <int N, int W, int FORMAT, bool FULL>
+void add_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count, int from,
+                float* out) {
+  const int width = (job.head_dim + 15) / 16 * 16;
+  F sums[N][W];
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
+  for (int p = 0; p < count; p++) {
+    F part[W];
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_values<FORMAT, FULL>(values[p] + at, from + 16 * i, job.head_dim);
+    TM_UNROLL for (int r = 0; r < N; r++) {
+      const F weight = set1(weights[r * SPLIT + p]);
+      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = fma(weight, part[i], sums[r][i]);
+    }
+  }
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
+}
+
+// The same for V rows in bfloat16, two positions at a time. The weight behind an odd last position is zero.
+template <int N, int W, bool FULL>
+void add_value_pairs(const AttentionJob& job, const uint8_t* const* values, int64_t at, const uint16_t* weights, int count,
+                     int from, float* out) {
+  const int width = (job.head_dim + 15) / 16 * 16;
+  F sums[N][W];
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = load(out + r * width + from + 16 * i);
+  for (int p = 0; p < count; p += 2) {
+    const uint16_t *a = (const uint16_t*)(values[p] + at) + from, *b = (const uint16_t*)(values[p + 1] + at) + from;
+    RowPair part[W];
+    TM_UNROLL for (int i = 0; i < W; i++) part[i] = load_pair<FULL>(a + 16 * i, b + 16 * i, job.head_dim - from);
+    TM_UNROLL for (int r = 0; r < N; r++)
+      TM_UNROLL for (int i = 0; i < W; i++) sums[r][i] = dot_pair(sums[r][i], part[i], weights + r * 2 * SPLIT + p);
+  }
+  TM_UNROLL for (int r = 0; r < N; r++)
+    TM_UNROLL for (int i = 0; i < W; i++) store(out + r * width + from + 16 * i, sums[r][i]);
+}
+
+template <int N, int FORMAT>
+void add_all_values(const AttentionJob& job, const uint8_t* const* values, int64_t at, const float* weights, int count,
+                    float* out) {
+  int from = 0;
+  if constexpr (FORMAT == AS_BFLOAT16) {
+    const uint16_t* pairs = (const uint16_t*)weights;
+    for (; from + 64 <= job.head_dim; from += 64) add_value_pairs<N, 4, true>(job, values, at, pairs, count, from, out);
+    for (; from + 16 <= job.head_dim; from += 16) add_value_pairs<N, 1, true>(job, values, at, pairs, count, from, out);
+    if (from < job.head_dim) add_value_pairs<N, 1, false>(job, values, at, pairs, count, from, out);
+  } else {
+    for (; from + 64 <= job.head_dim; from += 64) add_values<N, 4, FORMAT, true>(job, values, at, weights, count, from, out);
+    for (; from + 16 <= job.head_dim; from += 16) add_values<N, 1, FORMAT, true>(job, values, at, weights, count, from, out);
+    if (from < job.head_dim) add_values<N, 1, FORMAT, false>(job, values, at, weights, count, from, out);
+  }
+}
+
+// Replaces the scores of one query by their exponentials, zero where the query does not attend, and stores their maximum and
+// sum. For V rows in bfloat16 the weights become bfloat16 too, one behind the other from the beginning of the row of scores.
+template <int FORMAT>
+void softmax(const AttentionJob& job, int row, float* scores, int count) {
+  if (job.softcap > 0) softcap(scores, count, job.softcap);
+  const int visible_begin = (int)(job.visible_begin[row % job.num_rows] - job.begin);
+  const int visible_end = (int)(job.visible_end[row % job.num_rows] - job.begin);
+  F max_lanes = set1(-INFINITY), exp_sum = set1(0);
+  for (int p = 0; p < count; p += 16) {
+    const F seen = mask_outside(load(scores + p), visible_begin - p, visible_end - p, -INFINITY);
+    store(scores + p, seen), max_lanes = max(max_lanes, seen);
+  }
+  const float max_score = reduce_max(max_lanes);
+  job.max_score[row] = max_score;
+  for (int p = 0; p < count; p += 16) {
+    F weight = mask_outside(exp(sub(load(scores + p), set1(max_score))), visible_begin - p, visible_end - p, 0);
+    if (FORMAT == AS_BFLOAT16) {
+      uint16_t* weights = (uint16_t*)scores + p;
+      to_bfloat(weights, weight), weight = bfloat(weights);
+    } else {
+      store(scores + p, weight);
+    }
+    exp_sum = add(exp_sum, weight);
+  }
+  job.exp_sum[row] = reduce_sum(exp_sum);  // 0 where nothing of the split is visible
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The scratch memory of a job, divided. Keys in int8 become bfloat16, which holds them exactly.
+struct JobScratch {
+  uint8_t* queries;   // [heads * rows], query_bytes each
+  float* scores;      // [heads * rows][SPLIT]
+  uint32_t* keys;     // [words / 4][4][16]
+  uint32_t* widened;  // [16][words]: keys that are converted from int8, or padded to a multiple of four words
+  int64_t query_bytes;
+};
+
+JobScratch divide_scratch(const AttentionJob& job) {
+  uint8_t* at = job.scratch;
+  JobScratch scratch;
+  const int64_t rows = (int64_t)job.num_heads * job.num_rows;
+  scratch.query_bytes = aligned(4 * ((int64_t)job.head_dim + 16));
+  scratch.scores = (float*)at, at += rows * SPLIT * 4;
+  scratch.queries = at, at += rows * scratch.query_bytes;
+  scratch.keys = (uint32_t*)at, at += 16 * 4 * ((int64_t)job.head_dim + 4);
+  scratch.widened = (uint32_t*)at;
+  return scratch;
+}
+
+int64_t slot_of(const AttentionJob& job, int64_t position) { return job.base >= 0 ? job.base + position : job.slots[position]; }
+
+// Finds where the cached rows of the job begin. Behind the last position the last row is repeated, up to a multiple of 16.
+template <int FORMAT>
+int locate_rows(const AttentionJob& job, const void* cache, const uint8_t** rows) {
+  const int64_t head = format_bytes(FORMAT) * (int64_t)job.head_dim, count = job.end - job.begin;
+  const uint8_t* base = (const uint8_t*)cache + job.head * head;
+  int p = 0;
+  for (; p < count; p++) rows[p] = base + slot_of(job, job.begin + p) * job.num_kv_heads * head;
+  for (; p % 16; p++) rows[p] = rows[p - 1];
+  return (int)count;
+}
+
+// A key as words: int8 is converted to bfloat16; a key that is no multiple of 16 bytes is copied and padded with zeros.
+template <int FORMAT>
+const uint32_t* key_words(const AttentionJob& job, const uint8_t* key, int words, uint32_t* scratch) {
+  if (FORMAT == AS_INT8) {
+    uint16_t* bfloats = (uint16_t*)scratch;
+    for (int d = 0; d < 2 * words; d += 16) {
+      const F part = d + 16 <= job.head_dim ? from_codes((const int8_t*)key + d) : load_values<FORMAT, false>(key, d, job.head_dim);
+      to_bfloat(bfloats + d, part);
+    }
+    return scratch;
+  }
+  if (job.head_dim * format_bytes(FORMAT) % 16) {
+    memset(scratch + words - 4, 0, 16);
+    memcpy(scratch, key, (size_t)(job.head_dim * format_bytes(FORMAT)));
+    return scratch;
+  }
+  return (const uint32_t*)key;
+}
+
+// Converts the queries to the format in which the keys are multiplied.
+template <int FORMAT>
+void convert_queries(const AttentionJob& job, const JobScratch& scratch) {
+  for (int r = 0; r < job.num_heads * job.num_rows; r++) {
+    uint8_t* to = scratch.queries + r * scratch.query_bytes;
+    for (int d = 0; d < job.head_dim; d += 16)  // padded with zeros
+      if (FORMAT == AS_FLOAT32)
+        store((float*)to + d, load(job.q[r] + d));
+      else
+        to_bfloat((uint16_t*)to + d, load(job.q[r] + d));
+  }
+}
+
+// Scores of one head's queries against the 16 keys from `from` on.
+template <int FORMAT>
+void score_keys(const AttentionJob& job, const JobScratch& scratch, int head, int from, const uint8_t* const* rows) {
+  constexpr bool floats = FORMAT == AS_FLOAT32;
+  const int words = ((floats ? job.head_dim : (job.head_dim + 1) / 2) + 3) / 4 * 4;
+  const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
+  const uint32_t* keys[16];
+  for (int i = 0; i < 16; i++)
+    keys[i] = key_words<FORMAT>(job, rows[from + i] + at, words, scratch.widened + i * ((words + 7) / 8 * 8));
+  interleave_keys(keys, words, scratch.keys);
+  const int first_row = head * job.num_rows;
+  const uint8_t* q = scratch.queries + first_row * scratch.query_bytes;
+  float* out = scratch.scores + (int64_t)first_row * SPLIT + from;
+  int r = 0;
+#define TM_ROWS(N) \
+  score<N, floats>(job, q + r * scratch.query_bytes, scratch.query_bytes, scratch.keys, words, out + (int64_t)r * SPLIT)
+  for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
+  if (job.num_rows - r == 3) TM_ROWS(3);
+  if (job.num_rows - r == 2) TM_ROWS(2);
+  if (job.num_rows - r == 1) TM_ROWS(1);
+#undef TM_ROWS
+  if (FORMAT != AS_INT8) return;
+  alignas(64) float scales[16] = {};
+  for (int i = 0; i < 16 && job.begin + from + i < job.end; i++)
+    scales[i] = job.k_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
+  for (r = 0; r < job.num_rows; r++) store(out + (int64_t)r * SPLIT, mul(load(out + (int64_t)r * SPLIT), load(scales)));
+}
+
+// Adds the V rows of the positions [from, from + count) to the results of one head's queries.
+template <int FORMAT>
+void add_block_values(const AttentionJob& job, const JobScratch& scratch, int head, int from, int count,
+                      const uint8_t* const* rows) {
+  const int64_t at = head * format_bytes(FORMAT) * (int64_t)job.head_dim;
+  const int first_row = head * job.num_rows, width = (job.head_dim + 15) / 16 * 16;
+  float* weights = scratch.scores + (int64_t)first_row * SPLIT + (FORMAT == AS_BFLOAT16 ? from / 2 : from);
+  float* out = job.value_sum + (int64_t)first_row * width;
+  if (FORMAT == AS_INT8)
+    for (int i = 0; i < count; i++) {
+      const float scale = job.v_scales[slot_of(job, job.begin + from + i) * job.num_kv_heads + job.head + head];
+      for (int r = 0; r < job.num_rows; r++) weights[(int64_t)r * SPLIT + i] *= scale;
+    }
+  int r = 0;
+#define TM_ROWS(N) add_all_values<N, FORMAT>(job, rows + from, at, weights + (int64_t)r * SPLIT, count, out + (int64_t)r * width)
+  for (; r + 4 <= job.num_rows; r += 4) TM_ROWS(4);
+  if (job.num_rows - r == 3) TM_ROWS(3);
+  if (job.num_rows - r == 2) TM_ROWS(2);
+  if (job.num_rows - r == 1) TM_ROWS(1);
+#undef TM_ROWS
+}
+
+// Prefetches the rows [from, from + 16) of all heads of the job into the second-level cache (LEVEL 2) or the first (3).
+template <int LEVEL> TM_INLINE void prefetch_rows(const uint8_t* const* rows, int from, int count, int64_t bytes) {
+  for (int p = from; p < from + 16 && p < count; p++)
+    for (int64_t at = 0; at < bytes; at += 64) TM_PREFETCH(rows[p] + at, LEVEL);
+}
+
+// Prefetches what the next two blocks of 16 positions need. K rows come first and V rows later, because two streams at once are
+// slower than one after the other.
+TM_INLINE void prefetch_ahead(const uint8_t* const* rows, int from, int count, int64_t bytes) {
+  prefetch_rows<2>(rows, from + 32, count, bytes), prefetch_rows<3>(rows, from + 16, count, bytes);
+}
+
+// A job whose cache is in FORMAT.
+template <int FORMAT>
+void attend_by_rows(const AttentionJob& job) {
+  const uint8_t *keys[SPLIT], *values[SPLIT];
+  const int count = locate_rows<FORMAT>(job, job.k, keys), width = (job.head_dim + 15) / 16 * 16;
+  locate_rows<FORMAT>(job, job.v, values);
+  const JobScratch scratch = divide_scratch(job);
+  convert_queries<FORMAT>(job, scratch);
+  const int64_t bytes = format_bytes(FORMAT) * (int64_t)job.head_dim * job.num_heads;
+  prefetch_rows<2>(keys, 0, count, bytes), prefetch_rows<2>(keys, 16, count, bytes);
+  for (int from = 0; from < count; from += 16) {
+    prefetch_ahead(keys, from, count, bytes);
+    if (from + 16 >= count) prefetch_rows<2>(values, 0, count, bytes), prefetch_rows<2>(values, 16, count, bytes);
+    for (int head = 0; head < job.num_heads; head++) score_keys<FORMAT>(job, scratch, head, from, keys);
+  }
+  for (int r = 0; r < job.num_heads * job.num_rows; r++)
+    softmax<FORMAT>(job, r, scratch.scores + (int64_t)r * SPLIT, count);
+  memset(job.value_sum, 0, sizeof(float) * (size_t)(job.num_heads * job.num_rows * width));
+  const int step = job.num_heads > 1 ? 16 : SPLIT;  // the V rows of one head fit into the first-level cache
+  for (int from = 0; from < count; from += step) {
+    for (int at = from; at < from + step; at += 16) prefetch_ahead(values, at, count, bytes);
+    for (int head = 0; head < job.num_heads; head++)
+      add_block_values<FORMAT>(job, scratch, head, from, count - from < step ? count - from : step, values);
+  }
+}
+
+}  // namespace
+
+#include "attention/attend_amx.h"
+
+namespace {
+
+void attend(const AttentionJob& job) {
+#if defined(TM_AMX)
+  if (job.cache_format == AS_BFLOAT16 && job.head_dim % 32 == 0) return attend_amx(job);
+#endif
+  if (job.cache_format == AS_FLOAT32)
+    attend_by_rows<AS_FLOAT32>(job);
+  else if (job.cache_format == AS_BFLOAT16)
+    attend_by_rows<AS_BFLOAT16>(job);
+  else
+    attend_by_rows<AS_INT8>(job);
+}
+
+}  // namespace

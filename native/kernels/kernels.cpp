@@ -1,0 +1,47 @@
+// The table of kernels for one instruction set. This file is compiled once per instruction set, with TM_BUILD naming it, and
+// includes everything that depends on it.
+//
+// The order of every sum follows from the model's shape alone: inputs in order, lanes reduced in one fixed way. A row has the
+// same bits whether it is computed alone or beside 511 others, so that neither batches nor chunks can change a result.
+#include "kernels/kernels.h"
+
+#include "attention/attend.h"
+#include "products/products.h"
+#include "kernels/quantize.h"
+#include "kernels/rows.h"
+
+#define TM_JOIN2(a, b) a##b
+#define TM_JOIN(a, b) TM_JOIN2(a, b)
+#define TM_TEXT2(a) #a
+#define TM_TEXT(a) TM_TEXT2(a)
+
+#if defined(TM_AMX)
+#define TM_BFLOAT16_PRODUCT bfloat_product_amx
+#else
+#define TM_BFLOAT16_PRODUCT product<Bfloat16Weights>
+#endif
+
+extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
+    TM_TEXT(TM_BUILD),
+    begin_step,
+    end_step,
+    {
+        product<Float32Weights>,
+        TM_BFLOAT16_PRODUCT,
+        product<IntegerWeights<8, 64>>,                      // Q8
+        product<IntegerWeights<4, 64>>,                      // Q4
+        product<IntegerWeights<4, 128, true>>,               // Q4_MIN
+        product<IntegerWeights<4, 256, true, true>>,         // Q4_WIDE
+        product<IntegerWeights<4, 64, true, false, true>>,   // Q4_PAIR
+    },
+    convert,
+    norm,
+    activate,
+    rotate,
+    softcap,
+    attend,
+    store_kv,
+    merge,
+    add_rows,
+    argmax,
+};

@@ -1,0 +1,104 @@
+// The table of functions that one build of the kernels offers, and the types that they share with the rest.
+//
+// kernels.cpp is compiled once per instruction set ("amx", "avx512", "avx2", "portable"); plan/model.cpp picks a table when a
+// model is made. A kernel works on one row, one or two tiles of weights, or one attention job; it knows nothing of models,
+// steps or threads. The order of every sum depends on the model's shape alone, so that a row's bits do not depend on the rows
+// beside it.
+#pragma once
+#include <cstdint>
+
+// How the rows of a weight matrix are stored (products/products.h has the layouts). Q4_MIN: with minimums; Q4_WIDE: with
+// minimums, and both as float32; Q4_PAIR: with minimums, two groups sharing a scale.
+enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5, Q4_PAIR = 6, NUM_SCHEMES = 7 };
+// How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
+// each token and head (cache).
+enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
+enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
+
+enum {
+  TILE = 16,            // rows of a weight tile, and lanes of a vector
+  GROUP = 32,           // consecutive inputs that share a scale
+  PAD = 64,             // the number of inputs is padded with zeros to a multiple of this
+  SPLIT = 128,          // cached positions that attention reads before it merges partial results
+  PREFETCH_BYTES = 128  // of the KV cache, prefetched for each tile, group and eight tokens of a product
+};
+
+inline constexpr int64_t rounded(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// The format of activations that a product with weights of this scheme reads.
+inline constexpr int format_of(int scheme) { return scheme == FLOAT32 ? AS_FLOAT32 : scheme == BFLOAT16 ? AS_BFLOAT16 : AS_INT8; }
+inline constexpr int format_bytes(int format) { return format == AS_FLOAT32 ? 4 : format == AS_BFLOAT16 ? 2 : 1; }
+
+// Prefetch a cache line into the second-level cache (LEVEL 2) or the first (3).
+#if defined(__GNUC__)
+#define TM_PREFETCH(ADDRESS, LEVEL) __builtin_prefetch(ADDRESS, 0, LEVEL)
+#else
+#define TM_PREFETCH(ADDRESS, LEVEL)
+#endif
+
+// Activations [tokens, k] in one format; k is a multiple of PAD. Codes of AS_INT8 have a scale per group of 32 inputs and two
+// sums that products need. The matrix unit reads up to 15 rows behind the last row of `bfloats`, and ignores what it computes
+// from them.
+struct Activations {
+  int format, k;
+  float* floats;
+  uint16_t* bfloats;
+  int8_t* codes;
+  float* scales;
+  float* scaled_sums;         // of a group: scale times the sum of its codes, for weights that have minimums
+  int32_t* offsets;           // of a group: -8 times the sum of its codes, because codes of 4-bit weights are stored as code + 8
+  const uint8_t* kv_prefetch; // cached rows to prefetch while a product is computed, or null; see PREFETCH_BYTES
+};
+
+// One attention job: `num_rows` queries for each of the kv heads [head, head + num_heads) over the positions [begin, end) of
+// one sequence, end - begin <= SPLIT. Query i of a head attends to the positions [visible_begin[i], visible_end[i]). Position p
+// lies in slot base + p, or slots[p] where base < 0.
+struct AttentionJob {
+  const void* k;
+  const void* v;
+  const float* k_scales;  // of AS_INT8
+  const float* v_scales;
+  int cache_format, head_dim, head, num_heads, num_kv_heads;
+  int64_t base;
+  const int64_t* slots;
+  int64_t begin, end;
+  float scale, softcap;
+  int num_rows;
+  const float* const* q;  // [heads * rows], head by head, as the three results are
+  const int64_t* visible_begin;
+  const int64_t* visible_end;
+  // Per query, a partial softmax: the largest score, the sum of the exponentials, and the values weighted by them [head_dim,
+  // padded to a multiple of TILE].
+  float* max_score;
+  float* exp_sum;
+  float* value_sum;
+  uint8_t* scratch;  // attention_scratch_bytes
+};
+
+struct Kernels {
+  const char* name;
+  // Called by every thread around the operations of a step: they configure and release the matrix unit.
+  void (*begin_step)();
+  void (*end_step)();
+  // By scheme: out[t * stride + row] for the 16 rows of each of one or two tiles and the tokens [first, first + count).
+  void (*product[NUM_SCHEMES])(const uint8_t* weights, int tiles, const Activations& x, int first, int count, float* out,
+                               int stride);
+  // Converts columns [from, to), both multiples of GROUP, of the tokens [first, first + count) into the format of
+  // `activations`. Rows of x are `stride` floats apart and begin at column `from`.
+  void (*convert)(const float* x, int64_t stride, const Activations& activations, int first, int count, int from, int to);
+  // RMS norm, or layer norm where `centred`.
+  void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
+  void (*activate)(float* x, const float* up, int n, int kind);  // x = f(x) * up, or f(x) where up is null
+  void (*rotate)(float* x, const float* cosines, const float* sines, int half);  // rotary embedding of pairs (i, i + half)
+  void (*softcap)(float* x, int n, float cap);
+  void (*attend)(const AttentionJob& job);
+  // Stores one head's K or V row in the cache. `scale` is written for AS_INT8.
+  void (*store_kv)(const float* x, int n, int format, void* row, float* scale);
+  // Merges a later split's partial softmax into the first three. exp_sum 0 means nothing was merged yet, or nothing is visible.
+  void (*merge)(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
+                int n);
+  void (*add)(float* x, const float* y, int n);
+  int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
+};
+
+extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;

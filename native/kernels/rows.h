@@ -1,0 +1,158 @@
+// Functions of single rows: norms, activations, rotary embedding, softcap, argmax, rows of the cache, and the merge of partial
+// softmaxes. Included by kernels.cpp, once per instruction set.
+#pragma once
+#include "kernels/kernels.h"
+#include "vector/vector.h"
+
+namespace {
+
+// x and y have room for a multiple of 16 floats. x is zero behind entry n. The sum of squares of the last n % 16 entries is
+// added one by one.
+void norm(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred) {
+  float mean = 0;
+  if (centred) {
+    F total = set1(0);
+    for (int i = 0; i < n; i += 16) total = add(total, load(x + i));
+    mean = reduce_sum(total) / (float)n;
+  }
+  F squares = set1(0);
+  const int full = n / 16 * 16;
+  for (int i = 0; i < full; i += 16) {
+    const F d = sub(load(x + i), set1(mean));
+    squares = fma(d, d, squares);
+  }
+  float total = reduce_sum(squares);
+  for (int i = full; i < n; i++) total += (x[i] - mean) * (x[i] - mean);
+  const float factor = 1.0f / std::sqrt(total / (float)n + eps);
+  for (int i = 0; i < full; i += 16) {
+    F r = mul(mul(sub(load(x + i), set1(mean)), set1(factor)), load(weight + i));
+    if (bias) r = add(r, load(bias + i));
+    store(y + i, r);
+  }
+  for (int i = full; i < n; i++) y[i] = (x[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
+TM_INLINE F tanh(F x) {  // 1 - 2 / (e**2x + 1)
+  return sub(set1(1), div(set1(2), add(exp(add(x, x)), set1(1))));
+}
+
+TM_INLINE F activation(F x, int kind) {
+  if (kind == SILU) return div(x, add(set1(1), exp(sub(set1(0), x))));
+  if (kind == RELU) return max(x, set1(0));
+  if (kind == GELU_TANH) {
+    const F inner = mul(set1(0.7978845608028654f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
+    return mul(mul(set1(0.5f), x), add(set1(1), tanh(inner)));
+  }
+  if (kind == GELU) {
+    float v[16];
+    store(v, x);
+    for (int i = 0; i < 16; i++) v[i] = 0.5f * v[i] * (1.0f + std::erf(v[i] * 0.70710678118654752f));
+    return load(v);
+  }
+  return x;
+}
+
+void activate(float* x, const float* up, int n, int kind) {  // n is a multiple of 16
+  for (int i = 0; i < n; i += 16) {
+    const F a = activation(load(x + i), kind);
+    store(x + i, up ? mul(a, load(up + i)) : a);
+  }
+}
+
+// Rotary embedding of the pairs (i, i + half). Entries behind the last full vector are computed one by one, by the same
+// operations.
+void rotate(float* x, const float* cosines, const float* sines, int half) {
+  int i = 0;
+  for (; i + 16 <= half; i += 16) {
+    const F a = load(x + i), b = load(x + half + i), c = load(cosines + i), s = load(sines + i);
+    store(x + i, sub(mul(a, c), mul(b, s)));
+    store(x + half + i, add(mul(b, c), mul(a, s)));
+  }
+  for (; i < half; i++) {
+    const float a = x[i], b = x[half + i];
+    x[i] = a * cosines[i] - b * sines[i];
+    x[half + i] = b * cosines[i] + a * sines[i];
+  }
+}
+
+void softcap(float* x, int n, float cap) {
+  for (int i = 0; i < n; i++) x[i] = std::tanh(x[i] / cap) * cap;
+}
+
+void add_rows(float* x, const float* y, int n) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(x + i, add(load(x + i), load(y + i)));
+  for (; i < n; i++) x[i] += y[i];
+}
+
+// First the maximum of every block of at most 512 numbers, then its index in the block with the largest. Products with zero are
+// summed to find NaN: they are zero unless a number is infinite or NaN.
+int64_t argmax(const float* x, int64_t n) {
+  constexpr int64_t BLOCK = 512;
+  int64_t index, begin = 0;
+  float best = -INFINITY;
+  F not_finite[4] = {set1(0), set1(0), set1(0), set1(0)};  // zero unless a number is infinite or NaN
+  for (int64_t from = 0; from < n; from += BLOCK) {
+    const int64_t end = n < from + BLOCK ? n : from + BLOCK;
+    F max_lanes[4] = {set1(-INFINITY), set1(-INFINITY), set1(-INFINITY), set1(-INFINITY)};
+    int64_t i = from;
+    for (; i + 64 <= end; i += 64)
+      TM_UNROLL for (int j = 0; j < 4; j++) {
+        const F part = load(x + i + 16 * j);
+        max_lanes[j] = max(max_lanes[j], part), not_finite[j] = fma(part, set1(0), not_finite[j]);
+      }
+    float block_max = reduce_max(max(max(max_lanes[0], max_lanes[1]), max(max_lanes[2], max_lanes[3])));
+    bool has_nan = false;
+    for (; i < end; i++) block_max = x[i] > block_max ? x[i] : block_max, has_nan |= x[i] != x[i];
+    if (block_max > best) best = block_max, begin = from;
+    if (has_nan) not_finite[0] = set1(NAN);
+  }
+  if (reduce_sum(add(add(not_finite[0], not_finite[1]), add(not_finite[2], not_finite[3]))) != 0)
+    for (int64_t i = 0; i < n; i++)
+      if (x[i] != x[i]) return i;
+  for (index = begin; index + 1 < n && x[index] != best; index++) {
+  }
+  return index;
+}
+
+void store_kv(const float* x, int n, int format, void* row, float* scale) {  // x is padded with zeros to a multiple of 16
+  if (format == AS_FLOAT32) {
+    memcpy(row, x, sizeof(float) * (size_t)n);
+    return;
+  }
+  F max_lanes = set1(0);
+  if (format == AS_INT8) {
+    for (int i = 0; i < n; i += 16) max_lanes = max(max_lanes, abs(load(x + i)));
+    *scale = reduce_max(max_lanes) / 127.0f;
+  }
+  const float inverse = format == AS_INT8 && *scale > 0 ? 127.0f / reduce_max(max_lanes) : 0.0f;
+  for (int i = 0; i < n; i += 16) {
+    alignas(64) uint8_t part[32];
+    const int size = format == AS_INT8 ? 1 : 2;
+    if (format == AS_INT8)
+      to_codes((int8_t*)part, to_int(mul(load(x + i), set1(inverse))));
+    else
+      to_bfloat((uint16_t*)part, load(x + i));
+    memcpy((uint8_t*)row + i * size, part, (size_t)((n - i < 16 ? n - i : 16) * size));
+  }
+}
+
+void merge(float* max_score, float* exp_sum, float* value_sum, float max_score2, float exp_sum2, const float* value_sum2,
+           int n) {
+  if (exp_sum2 == 0) return;
+  if (*exp_sum == 0) {
+    *max_score = max_score2, *exp_sum = exp_sum2;
+    memcpy(value_sum, value_sum2, sizeof(float) * (size_t)n);
+    return;
+  }
+  const float largest = *max_score > max_score2 ? *max_score : max_score2;
+  float shifts[2] = {*max_score - largest, max_score2 - largest};
+  alignas(64) float lanes[16] = {shifts[0], shifts[1]};
+  store(lanes, exp(load(lanes)));
+  const F f1 = set1(lanes[0]), f2 = set1(lanes[1]);
+  for (int i = 0; i < n; i += 16) store(value_sum + i, fma(load(value_sum2 + i), f2, mul(load(value_sum + i), f1)));
+  *exp_sum = exp_sum2 * lanes[1] + *exp_sum * lanes[0];
+  *max_score = largest;
+}
+
+}  // namespace

@@ -1,0 +1,103 @@
+// How a model is prepared once, before any step: formats of the activation buffers, and units divided among threads.
+#include "plan/model.h"
+
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "products/tile_bytes.h"
+
+namespace {
+
+const Kernels* const BUILDS[] = {  // the best first; a processor that runs one runs all that follow
+#if defined(TM_WITH_AMX)
+    &kernels_amx,
+#endif
+#if defined(TM_WITH_AVX512)
+    &kernels_avx512,
+#endif
+#if defined(TM_WITH_AVX2)
+    &kernels_avx2,
+#endif
+    &kernels_portable};
+
+int64_t unit_bytes(const TmOp& op, const TmUnit& unit) {
+  const int64_t tiles = (unit.count + TILE - 1) / TILE;
+  return tiles * (tile_bytes(unit.scheme, op.inputs) + (unit.gate ? tile_bytes(unit.gate_scheme, op.inputs) : 0));
+}
+
+}  // namespace
+
+const Kernels& find_kernels(const char* wanted) {
+  const std::string best = tm_best_build(), name = *wanted ? wanted : best;
+  bool runs = false;
+  for (const Kernels* build : BUILDS) {
+    runs |= best == build->name;
+    if (name == build->name && runs) return *build;
+  }
+  throw std::runtime_error("there is no build " + name + " for this processor");
+}
+
+Model::Model(const TmModel& description)
+    : shape(description),
+      ops(description.ops, description.ops + description.num_ops),
+      kernels(find_kernels(description.build)),
+      head_width((int)rounded(description.head_dim, TILE)),
+      group(description.num_heads / description.num_kv_heads) {
+  lay_out_buffers();
+  for (const TmOp& op : ops) {
+    shares.push_back(op.kind == TM_LINEAR ? divide(op) : std::vector<std::vector<int>>());
+    max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);
+  }
+  next_attention.resize(ops.size() + 1);
+  for (size_t i = ops.size(); i-- > 0;) next_attention[i] = ops[i].kind == TM_ATTEND ? &ops[i] : next_attention[i + 1];
+}
+
+// A buffer holds every format that a linear reads from it. Rows of TM_GATHERED are copies of rows of TM_MLP_IN, which therefore
+// has the same formats.
+void Model::lay_out_buffers() {
+  for (const TmOp& op : ops) {
+    if (op.kind != TM_LINEAR) continue;
+    BufferLayout& layout = buffers[op.from];
+    layout.width = std::max(layout.width, op.inputs);
+    for (int i = 0; i < op.num_units; i++) {
+      layout.formats |= 1 << format_of(op.units[i].scheme);
+      if (op.units[i].gate) layout.formats |= 1 << format_of(op.units[i].gate_scheme);
+    }
+  }
+  buffers[TM_MLP_IN].formats |= buffers[TM_GATHERED].formats;
+}
+
+// Each thread gets units of about the same number of bytes, in the order in which they lie in memory.
+std::vector<std::vector<int>> Model::divide(const TmOp& op) const {
+  if (op.experts) return divide_experts(op);
+  std::vector<int64_t> cost;
+  for (int i = 0; i < op.num_units; i++) cost.push_back(unit_bytes(op, op.units[i]));
+  if (std::any_of(cost.begin(), cost.end(), [&](int64_t bytes) { return bytes != cost[0]; })) return divide_by_cost(cost);
+  std::vector<std::vector<int>> units((size_t)shape.num_threads);  // equal units: one contiguous stretch of memory per thread
+  for (int i = 0; i < op.num_units; i++) units[(size_t)((int64_t)i * shape.num_threads / op.num_units)].push_back(i);
+  return units;
+}
+
+// Which experts a step chooses is not known yet, so that each thread gets its share of every expert.
+std::vector<std::vector<int>> Model::divide_experts(const TmOp& op) const {
+  std::vector<std::vector<int>> units((size_t)shape.num_threads);
+  const int each = op.num_units / op.experts;
+  for (int i = 0; i < op.num_units; i++) units[(size_t)((int64_t)(i % each) * shape.num_threads / each)].push_back(i);
+  return units;
+}
+
+// Units of different size: the largest first, each to the thread with the fewest bytes so far.
+std::vector<std::vector<int>> Model::divide_by_cost(const std::vector<int64_t>& cost) const {
+  std::vector<std::vector<int>> units((size_t)shape.num_threads);
+  std::vector<int64_t> loads((size_t)shape.num_threads, 0);
+  std::vector<int> order(cost.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return cost[(size_t)a] > cost[(size_t)b]; });
+  for (int i : order) {
+    const size_t thread = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
+    units[thread].push_back(i), loads[thread] += cost[(size_t)i];
+  }
+  for (auto& list : units) std::sort(list.begin(), list.end());
+  return units;
+}

@@ -1,0 +1,83 @@
+#include "plan/multi_step.h"
+
+#include <cmath>
+#include <stdexcept>
+
+#include "threads/threads.h"
+
+bool MultiStep::has_unknown(const TmStep& step) {
+  return std::any_of(step.tokens, step.tokens + step.num_tokens, [](int64_t token) { return token < 0; });
+}
+
+void MultiStep::begin(const TmStep& step) {
+  step_ = &step;
+  num_done_.assign((size_t)step.num_spans, 0);
+  row_of_.assign((size_t)step.num_tokens, -1);
+  for (int row = 0; row < step.num_rows; row++) row_of_[(size_t)(step.rows ? step.rows[row] : row)] = row;
+}
+
+const TmStep* MultiStep::next_pass() {
+  for (auto* list : {&tokens_, &positions_, &slots_, &rows_, &logit_rows_}) list->clear();
+  spans_.clear(), span_numbers_.clear();
+  for (int i = 0; i < step_->num_spans; i++) add_known_tokens(i);
+  if (spans_.empty()) return nullptr;
+  pass_.num_tokens = (int32_t)tokens_.size(), pass_.num_spans = (int32_t)spans_.size(), pass_.num_rows = (int32_t)rows_.size();
+  pass_.tokens = tokens_.data(), pass_.positions = positions_.data(), pass_.slots = slots_.data();
+  pass_.rows = rows_.data(), pass_.spans = spans_.data(), pass_.logits = step_->logits;
+  max_.resize((size_t)pass_.num_rows * (size_t)model_.shape.num_threads);
+  return &pass_;
+}
+
+void MultiStep::add_known_tokens(int number) {
+  const TmSpan& span = step_->spans[number];
+  const int64_t done = num_done_[(size_t)number], end = span.first + span.count, first = (int64_t)tokens_.size();
+  for (int64_t at = span.first + done; at < end && step_->tokens[at] >= 0; at++) {
+    if (row_of_[(size_t)at] >= 0) {
+      rows_.push_back((int64_t)tokens_.size());
+      logit_rows_.push_back(row_of_[(size_t)at]);
+    }
+    tokens_.push_back(step_->tokens[at]);
+    positions_.push_back(step_->positions[at]);
+    slots_.push_back(step_->slots[at]);
+  }
+  const int64_t count = (int64_t)tokens_.size() - first;
+  if (!count) return;
+  spans_.push_back({first, count, span.start + done, span.base, span.slots});
+  span_numbers_.push_back(number);
+  num_done_[(size_t)number] += count;
+}
+
+// A thread takes about the logits that it has written itself.
+void MultiStep::find_max(int thread) {
+  const auto [from, to] = share_of(model_.shape.vocab, thread, model_.shape.num_threads);
+  for (int row = 0; row < pass_.num_rows; row++) {
+    const float* logits = pass_.logits + logit_rows_[(size_t)row] * model_.shape.vocab;
+    const int64_t token = from < to ? from + model_.kernels.argmax(logits + from, to - from) : 0;
+    max_[(size_t)row * (size_t)model_.shape.num_threads + (size_t)thread] = {token, from < to ? logits[token] : -INFINITY};
+  }
+}
+
+// A span whose next token is one of `stops` ends there: its remaining tokens stay -1.
+void MultiStep::store_next_tokens() {
+  for (int i : span_numbers_) {
+    const TmSpan& span = step_->spans[i];
+    if (num_done_[(size_t)i] == span.count) continue;
+    int64_t* next = step_->tokens + span.first + num_done_[(size_t)i];
+    const int64_t row = row_of_[(size_t)(next - step_->tokens) - 1];
+    if (row < 0) throw std::logic_error("a token of -1 follows one whose logits are not wanted");
+    const int64_t token = argmax(std::find(logit_rows_.begin(), logit_rows_.end(), row) - logit_rows_.begin());
+    const int64_t *stops = step_->stops, *end = stops + step_->num_stops;
+    if (std::find(stops, end, token) == end) *next = token;
+  }
+}
+
+// The first among equals; NaN is larger than anything.
+int64_t MultiStep::argmax(int64_t row) const {
+  const MaxLogit* of_threads = max_.data() + row * model_.shape.num_threads;
+  MaxLogit max = of_threads[0];
+  for (int i = 1; i < model_.shape.num_threads; i++) {
+    const float value = of_threads[i].value;
+    if (value > max.value || (std::isnan(value) && !std::isnan(max.value))) max = of_threads[i];
+  }
+  return max.token;
+}

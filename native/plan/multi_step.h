@@ -1,0 +1,43 @@
+// Several greedy decoding steps in one call. A token of -1 in a step is the most probable one after the token before it, which
+// is known only when that token's logits are. The step is therefore computed in passes: each pass has, of every span, the
+// tokens that are known by then. A step without such tokens is one pass.
+#pragma once
+#include <vector>
+
+#include "abi.h"
+#include "plan/model.h"
+
+class MultiStep {
+ public:
+  explicit MultiStep(const Model& model) : model_(model) {}
+
+  static bool has_unknown(const TmStep& step);
+  void begin(const TmStep& step);
+  // The next pass, as a step of its own; null when none is left.
+  const TmStep* next_pass();
+  // [row of the pass]: the row of the step's logits that it is written to.
+  const int64_t* logit_rows() const { return logit_rows_.data(); }
+  // On every thread, after a pass: the largest logit of each row among this thread's part of the vocabulary.
+  void find_max(int thread);
+  // After find_max of all threads: the tokens after those of the pass, put in their place in the step.
+  void store_next_tokens();
+
+ private:
+  struct MaxLogit {
+    int64_t token;
+    float value;
+  };
+
+  void add_known_tokens(int span);
+  int64_t argmax(int64_t row) const;
+
+  const Model& model_;
+  const TmStep* step_ = nullptr;
+  TmStep pass_{};
+  std::vector<int64_t> tokens_, positions_, slots_, rows_, logit_rows_;  // of the pass
+  std::vector<TmSpan> spans_;       // of the pass
+  std::vector<int> span_numbers_;   // [span of the pass]: the step's span
+  std::vector<int64_t> num_done_;   // [span of the step]: its tokens that are computed
+  std::vector<int64_t> row_of_;     // [token of the step]: the row of its logits, or -1
+  std::vector<MaxLogit> max_;       // [row of the pass][thread]
+};

@@ -1,0 +1,58 @@
+// What the calling thread settles about one step before the others start: where each span's attention results go, and the
+// attention tasks with the threads that take them.
+//
+// A span is the tokens of one sequence in the step. A short span attends split by split (SPLIT cached positions each, as in
+// flash decoding): any thread takes a split, and the partial results are merged afterwards in the order of the splits. A long
+// span attends in tiles of QUERY_TILE queries: one thread takes a tile and merges its splits as it goes, in the same order.
+#pragma once
+#include <vector>
+
+#include "abi.h"
+#include "plan/model.h"
+
+constexpr int SMALL_STEP = 16;      // tokens up to which every thread norms and merges all of them by itself: no barrier
+constexpr int QUERY_TILE = 16;      // tokens of a span from which on it is long, and queries of one task
+constexpr int MAX_DECODE_TOKENS = 4; // tokens of a span up to which one task may take all kv heads of a split
+
+struct Span : TmSpan {
+  int64_t partials;    // of a short span: index of its first partial result; -1 for a long one
+  int64_t num_splits;  // that its last token attends to
+};
+
+struct AttentionTask {
+  int span, head, num_heads;  // kv heads [head, head + num_heads)
+  int64_t index;              // of the split of a short span, or of the tile of queries of a long one
+};
+
+// Slots of the cache that follow each other.
+struct SlotRange {
+  int64_t slot, count;
+};
+
+struct StepPlan {
+  const TmStep* step = nullptr;
+  const int64_t* logit_rows = nullptr;  // [row]: the row of step->logits that it is written to; null: the same
+  bool small = true;                    // at most SMALL_STEP tokens
+  std::vector<Span> spans;
+  std::vector<int> span_of;  // [token]
+  int64_t num_partials = 0;
+  std::vector<AttentionTask> tasks;  // the same for every attention of the step
+  bool tasks_assigned = false;       // each thread knows its tasks beforehand, and what it will read of the cache:
+  std::vector<std::vector<int>> tasks_of;         // [thread]
+  std::vector<std::vector<SlotRange>> slots_of;   // [thread]
+
+  void make(const Model& model, const TmStep& next_step, const int64_t* rows);
+
+  // Partial results of one split and one kv head lie together: by token, then by query head of the group.
+  int64_t partial_at(const Model& model, const Span& span, int64_t split, int head) const {
+    return span.partials + (split * model.shape.num_kv_heads + head) * span.count * model.group;
+  }
+
+ private:
+  void place_spans(const Model& model);
+  void list_tasks(const Model& model);
+  void assign_tasks(const Model& model);
+  void assign(const AttentionTask& task, int number, size_t thread);
+
+  bool many_splits_ = false;  // at least two for every thread
+};

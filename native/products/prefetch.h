@@ -1,0 +1,65 @@
+// Prefetching of weights and of the KV cache during products. Included by products.h and products_amx.h.
+#pragma once
+#include "kernels/kernels.h"
+#include "vector/vector.h"
+
+namespace {
+
+#if defined(__AMX_INT8__)
+// The hardware prefetcher of these processors does not reach far enough ahead, even with one token: weights are prefetched
+// once, into the first-level cache.
+constexpr int L1_DISTANCE = 6144, L2_DISTANCE = 0, MIN_TOKENS = 1;
+#else
+// With one token the hardware prefetcher does better than any prefetch instruction. With more tokens, the instructions in
+// flight are mostly arithmetic: weights are prefetched twice, first into the second-level cache and later into the first.
+// Either prefetch alone is slower by a tenth to a third.
+constexpr int L1_DISTANCE = 4096, L2_DISTANCE = 16384, MIN_TOKENS = 2;
+#endif
+
+// For a product of N tokens. COLD: these are the first tokens that read the weights, so that the weights have to come from
+// memory.
+template <int N, bool COLD> TM_INLINE void prefetch(const void* l1, const void* l2) {
+  if (N < MIN_TOKENS) return;
+  if (COLD && L2_DISTANCE) TM_PREFETCH(l2, 2);
+  TM_PREFETCH(l1, 3);
+}
+template <int N, bool COLD> TM_INLINE void prefetch(const void* weights) {
+  prefetch<N, COLD>((const uint8_t*)weights + L1_DISTANCE, (const uint8_t*)weights + L2_DISTANCE);
+}
+
+// A block of 64 inputs in each of R tiles that are read side by side. The tiles lie one behind the other, `size` bytes each;
+// BLOCK is the size of a block.
+template <int R, int N, bool COLD, int BLOCK> class TileBlock {
+ public:
+  TileBlock(const uint8_t* tiles, int64_t size, int block)
+      : block_(tiles + (int64_t)block * BLOCK),
+        l1_(tiles + address_after(L1_DISTANCE, size, block)),
+        l2_(tiles + address_after(L2_DISTANCE, size, block)),
+        size_(size) {}
+  const uint8_t* at(int r, int offset) const { return block_ + r * size_ + offset; }
+  void prefetch_ahead(int offset) const {
+    for (int r = 0; r < R; r++) prefetch<N, COLD>(l1_ + r * size_ + offset, l2_ + r * size_ + offset);
+  }
+
+ private:
+  // The address that is read `bytes` bytes after this block: in the same tiles, or in the R tiles behind them.
+  static int64_t address_after(int bytes, int64_t size, int block) {
+    if (R == 1) return (int64_t)block * BLOCK + bytes;
+    int64_t at = (int64_t)(block + (bytes + R * BLOCK - 1) / (R * BLOCK)) * BLOCK, passed = 0;
+    for (; at >= size; at -= size) passed += R * size;
+    return passed + at;
+  }
+
+  const uint8_t *block_, *l1_, *l2_;
+  int64_t size_;
+};
+
+// Prefetches the next PREFETCH_BYTES of the KV cache into the second-level cache. Products of integer weights with eight tokens
+// leave memory idle.
+template <bool PREFETCHES_KV> TM_INLINE void prefetch_kv(const uint8_t*& at) {
+  if (!PREFETCHES_KV) return;
+  for (int i = 0; i < PREFETCH_BYTES; i += 64) TM_PREFETCH(at + i, 2);
+  at += PREFETCH_BYTES;
+}
+
+}  // namespace

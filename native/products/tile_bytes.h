@@ -1,0 +1,17 @@
+// Size of a weight tile in each scheme. The layouts are described in products.h.
+#pragma once
+#include "kernels/kernels.h"
+
+// Bytes of one tile of 16 rows and k inputs.
+inline int64_t tile_bytes(int scheme, int k) {
+  const int64_t padded = rounded(k, PAD);
+  switch (scheme) {
+    case FLOAT32: return padded * TILE * 4;
+    case BFLOAT16: return padded * TILE * 2;
+    case Q8: return padded / PAD * (64 + 1024);
+    case Q4:
+    case Q4_PAIR: return padded / PAD * (64 + 512);
+    case Q4_MIN: return padded / PAD * (128 + 512);
+    default: return padded / PAD * (256 + 512);
+  }
+}

@@ -1,0 +1,55 @@
+// The activations that linears read, [tokens, width] in every format that one of them reads. Widths are padded to PAD.
+#pragma once
+#include "kernels/kernels.h"
+#include "plan/model.h"
+#include "step/aligned_buffer.h"
+
+class ActivationBuffer {
+ public:
+  void reserve(const BufferLayout& layout, int64_t tokens) {
+    formats_ = layout.formats, width_ = (int)rounded(layout.width, PAD);
+    const int64_t groups = width_ / GROUP;
+    if (has(AS_FLOAT32)) floats_.reserve(tokens * width_);
+    if (has(AS_BFLOAT16)) bfloats_.reserve((tokens + TILE - 1) * width_);  // see Activations
+    if (has(AS_INT8)) {
+      codes_.reserve(tokens * width_), scales_.reserve(tokens * groups);
+      scaled_sums_.reserve(tokens * groups), offsets_.reserve(tokens * groups);
+    }
+  }
+
+  Activations as(int format) const {
+    return {format,        width_,         floats_.get(), bfloats_.get(), codes_.get(),
+            scales_.get(), scaled_sums_.get(), offsets_.get(), nullptr};
+  }
+
+  // Writes columns [from, to) of the tokens [first, first + count) in every format. Rows of x begin at column `from`.
+  void store(const Kernels& kernels, const float* x, int64_t stride, int first, int count, int from, int to) const {
+    for (int format = 0; format < 3; format++)
+      if (has(format)) kernels.convert(x, stride, as(format), first, count, from, to);
+  }
+
+  // Copies a row of a buffer that has the same width and at least these formats.
+  void copy_row(int64_t row, const ActivationBuffer& from, int64_t from_row) {
+    const int64_t groups = width_ / GROUP;
+    if (has(AS_FLOAT32)) copy(floats_, row, from.floats_, from_row, width_);
+    if (has(AS_BFLOAT16)) copy(bfloats_, row, from.bfloats_, from_row, width_);
+    if (has(AS_INT8)) {
+      copy(codes_, row, from.codes_, from_row, width_), copy(scales_, row, from.scales_, from_row, groups);
+      copy(scaled_sums_, row, from.scaled_sums_, from_row, groups), copy(offsets_, row, from.offsets_, from_row, groups);
+    }
+  }
+
+ private:
+  bool has(int format) const { return formats_ & 1 << format; }
+
+  template <typename T>
+  static void copy(AlignedBuffer<T>& to, int64_t row, const AlignedBuffer<T>& from, int64_t from_row, int64_t width) {
+    memcpy(to.get() + row * width, from.get() + from_row * width, sizeof(T) * (size_t)width);
+  }
+
+  int formats_ = 0, width_ = 0;
+  AlignedBuffer<float> floats_, scales_, scaled_sums_;
+  AlignedBuffer<uint16_t> bfloats_;
+  AlignedBuffer<int8_t> codes_;
+  AlignedBuffer<int32_t> offsets_;
+};

@@ -1,0 +1,49 @@
+#include "step/executor.h"
+
+#include "plan/checks.h"
+#include "step/worker.h"
+
+Executor::Executor(const TmModel& description)
+    : model_(description),
+      threads_(description.num_threads),
+      multi_step_(model_),
+      queues_(model_.ops.size(), description.num_threads),
+      scratch_((size_t)description.num_threads) {}
+
+void Executor::run(const TmStep& step) {
+  check_step(model_.shape, step);
+  if (!MultiStep::has_unknown(step)) return run_pass(step, nullptr);
+  multi_step_.begin(step);
+  while (const TmStep* pass = multi_step_.next_pass()) {
+    run_pass(*pass, multi_step_.logit_rows());
+    multi_step_.store_next_tokens();
+  }
+}
+
+// logit_rows: null where the step is one pass.
+void Executor::run_pass(const TmStep& pass, const int64_t* logit_rows) {
+  plan_.make(model_, pass, logit_rows);
+  memory_.reserve(model_, plan_);
+  routing_.reserve(model_, pass.num_tokens);
+  for (ThreadScratch& scratch : scratch_) scratch.reserve(model_, plan_.small);
+  fill_queues();
+  threads_.run([this](int thread) {
+    const Shared shared{model_, plan_, queues_, memory_, routing_, threads_};
+    Worker(shared, scratch_[(size_t)thread], thread).run();
+    if (plan_.logit_rows) multi_step_.find_max(thread);
+  });
+}
+
+void Executor::fill_queues() {
+  for (size_t number = 0; number < model_.ops.size(); number++) {
+    const TmOp& op = model_.ops[number];
+    queues_.reset(number);
+    if (op.kind == TM_LINEAR) {
+      const int64_t rounds = (plan_.step->num_tokens + tokens_per_round(op) - 1) / tokens_per_round(op);
+      for (size_t thread = 0; thread < scratch_.size(); thread++)
+        queues_.fill(number, thread, model_.shares[number][thread].size() * (uint64_t)rounds);
+    } else if (op.kind == TM_ATTEND) {
+      for (size_t thread = 0; thread < scratch_.size(); thread++) queues_.fill(number, thread, plan_.tasks_of[thread].size());
+    }
+  }
+}

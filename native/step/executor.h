@@ -1,0 +1,33 @@
+// What tm_make returns: a model with its threads and all memory that a step needs. A step is planned by the calling thread and
+// then computed by all threads together.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "plan/model.h"
+#include "plan/multi_step.h"
+#include "plan/step_plan.h"
+#include "plan/work_queues.h"
+#include "step/expert_routing.h"
+#include "step/step_memory.h"
+#include "step/thread_scratch.h"
+#include "threads/threads.h"
+
+class Executor {
+ public:
+  explicit Executor(const TmModel& description);
+  void run(const TmStep& step);
+
+ private:
+  void run_pass(const TmStep& pass, const int64_t* logit_rows);
+  void fill_queues();
+
+  const Model model_;
+  Threads threads_;
+  MultiStep multi_step_;
+  StepPlan plan_;
+  WorkQueues queues_;
+  StepMemory memory_;
+  ExpertRouting routing_;
+  std::vector<ThreadScratch> scratch_;  // [thread]
+};

@@ -1,0 +1,73 @@
+// Products of weights and activations. A thread computes the products of several units before it applies their epilogues: an
+// epilogue reads no weights, and a stream of weights that pauses for one takes time to get going again.
+#include "step/worker.h"
+
+#include "products/tile_bytes.h"
+
+namespace {
+
+constexpr int64_t MAX_ROUND_BYTES = 3 << 18;  // of activations; nearly the second-level cache
+
+// The tokens (or pairs of token and expert) that one entry of a work queue multiplies by a unit.
+struct TokenRange {
+  int begin, end;
+};
+
+TokenRange round_of(const TmOp& op, const ExpertRouting& routing, int unit, int64_t round, int tokens) {
+  const int expert = op.experts ? unit / (op.num_units / op.experts) : 0;
+  const int size = (int)tokens_per_round(op);
+  const int begin = (op.experts ? routing.first_pair[(size_t)expert] : 0) + (int)round * size;
+  return {begin, std::min(begin + size, op.experts ? routing.first_pair[(size_t)expert + 1] : tokens)};
+}
+
+}  // namespace
+
+int64_t tokens_per_round(const TmOp& op) {
+  const int64_t bytes = op.inputs * (int64_t)(format_of(op.units[0].scheme) == AS_INT8 ? 2 : 4);
+  return std::max<int64_t>(1, MAX_ROUND_BYTES / bytes / TOKEN_BLOCK) * TOKEN_BLOCK;
+}
+
+// An entry of a work queue is one unit and one round of tokens: all units for the first round come before those for the next.
+void Worker::linear(const TmOp& op, size_t number) {
+  // The inner activations of an MLP and the rows of the experts are computed by all threads together, even in a small step.
+  const bool together = op.from == TM_MLP_INNER || op.from == TM_GATHERED;
+  Activations x = (together ? memory_.buffers[op.from] : input(op.from)).as(format_of(op.units[0].scheme));
+  const int tokens = op.epilogue == TM_LOGITS ? plan_.step->num_rows : plan_.step->num_tokens;
+  for (WorkItem item; (item = queues_.take(number, thread_)).owner >= 0;) {
+    const std::vector<int>& units = model_.shares[number][(size_t)item.owner];
+    const int unit = units[item.index % units.size()];
+    const TokenRange range = round_of(op, routing_, unit, (int64_t)(item.index / units.size()), tokens);
+    for (int first = range.begin; first < range.end; first += TOKEN_BLOCK)
+      multiply_unit(op, op.units[unit], x, first, std::min(TOKEN_BLOCK, range.end - first));
+  }
+  apply_epilogues(op);
+}
+
+// Appends the product of a unit to those that wait for their epilogues.
+void Worker::multiply_unit(const TmOp& op, const TmUnit& unit, Activations& x, int first, int count) {
+  PendingProducts& pending = scratch_.pending;
+  const int stride = (int)rounded(unit.count, GROUP);  // so that a last group that is short can be padded with zeros
+  if (pending.size + count * stride > MAX_PENDING) apply_epilogues(op);
+  float *out = pending.out.get() + pending.size, *gate = pending.gate.get() + pending.size;
+  if (op.epilogue == TM_ADD) prefetch_residual(unit, first, count);
+  multiply(op, unit.data, unit.scheme, unit.count, x, first, count, out, stride);
+  if (unit.gate) multiply(op, unit.gate, unit.gate_scheme, unit.count, x, first, count, gate, stride);
+  pending.list[pending.count++] = {&unit, first, count, pending.size, stride};
+  pending.size += count * stride;
+}
+
+void Worker::multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Activations& x, int first, int count, float* out,
+                      int stride) {
+  const int64_t bytes = tile_bytes(scheme, op.inputs), groups = x.k / GROUP;
+  for (int row = 0; row < rows; row += 2 * TILE, data += 2 * bytes) {
+    const int tiles = rows - row > TILE ? 2 : 1;
+    if (count >= 8) x.kv_prefetch = next_prefetch(tiles * (count / 8) * groups * PREFETCH_BYTES);
+    kernels_.product[scheme](data, tiles, x, first, count, out + row, stride);
+  }
+}
+
+// The columns of the residual stream that the product of a unit will be added to.
+void Worker::prefetch_residual(const TmUnit& unit, int first, int count) {
+  for (int t = first; t < first + count; t++)
+    for (int i = 0; i < unit.count; i += 16) TM_PREFETCH(residual(t) + unit.first + i, 3);
+}

@@ -1,0 +1,65 @@
+// What one thread has for itself during a step.
+#pragma once
+#include <vector>
+
+#include "abi.h"
+#include "attention/scratch_bytes.h"
+#include "plan/step_plan.h"
+#include "step/activation_buffer.h"
+
+constexpr int TOKEN_BLOCK = 64;        // tokens of one product
+constexpr int MAX_PENDING = 64 * 64;   // outputs of products that wait for their epilogues
+static_assert(TOKEN_BLOCK * GROUP <= MAX_PENDING, "the products of every unit but a wide head fit in");
+
+// The product of a unit for the tokens [first, first + count), at `offset` in PendingProducts, `stride` floats per token.
+struct PendingProduct {
+  const TmUnit* unit;
+  int first, count, offset, stride;
+};
+
+// Products whose epilogues have not been applied yet. `gate` has the gates' products at the same offsets.
+struct PendingProducts {
+  AlignedBuffer<float> out, gate;
+  PendingProduct list[MAX_PENDING / GROUP];
+  int count = 0, size = 0;  // entries of the list; floats of out
+};
+
+// Of one attention job, or of one tile of queries: partial softmaxes of all rows, twice (so far, and of one split).
+struct AttentionScratch {
+  AlignedBuffer<float> max_score, exp_sum, value_sum;
+  AlignedBuffer<uint8_t> kernel;
+  std::vector<const float*> queries;
+  std::vector<int64_t> visible_begin, visible_end;
+};
+
+// How far the cached rows have been prefetched that this thread's next attention reads: K rows of a slot range, then its V
+// rows.
+struct KvPrefetch {
+  const TmOp* attention = nullptr;  // null: nothing is left to prefetch
+  size_t range = 0;                 // of StepPlan::slots_of
+  bool values = false;
+  int64_t offset = 0;               // bytes from the beginning of the range
+};
+
+struct ThreadScratch {
+  AlignedBuffer<float> row;                // a token's activations, any width
+  ActivationBuffer buffers[NUM_BUFFERS];   // of a small step, in which every thread computes all rows
+  PendingProducts pending;
+  AttentionScratch attention;
+  KvPrefetch prefetch;
+
+  void reserve(const Model& model, bool small_step) {
+    const TmModel& shape = model.shape;
+    for (int i = 0; i < NUM_BUFFERS; i++)
+      if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
+    row.reserve(rounded(std::max({shape.hidden, shape.num_heads * shape.head_dim, shape.intermediate}), PAD));
+    pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.head_width, GROUP)));
+    pending.gate.reserve(MAX_PENDING);
+    const int64_t rows = std::max(QUERY_TILE * model.group, MAX_DECODE_TOKENS * shape.num_heads);
+    attention.value_sum.reserve(2 * rows * model.head_width);
+    attention.max_score.reserve(2 * rows), attention.exp_sum.reserve(2 * rows);
+    attention.kernel.reserve(attention_scratch_bytes(shape.head_dim, rows));
+    attention.queries.resize((size_t)rows);
+    attention.visible_begin.resize((size_t)rows), attention.visible_end.resize((size_t)rows);
+  }
+};

@@ -1,0 +1,100 @@
+// One thread's part in a step: every thread has a Worker, and all of them walk the model's operations together. Work is divided
+// by rows and by units of a matrix; a sum is never divided, so that its bits depend on neither the number of threads nor the
+// other tokens of the step.
+//
+// Nothing here may allocate or throw: the other threads would wait at a barrier forever.
+#pragma once
+#include <utility>
+
+#include "plan/model.h"
+#include "plan/step_plan.h"
+#include "plan/work_queues.h"
+#include "step/expert_routing.h"
+#include "step/step_memory.h"
+#include "step/thread_scratch.h"
+#include "threads/threads.h"
+
+// All that the threads share in a step.
+struct Shared {
+  const Model& model;
+  const StepPlan& plan;
+  WorkQueues& queues;
+  StepMemory& memory;
+  ExpertRouting& routing;
+  Threads& threads;
+};
+
+// Tokens whose activations stay in the second-level cache while all units of a linear pass over them, a multiple of
+// TOKEN_BLOCK.
+int64_t tokens_per_round(const TmOp& op);
+
+class Worker {
+ public:
+  Worker(const Shared& shared, ThreadScratch& scratch, int thread)
+      : model_(shared.model), kernels_(shared.model.kernels), plan_(shared.plan), queues_(shared.queues), memory_(shared.memory),
+        routing_(shared.routing), threads_(shared.threads), scratch_(scratch), thread_(thread) {}
+
+  // All operations of the step.
+  void run();
+
+ private:
+  // worker.cpp
+  void perform(size_t number);
+  void embed(const TmOp& op);
+  void norm(const TmOp& op);
+
+  // linear.cpp: the products of all units, with their epilogues
+  void linear(const TmOp& op, size_t number);
+  void multiply_unit(const TmOp& op, const TmUnit& unit, Activations& x, int first, int count);
+  void multiply(const TmOp& op, const uint8_t* data, int scheme, int rows, Activations& x, int first, int count, float* out,
+                int stride);
+  void prefetch_residual(const TmUnit& unit, int first, int count);
+
+  // epilogues.cpp
+  void apply_epilogues(const TmOp& op);
+  void activate(const TmOp& op, const PendingProduct& product, float* out, float* gate);
+  void apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float* out);
+  void store_logits(const TmOp& op, const TmUnit& unit, int token, float* out);
+  void store_head(const TmOp& op, const TmUnit& unit, int token, float* out);
+  void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
+
+  // kv_prefetch.cpp
+  void start_prefetch(const TmOp* attention);
+  const uint8_t* next_prefetch(int64_t bytes);
+
+  // attention.cpp
+  void attend(const TmOp& op, size_t number);
+  const AttentionTask* next_task(size_t number);
+  AttentionJob job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end) const;
+  void attend_split(const TmOp& op, const Span& span, const AttentionTask& task);
+  void attend_tile(const TmOp& op, const Span& span, int64_t from, int head);
+  void attend_queries(const TmOp& op, const Span& span, int64_t from, int64_t count, AttentionJob& job);
+  void write_head(int head, const float* value_sum, float exp_sum, float* row) const;
+  void merge_splits(const TmOp& op, const Span& span, int token, float* row);
+  void store_attended(const TmOp& op, int token);
+
+  // experts.cpp
+  void choose_experts(const TmOp& op);
+  void combine_experts(const TmOp& op);
+
+  // This thread's part of `count` things.
+  std::pair<int, int> share(int count) const { return share_of(count, thread_, model_.shape.num_threads); }
+  // In a small step every thread computes all rows for itself, and needs no barrier afterwards.
+  std::pair<int, int> rows_of(int count) const { return plan_.small ? std::pair<int, int>(0, count) : share(count); }
+  void meet_unless_small() {
+    if (!plan_.small) threads_.meet();
+  }
+  ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
+  float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
+  float* attended(int64_t token) { return memory_.attended.get() + token * model_.attended_stride(); }
+
+  const Model& model_;
+  const Kernels& kernels_;
+  const StepPlan& plan_;
+  WorkQueues& queues_;
+  StepMemory& memory_;
+  ExpertRouting& routing_;
+  Threads& threads_;
+  ThreadScratch& scratch_;
+  const int thread_;
+};

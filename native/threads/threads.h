@@ -1,0 +1,44 @@
+// Threads that run one function together and meet at barriers. The calling thread is number 0 of them.
+//
+// A barrier costs 50 ns while every thread has a processor. A thread that waits spins, then yields, and between steps it sleeps
+// at last, so that a busy machine gets its processors back.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// One thread's part [from, to) of `count` things.
+inline std::pair<int, int> share_of(int count, int thread, int num_threads) {
+  const int64_t n = num_threads;
+  return {(int)(count * (int64_t)thread / n), (int)(count * (int64_t)(thread + 1) / n)};
+}
+
+class Threads {
+ public:
+  // Throws std::system_error where the system cannot start a thread.
+  explicit Threads(int count);
+  ~Threads();
+  Threads(const Threads&) = delete;
+
+  // Calls work(thread) on every thread at once; returns when all are done. `work` must not throw.
+  void run(const std::function<void(int)>& work);
+  // A barrier, called by every thread from within run: none goes on before all have arrived.
+  void meet();
+
+ private:
+  void serve(int thread);
+  void wait_for_work(uint32_t runs_seen);
+  void stop();
+
+  const int count_;
+  std::vector<std::thread> threads_;
+  const std::function<void(int)>* work_ = nullptr;
+  alignas(64) std::atomic<uint32_t> runs_{0};  // grows by one with every run; threads wait for that
+  alignas(64) std::atomic<int> num_sleeping_{0};
+  alignas(64) std::atomic<int> num_arrived_{0};
+  alignas(64) std::atomic<uint32_t> barriers_{0};  // grows by one with every barrier that all have reached
+  std::atomic<bool> stopping_{false};
+};

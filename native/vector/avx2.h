@@ -1,0 +1,94 @@
+// Vectors with AVX2, FMA and F16C: two registers. Included by vector.h, which says what each function does.
+#pragma once
+struct F { __m256 a, b; };
+struct I { __m256i a, b; };
+
+TM_INLINE F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TM_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x.a), _mm256_storeu_ps(p + 8, x.b); }
+TM_INLINE F set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+TM_INLINE F add(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+TM_INLINE F sub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+TM_INLINE F mul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+TM_INLINE F div(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+TM_INLINE F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+TM_INLINE F max(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+TM_INLINE F min(F x, F y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+TM_INLINE F abs(F x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+TM_INLINE F round(F x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+TM_INLINE F from_int(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+TM_INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+TM_INLINE I iset1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+TM_INLINE I times16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
+TM_INLINE F half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+TM_INLINE __m256 bfloat8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+TM_INLINE F bfloat(const uint16_t* p) { return {bfloat8(p), bfloat8(p + 8)}; }
+TM_INLINE __m256 scale8(__m256 a, __m256 n) {  // n is an integer from -126 to 127
+  return _mm256_mul_ps(
+      a, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23)));
+}
+TM_INLINE F scale2(F a, F n) { return {scale8(a.a, n.a), scale8(a.b, n.b)}; }
+
+struct Bytes64 { __m256i a, b; };
+TM_INLINE Bytes64 load_bytes64(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+TM_INLINE Bytes64 low_nibbles(Bytes64 x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+TM_INLINE Bytes64 high_nibbles(Bytes64 x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(_mm256_srli_epi16(x.a, 4), mask), _mm256_and_si256(_mm256_srli_epi16(x.b, 4), mask)};
+}
+// Sums of two products in 16 bits. They cannot overflow in a group: 16 products of a code up to 15 and an activation up to 127.
+struct NibbleSums { __m256i a, b; };
+constexpr bool SIGNED_BYTES = true;
+TM_INLINE void start(NibbleSums& sums, I) { sums.a = sums.b = _mm256_setzero_si256(); }
+TM_INLINE I finish(NibbleSums sums, I begin) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(begin.a, _mm256_madd_epi16(sums.a, ones)), _mm256_add_epi32(begin.b, _mm256_madd_epi16(sums.b, ones))};
+}
+TM_INLINE void start(I& sums, I begin) { sums = begin; }
+TM_INLINE I finish(I sums, I) { return sums; }
+TM_INLINE NibbleSums dot4(NibbleSums sums, Bytes64 w, const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, 4);
+  const __m256i all = _mm256_set1_epi32(quad);
+  return {_mm256_add_epi16(sums.a, _mm256_maddubs_epi16(w.a, all)), _mm256_add_epi16(sums.b, _mm256_maddubs_epi16(w.b, all))};
+}
+// maddubs wants one unsigned factor: the sign of the weight is moved to the activation, which is never -128. Two products of up
+// to 128 * 127 stay within 16 bits.
+TM_INLINE __m256i dot4_byte8(__m256i sums, __m256i w, __m256i x) {
+  const __m256i codes = _mm256_xor_si256(w, _mm256_set1_epi8((char)128));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+TM_INLINE I dot4_byte(I sums, Bytes64 w, const int8_t* x) {
+  int32_t quad;
+  memcpy(&quad, x, 4);
+  const __m256i all = _mm256_set1_epi32(quad);
+  return {dot4_byte8(sums.a, w.a, all), dot4_byte8(sums.b, w.b, all)};
+}
+TM_INLINE __m256 dot2_8(__m256 sums, __m256i w, __m256i x) {
+  const __m256i high = _mm256_set1_epi32((int)0xffff0000);
+  const __m256 w1 = _mm256_castsi256_ps(_mm256_and_si256(w, high)), w0 = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+  const __m256 x1 = _mm256_castsi256_ps(_mm256_and_si256(x, high)), x0 = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+  return _mm256_fmadd_ps(w0, x0, _mm256_fmadd_ps(w1, x1, sums));
+}
+TM_INLINE F dot2(F sums, const uint16_t* w, const uint16_t* x) {
+  int32_t pair;
+  memcpy(&pair, x, 4);
+  const __m256i all = _mm256_set1_epi32(pair);
+  return {dot2_8(sums.a, _mm256_loadu_si256((const __m256i*)w), all),
+          dot2_8(sums.b, _mm256_loadu_si256((const __m256i*)(w + 16)), all)};
+}

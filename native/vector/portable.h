@@ -1,0 +1,62 @@
+// Vectors as arrays, for any processor and compiler. Included by vector.h, which says what each function does.
+#pragma once
+struct F { float v[16]; };
+struct I { int32_t v[16]; };
+#define TM_EACH for (int i = 0; i < 16; i++)
+TM_INLINE F load(const float* p) { F r; memcpy(r.v, p, 64); return r; }
+TM_INLINE void store(float* p, F a) { memcpy(p, a.v, 64); }
+TM_INLINE F set1(float x) { F r; TM_EACH r.v[i] = x; return r; }
+TM_INLINE F add(F a, F b) { TM_EACH a.v[i] += b.v[i]; return a; }
+TM_INLINE F sub(F a, F b) { TM_EACH a.v[i] -= b.v[i]; return a; }
+TM_INLINE F mul(F a, F b) { TM_EACH a.v[i] *= b.v[i]; return a; }
+TM_INLINE F div(F a, F b) { TM_EACH a.v[i] /= b.v[i]; return a; }
+// Rounded once where the processor can, as in the other builds, so that all of them compute the same bits.
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+TM_INLINE float fma1(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+TM_INLINE float fma1(float a, float b, float c) { return a * b + c; }
+#endif
+TM_INLINE F fma(F a, F b, F c) { TM_EACH c.v[i] = fma1(a.v[i], b.v[i], c.v[i]); return c; }
+TM_INLINE F max(F a, F b) { TM_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+TM_INLINE F min(F a, F b) { TM_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
+TM_INLINE F abs(F a) { TM_EACH a.v[i] = std::fabs(a.v[i]); return a; }
+TM_INLINE F round(F a) { TM_EACH a.v[i] = std::nearbyintf(a.v[i]); return a; }
+TM_INLINE F from_int(I a) { F r; TM_EACH r.v[i] = (float)a.v[i]; return r; }
+TM_INLINE I to_int(F a) { I r; TM_EACH r.v[i] = (int32_t)std::nearbyintf(a.v[i]); return r; }
+TM_INLINE I iset1(int x) { I r; TM_EACH r.v[i] = x; return r; }
+TM_INLINE I times16(I a) { I r; TM_EACH r.v[i] = 16 * a.v[i]; return r; }
+TM_INLINE float half1(uint16_t h) {
+  const uint32_t exponent = (h >> 10) & 31, mantissa = h & 1023;
+  const float value = exponent == 0    ? (float)mantissa * 5.9604644775390625e-8f
+                      : exponent == 31 ? (mantissa ? NAN : INFINITY)
+                                       : std::ldexp((float)(mantissa | 1024), (int)exponent - 25);
+  return h & 0x8000 ? -value : value;
+}
+TM_INLINE float bfloat1(uint16_t h) {
+  const uint32_t bits = (uint32_t)h << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+TM_INLINE F half(const uint16_t* p) { F r; TM_EACH r.v[i] = half1(p[i]); return r; }
+TM_INLINE F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); return r; }
+TM_INLINE F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }
+
+struct Bytes64 { alignas(64) uint8_t v[64]; };
+typedef I NibbleSums;
+constexpr bool SIGNED_BYTES = false;
+TM_INLINE void start(I& sums, I begin) { sums = begin; }
+TM_INLINE I finish(I sums, I) { return sums; }
+TM_INLINE Bytes64 load_bytes64(const uint8_t* p) { Bytes64 r; memcpy(r.v, p, 64); return r; }
+TM_INLINE Bytes64 low_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
+TM_INLINE Bytes64 high_nibbles(Bytes64 a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
+TM_INLINE I dot4(I sums, Bytes64 w, const int8_t* x) {
+  TM_EACH for (int j = 0; j < 4; j++) sums.v[i] += (int)w.v[4 * i + j] * x[j];
+  return sums;
+}
+TM_INLINE I dot4_byte(I sums, Bytes64 w, const int8_t* x) { return dot4(sums, w, x); }
+TM_INLINE F dot2(F sums, const uint16_t* w, const uint16_t* x) {
+  TM_EACH sums.v[i] = fma1(bfloat1(w[2 * i + 1]), bfloat1(x[1]), sums.v[i]);
+  TM_EACH sums.v[i] = fma1(bfloat1(w[2 * i]), bfloat1(x[0]), sums.v[i]);
+  return sums;
+}
