@@ -42,7 +42,7 @@ from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint
-from tokenmill.weights.load import empty_decoder, load_decoder
+from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
 from tokenmill.weights.packed.header import is_image
 from tokenmill.weights.packed.model import ImageCheckpoint, write_image
 
@@ -92,6 +92,8 @@ def build(
         config, forms = _with_code(config, forms, identity, model_config, device)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
+    if checkpoint.shapes:  # a shape without files, for benchmarks, has none
+        match_tensors(checkpoint, decoder)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     if image is None:
         fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)

@@ -7,6 +7,7 @@ with a model file is executed: `.bin` files are read with weights_only=True.
 
 import pickle
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
+from tokenmill.model.families import read_config
+from tokenmill.model.parameters import count_parameters
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
@@ -55,19 +58,26 @@ class Checkpoint(Protocol):
 def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint:
     """Open a `.gguf` file, an image, or a directory in Hugging Face layout; safetensors are preferred over `.bin`.
 
-    `reader` may have begun to read an image already.
+    `reader` may have begun to read an image already. CheckpointError for what is damaged, of an unknown kind, or has a
+    config whose sizes are far from those of its tensors.
     """
     if path.is_file() and is_image(path):
-        return ImageCheckpoint(path, reader)
-    if path.is_file() and path.suffix == ".gguf":
-        opened: Checkpoint = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
-        return opened
-    if not path.is_dir():
+        opened: Checkpoint = ImageCheckpoint(path, reader)
+    elif path.is_file() and path.suffix == ".gguf":
+        opened = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
+    elif path.is_dir():
+        opened = _open_directory(path)
+    else:
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
             f"{path} is a {path.suffix or 'nameless'} file, not a model: give a directory in Hugging Face layout, "
             f"a .gguf file or an image{inside}"
         )
+    _check_sizes(opened)
+    return opened
+
+
+def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
     for kind in (SafetensorsCheckpoint, BinCheckpoint):
         files = _weight_files(path, kind.SINGLE, kind.INDEX, kind.PATTERN)
@@ -77,6 +87,21 @@ def open_checkpoint(path: Path, reader: ImageReader | None = None) -> Checkpoint
     ggufs = sorted(path.glob("*.gguf"))
     found = f"; it holds {ggufs[0].name}, which can be given itself" if ggufs else ""
     raise CheckpointError(f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin{found}")
+
+
+def _check_sizes(checkpoint: Checkpoint) -> None:
+    """Refuse a config that describes far more than the files hold, before anything is built from its numbers.
+
+    The exact comparison, tensor by tensor, needs a decoder whose size these numbers are; see load.match_tensors.
+    """
+    model = read_config(checkpoint.config)
+    claimed, modules = sum(count_parameters(model).values()), model.num_layers * max(model.num_experts, 1)
+    held, tensors = sum(map(prod, checkpoint.shapes.values())), len(checkpoint.shapes)
+    if claimed > 2 * held + 1_000_000 or modules > tensors:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit its config, which describes {claimed} parameters in {model.num_layers} "
+            f"layers; the files hold {held} in {tensors} tensors"
+        )
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["allocate", "empty_decoder", "load_decoder", "return_memory"]
+__all__ = ["allocate", "empty_decoder", "load_decoder", "match_tensors", "return_memory"]
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ def load_decoder(
     progress: Progress | None = None,
 ) -> Decoder:
     """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit."""
-    targets = _cover(checkpoint, find_family(checkpoint.config), decoder)
+    targets = match_tensors(checkpoint, decoder)
     _fill(checkpoint, targets, decoder, dtype, device, progress)
     _keep_tied_head(checkpoint, targets, decoder)
     decoder.finish()
@@ -66,21 +66,31 @@ def return_memory() -> None:
         trim(0)
 
 
-def _cover(checkpoint: Checkpoint, family: Family, decoder: Decoder) -> dict[str, Target]:
-    """The checkpoint's own name of each tensor → its target; CheckpointError unless the two sides match."""
-    config = decoder.config
-    wanted = expand(family, config, dict(decoder.named_parameters()))
+def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]:
+    """The checkpoint's own name of each tensor → its target.
+
+    CheckpointError lists every tensor that is missing, unexpected or misshapen. Only names and shapes are read: nothing
+    needs to be allocated before the two sides are known to match.
+    """
+    config, family = decoder.config, find_family(checkpoint.config)
+    parameters = dict(decoder.named_parameters())
+    wanted = expand(family, config, parameters)
     if config.tie_embeddings:
         wanted = {name: target for name, target in wanted.items() if target.parameter != "head.weight"}
-    targets, unexpected = {}, []
-    for name in checkpoint.shapes:
+    targets, unexpected, misshapen = {}, [], []
+    for name, shape in checkpoint.shapes.items():
         short = name.removeprefix(family.prefix)
         if short in wanted:
-            targets[name] = wanted.pop(short)
+            target = targets[name] = wanted.pop(short)
+            expected = tuple(part_of(parameters[target.parameter], target.part, config).shape)
+            expected = expected[::-1] if target.transform == "transpose" else expected
+            if shape != expected:
+                misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
         elif not is_ignored(family, short) and not (config.tie_embeddings and _is_head(family, short)):
             unexpected.append(name)
-    if wanted or unexpected:
-        raise CheckpointError(f"{checkpoint.path} does not fit its config", missing=wanted, unexpected=unexpected)
+    if wanted or unexpected or misshapen:
+        what = f"{checkpoint.path} does not fit its config"
+        raise CheckpointError(what, missing=wanted, unexpected=unexpected, misshapen=misshapen)
     return targets
 
 
@@ -101,21 +111,19 @@ def _fill(
     for name, target in targets.items():
         modules[target.parameter.rpartition(".")[0]].append(name)
     sizes = {path: sum(prod(checkpoint.shapes[name]) for name in names) for path, names in modules.items()}
-    done, misshapen = 0, []
+    done = 0
     for number, path in enumerate(sorted(modules, key=lambda path: -sizes[path])):
         module = decoder.get_submodule(path)
         allocate(module, dtype, device)
         for name in modules[path]:
             if progress is not None:
                 progress(done, len(targets))
-            misshapen += _place(checkpoint, name, targets[name], module, decoder.config)
+            _place(checkpoint, name, targets[name], module, decoder.config)
             done += 1
-        if isinstance(module, Matrix) and not misshapen:
+        if isinstance(module, Matrix):
             module.finish()
         if number % 16 == 0:
             return_memory()
-    if misshapen:
-        raise CheckpointError(f"{checkpoint.path} does not fit its config", misshapen=misshapen)
     if progress is not None:
         progress(len(targets), len(targets))
 
@@ -128,18 +136,17 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
         setattr(module, name, nn.Parameter(empty, requires_grad=False))
 
 
-def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> list[str]:
-    """Copy one tensor to its place; what is wrong with its shape, if anything."""
+def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> None:
+    """Copy one tensor, whose shape is known to be right, to its place."""
     if isinstance(module, QuantizedLinear) and _keep(checkpoint, name, target, module, config):
-        return []
-    tensor = TRANSFORMS[target.transform](checkpoint.read(name), config)
-    place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
-    if tensor.shape != place.shape:
-        return [f"{name} {list(checkpoint.shapes[name])} where {list(place.shape)} goes"]
+        return
+    tensor = checkpoint.read(name)
     if not tensor.is_floating_point():
         raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
-    place.copy_(tensor)
-    return []
+    if tensor.shape != checkpoint.shapes[name]:
+        raise CheckpointError(f"{checkpoint.path} was changed while it was in use: {name} has another shape now")
+    place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
+    place.copy_(TRANSFORMS[target.transform](tensor, config))
 
 
 def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
