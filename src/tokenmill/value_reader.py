@@ -16,7 +16,7 @@ MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
 
 _REPR = Repr()
-_REPR.maxstring = _REPR.maxother = 80
+_REPR.maxstring = _REPR.maxother = 200
 brief = _REPR.repr
 """A value for a message, cut where it is long."""
 

@@ -95,7 +95,7 @@ def looks_saved(path: Path) -> bool:
 
 
 def _show_snapshot(path: Path, json: bool) -> None:
-    facts: dict[str, Any] = resolve("tokenmill.cache.snapshot:read_facts")(path)
+    facts: dict[str, Any] = resolve("tokenmill.cache.session_file:read_session_facts")(path)
     facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
     if json:
         print_json(facts)

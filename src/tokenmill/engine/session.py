@@ -19,13 +19,14 @@ from typing import Any
 from torch import Tensor
 
 from tokenmill.cache.compatibility import whose
-from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
+from tokenmill.cache.session_file import read_session
+from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.config import SamplingParams, as_keywords, from_keywords
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt
 from tokenmill.engine.scoring import until_scored
-from tokenmill.errors import CapacityError, RequestError, SnapshotError
+from tokenmill.errors import CapacityError, RequestError
 from tokenmill.schedule.sequence import Sequence
 
 __all__ = ["Session", "open_session"]
@@ -254,34 +255,13 @@ def _let_go(engine: Engine, sequence: Sequence) -> None:
 
 def open_session(engine: Engine, path: Path, convert: bool = False) -> Session:
     """See Engine.open."""
-    snapshot = read_snapshot(path)
-    try:
-        return _checked(engine, path, snapshot, convert)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SnapshotError(f"{path} is damaged: its header lacks or misstates {error}") from error
-
-
-def _checked(engine: Engine, path: Path, snapshot: Snapshot, convert: bool) -> Session:
-    facts, ours = snapshot.facts, whose(engine)
-    for name in ("fingerprint", "shape", "rope", "cache_format"):
-        if facts[name] != ours[name]:
-            raise SnapshotError(f"{path} is of another model or setting: {_difference(name, facts[name], ours[name])}")
-    for name in ("dtype", "scheme"):
-        if facts[name] != ours[name] and not convert:
-            raise SnapshotError(
-                f"{path} has {name} {facts[name]!r} and this engine {ours[name]!r}: the text would not be the same; "
-                f"load the model with {name}={facts[name]!r}, or open it with convert"
-            )
-    session = Session(engine, None, _sampling(facts["sampling"]))
-    session.notes = dict(facts["notes"])
-    _fill(session, facts["tokens"], facts["num_rows"], snapshot.rows)
-    session._sequence.counted_from = facts["answer_from"]
+    pool = engine.runner.pool
+    saved = read_session(path, whose(engine), engine.model_config.vocab_size, pool.layout, convert)
+    session = Session(engine, None, saved.sampling)
+    session.notes = saved.notes
+    _fill(session, saved.tokens, saved.num_rows, saved.rows)
+    session._sequence.counted_from = saved.answer_from
     return session
-
-
-def _sampling(saved: Mapping[str, Any]) -> SamplingParams:
-    bias = {int(token): amount for token, amount in saved["logit_bias"].items()}  # JSON's keys are texts
-    return SamplingParams(**{**saved, "logit_bias": bias})
 
 
 def _fill(session: Session, tokens: list[int], num_rows: int, rows: Mapping[str, Tensor]) -> None:
@@ -301,14 +281,3 @@ def _fill(session: Session, tokens: list[int], num_rows: int, rows: Mapping[str,
     except BaseException:
         session.close()
         raise
-
-
-def _difference(name: str, theirs: object, ours: object) -> str:
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        parts = [
-            f"{key} {theirs.get(key)!r}, here {ours.get(key)!r}"
-            for key in {**theirs, **ours}
-            if theirs.get(key) != ours.get(key)
-        ]
-        return f"{name}: {'; '.join(parts)}"
-    return f"{name} is {theirs!r}, here {ours!r}"

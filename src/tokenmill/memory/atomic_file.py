@@ -43,9 +43,9 @@ def unseal(text: str | bytes, version: int) -> dict[str, Any]:
     """The facts of `seal`; ValueError says what is wrong with them."""
     try:
         document = json.loads(text)
-        facts: dict[str, Any] = document["facts"]
+        facts: dict[str, Any] = dict(document["facts"])
         sound = checksum_of(facts) == document["checksum"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is cut or damaged: its header cannot be read ({error})") from error
     if not sound:
         raise ValueError("is damaged: its header does not match its checksum")

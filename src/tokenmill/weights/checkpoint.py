@@ -22,6 +22,7 @@ from tokenmill.model.parameters import count_parameters
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
+from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.header import is_image
 from tokenmill.weights.packed.model import ImageCheckpoint
 from tokenmill.weights.packed.reader import ImageReader
@@ -135,7 +136,7 @@ class SafetensorsCheckpoint:
                         shapes[name] = tuple(opened.get_slice(name).get_shape())
                         self._file_of[name] = file
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} is damaged or no safetensors file: {error}") from error
+                raise CheckpointError(f"{file} is damaged or no safetensors file: {brief(str(error))}") from error
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
 
     def read(self, name: str) -> Tensor:
@@ -195,18 +196,23 @@ def _load_bin(file: Path) -> dict[str, Tensor]:
     return loaded
 
 
+def _is_in(path: Path, name: object) -> bool:
+    try:
+        return isinstance(name, str) and Path(name).name == name and (path / name).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _weight_files(path: Path, single: str, index: str, pattern: str) -> list[Path]:
     """The files an index names, or the one file, or all that match; every file of an index must be there."""
     if (path / index).is_file():
-        weight_map = read_json(path / index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{path / index} has no weight_map")
-        names = sorted(set(weight_map.values()))
-        outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-        absent = [name for name in names if name not in outside and not (path / name).is_file()]
-        if outside or absent:
-            raise CheckpointError(f"{path / index} names files that are not in its directory: {[*outside, *absent]}")
-        return [path / name for name in names]
+        weight_map = ValueReader(
+            read_json(path / index).get("weight_map"), f"{path / index}: weight_map", CheckpointError
+        )
+        wrong = [name for name in weight_map.values.values() if not _is_in(path, name)]
+        if wrong:
+            raise CheckpointError(f"{path / index} names files that are not in its directory: {brief(wrong)}")
+        return [path / name for name in sorted(set(weight_map.values.values()))]
     if (path / single).is_file():
         return [path / single]
     return sorted(path.glob(pattern))
