@@ -22,7 +22,7 @@ from tokenmill.weights.load import return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
 
-LAYOUT = 3
+LAYOUT = 4
 """Of the packed bytes and of the order in which they are asked for; grows when either changes."""
 
 
