@@ -50,6 +50,11 @@ SETTINGS = {"max_length": 48, "threads": 1, "dtype": "auto"}
 # ---- mutations
 
 
+def hostile(rng: Random) -> Any:
+    """A copy: a later mutation may change it."""
+    return copy.deepcopy(rng.choice(HOSTILE))
+
+
 def mutate_bytes(rng: Random, data: bytes, first: int = 0, last: int | None = None) -> bytes:
     """One to three changes between `first` and `last`: flips, extremes, gaps, repeats, swaps, a cut, a tail."""
     changed, last = bytearray(data), len(data) if last is None else last
@@ -91,14 +96,14 @@ def mutate_value(rng: Random, document: Any) -> Any:
     for _ in range(rng.randint(1, 3)):
         found = list(places(document))
         if not found:
-            return rng.choice(HOSTILE)
+            return hostile(rng)
         # Half of the time near the top: a vocabulary has thousands of places, of which few mean much.
         container, key = rng.choice(
             [(document, key) for _, key in found if _ is document] if rng.random() < 0.5 else found
         )
         kind = rng.randrange(8)
         if kind < 4:
-            container[key] = rng.choice(HOSTILE)
+            container[key] = hostile(rng)
         elif kind == 4:
             del container[key]
         elif kind == 5:
@@ -108,7 +113,7 @@ def mutate_value(rng: Random, document: Any) -> Any:
         elif kind == 6 and type(container[key]) in (int, float):
             container[key] = container[key] * rng.choice([-1, 0.5, 2, 3, 1000]) + rng.choice([0, 0, 1, -1])
         elif isinstance(container, dict):
-            container[rng.choice(["", "unknown", f"{key} ", *(str(k) for _, k in found[:50])])] = rng.choice(HOSTILE)
+            container[rng.choice(["", "unknown", f"{key} ", *(str(k) for _, k in found[:50])])] = hostile(rng)
     return document
 
 
@@ -120,7 +125,7 @@ def mutate_json(rng: Random, text: str) -> bytes:
     changed = changed.replace(json.dumps(DEEP), "[" * 100_000 + "]" * 100_000)
     if rng.random() < 0.1 and changed.startswith("{"):
         key = rng.choice(list(json.loads(text)))
-        changed = "{" + f"{json.dumps(key)}: {json.dumps(rng.choice(HOSTILE))}, " + changed[1:]
+        changed = "{" + f"{json.dumps(key)}: {json.dumps(hostile(rng))}, " + changed[1:]
     return changed.encode()
 
 

@@ -52,6 +52,8 @@ class EngineConfig:
     program native, where greedy texts then come several tokens at a time, up to 25 ms of them; else none.
     num_drafts: most tokens a proposer may guess per step.
     threads: CPU threads of torch (default: torch's own choice).
+    fingerprint: how the model's files are told from others where saved rows are used again: "sampled" reads headers and
+    some pages, in milliseconds, and may miss a matrix that was edited in place; "full" reads every byte.
     compile: how program "compiled" compiles; asking for one of these is asking for that program. "static" declares a
     few shapes and compiles each, "fullgraph" the same, and a graph break is an error, "dynamic" takes any lengths with
     one compilation of each kind, "no" runs the same shapes as they stand. "auto": dynamic on CPU, static on CUDA.
@@ -85,6 +87,7 @@ class EngineConfig:
     proposer: str = "auto"
     num_drafts: int = 4
     threads: int | None = None
+    fingerprint: str = "sampled"
     compile: str = "auto"
     compile_phases: str = "decode"
     compile_backend: str = "inductor"
@@ -101,6 +104,7 @@ class EngineConfig:
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        _one_of("fingerprint", self.fingerprint, ("sampled", "full"))
         _flag("prefix_cache", self.prefix_cache)
         _flag("cache", self.cache)
         self._check_program()

@@ -41,7 +41,7 @@ from tokenmill.speculate.proposer import PROPOSERS
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
 from tokenmill.weights.packed.header import is_image
 from tokenmill.weights.packed.model import ImageCheckpoint, write_image
@@ -87,7 +87,7 @@ def build(
     kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
     forms = choose_forms(config, model_config, device)
     config = choose_proposer(replace(config, scheme=forms.scheme_name), forms.program.finds_drafts)
-    identity = _identify(checkpoint)  # before the weights: later the files may be others
+    identity = _identify(checkpoint, config)  # before the weights: later the files may be others
     if config.image is not None:
         config, forms = _with_code(config, forms, identity, model_config, device)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
@@ -239,11 +239,14 @@ def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device)
     return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
 
 
-def _identify(checkpoint: Checkpoint) -> dict[str, str]:
-    """Of an image, its model's."""
-    if isinstance(checkpoint, ImageCheckpoint):
-        return dict(checkpoint.facts["fingerprint"])
-    return fingerprint(checkpoint.path)
+def _identify(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, str]:
+    """The model's digests. An image has those of its model, taken as they were when it was made."""
+    if not isinstance(checkpoint, ImageCheckpoint):
+        return fingerprint(checkpoint.path, config.fingerprint)
+    digests = dict(checkpoint.facts["fingerprint"])
+    if config.fingerprint == "full" and not is_full(digests):
+        raise ConfigError("fingerprint", "full", f"sampled, because {checkpoint.path} was made with that")
+    return digests
 
 
 def _as_imaged(config: EngineConfig, image: ImageCheckpoint) -> EngineConfig:

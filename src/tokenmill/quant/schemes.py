@@ -70,7 +70,7 @@ class Scheme(Protocol):
         """A module x_TD → x_TF with parameters not filled yet."""
 
     def router(self, in_features: int, out_features: int) -> Matrix:
-        """The same for what chooses experts, which no scheme rounds: it is small, and its choices are all or nothing."""
+        """The same for what chooses experts, which no scheme rounds: its choices are all or nothing."""
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype, usable: Sequence[str]) -> tuple[str, Scheme]:

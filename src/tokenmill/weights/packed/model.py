@@ -19,7 +19,7 @@ from tokenmill.memory.atomic_file import seal, writing
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
-from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.packed.header import FORMAT, MAGIC, PAGE, REMEDY, read_header
 from tokenmill.weights.packed.reader import ImageReader
 
@@ -56,8 +56,9 @@ class ImageCheckpoint:
                 return
         except (OSError, ValueError) as error:  # a name that no file can have
             raise CheckpointError(f"{self.path} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
-        now = fingerprint(source)
-        stale = [name for name, digest in self.facts["fingerprint"].items() if now.get(name) != digest]
+        then = self.facts["fingerprint"]
+        now = fingerprint(source, "full" if is_full(then) else "sampled")
+        stale = [brief(name) for name, digest in then.items() if now.get(name) != digest]
         if stale:
             raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
