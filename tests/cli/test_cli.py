@@ -76,7 +76,7 @@ def commands():
 
 
 ENGINE = """--block-size --cache --cache-format --cache-tokens --compile --compile-backend --compile-in-background
---compile-phases --device --dtype --fuse --image --image-fallback --kernel --max-length --max-sequences
+--compile-phases --device --dtype --fingerprint --fuse --image --image-fallback --kernel --max-length --max-sequences
 --max-step-tokens --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer --run-ahead --scheme
 --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
@@ -87,6 +87,7 @@ POINT = {
     "--prefix-cache",
     "--prefix-dir",
     "--prefix-limit",
+    "--fingerprint",
     "--compile-in-background",
     "--image-fallback",
 }

@@ -32,7 +32,7 @@ EVALUATED = "What is evaluated"
 ROOM = "tokenmill.measure.perplexity"
 
 # These follow from the windows, or change nothing there.
-PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
+PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
 COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "image", "image_fallback")
 OWN = (
     "fuse",
