@@ -14,6 +14,7 @@ __all__ = ["MAX_COUNT", "MAX_POSITIONS", "ValueReader", "brief"]
 
 MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
+LONGEST_TEXT = 1 << 13
 
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 200
@@ -80,9 +81,9 @@ class ValueReader:
         return value
 
     def text(self, key: str, default: Any = ...) -> str:
-        """A text."""
+        """A text, of the length that names and paths have."""
         value = self.take(key, default)
-        if not isinstance(value, str):
+        if not isinstance(value, str) or len(value) > LONGEST_TEXT:
             raise self.refuse(key, value, "a text")
         return value
 

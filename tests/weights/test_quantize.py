@@ -18,7 +18,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.registry import resolve
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.codes import Layout, pack, unpack
-from tokenmill.weights.write import quantize as module
+from tokenmill.weights.write import shards as module
 from tokenmill.weights.write import shards
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
