@@ -1,8 +1,8 @@
-"""From what the user calls a model to where it lies: a directory, a `.gguf` file, a short name, or a hub name.
+"""Resolves what the user calls a model to a path: a directory, a `.gguf` file, a short name, or a hub name.
 
-Of a hub repository only what is data is fetched: weights, configs, tokenizers, templates; never code. Files come one
-by one and each is checked against the sha256 that the hub gives for it, so an interrupted pull goes on at the file
-where it stopped. Importing this is cheap: the hub's client is loaded when a hub name is met.
+Of a hub repository only data is fetched: weights, configs, tokenizers, templates; never code. Files are fetched one by
+one and each is checked against the sha256 that the hub gives for it, so an interrupted pull continues at the file where
+it stopped. Importing this module is cheap: the hub's client is loaded when the first hub name is resolved.
 """
 
 import os
@@ -81,7 +81,7 @@ def _checked_file(path: Path) -> Path:
 
 
 class _Repository:
-    """One hub repository at one revision, and what of it is wanted."""
+    """One hub repository at one revision, and the choice of its files to fetch."""
 
     def __init__(self, name: str, revision: str | None, offline: bool, progress: Progress) -> None:
         self.name, self.revision, self.progress = name, revision, progress
@@ -140,7 +140,8 @@ class _Repository:
             self.progress.stage(f"{place} {name}: here already")
         else:
             self.progress.stage(f"{place} {name}")
-        # Asked by branch even when it is there: only so does the cache learn what the branch means, for offline use.
+        # Requested by branch even when the file is cached: this records in the cache which commit the branch is, for
+        # offline use.
         download, bar = resolve("huggingface_hub:hf_hub_download"), _bar_class(self.progress)
         try:
             path = Path(self._ask(lambda: download(self.name, name, revision=revision, tqdm_class=bar)))
@@ -163,7 +164,7 @@ class _Repository:
             raise CheckpointError(f"{self.name}: {entry.rfilename} has not the sha256 {wanted}: deleted; run it again")
 
     def _cached(self, gguf: str | None) -> Path:
-        """The snapshot in the hub's cache, whatever of it was fetched."""
+        """The snapshot in the hub's cache, with the files that were fetched before."""
         try:
             snapshot = resolve("huggingface_hub:snapshot_download")
             directory = Path(self._ask(lambda: snapshot(self.name, revision=self.revision, local_files_only=True)))
@@ -177,7 +178,7 @@ class _Repository:
         return directory / chosen[0] if chosen[0].endswith(".gguf") else directory
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Put the client's many errors into two: ConnectionError for no answer, CheckpointError for a refusal."""
+        """Map the client's errors to two: ConnectionError for no answer, CheckpointError for a refusal."""
         errors = "huggingface_hub.errors"
         try:
             return question()
@@ -192,12 +193,14 @@ class _Repository:
             raise CheckpointError(f"{self.name} has no revision {self.revision!r}: a branch, tag or commit") from error
         except CheckpointError:
             raise
-        except Exception as error:  # the client raises its HTTP library's errors, another one's in each major
+        except (
+            Exception
+        ) as error:  # the client raises the errors of its HTTP library, which differs between major versions
             raise ConnectionError(str(error).strip().split("\n")[0] or type(error).__name__) from error
 
 
 def _bar_class(progress: Progress) -> type:
-    """What the hub's client takes for a tqdm bar: passes the bytes on."""
+    """A class that the hub's client accepts in place of tqdm, which reports bytes to `progress`."""
 
     class Bar:
         def __init__(self, *_: Any, total: int | None = None, initial: int = 0, **__: Any) -> None:

@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), as a table of cosines and sines by position.
 
-A head's first `dim` entries are paired (i, i + dim/2) and each pair is turned by position · inv_freq[i]. The kinds
+A head's first `dim` entries are paired (i, i + dim/2) and each pair is rotated by position · inv_freq[i]. The kinds
 differ only in inv_freq and in a factor on the result. The table is made once, so a token's angle is a function of its
 position alone. For "dynamic" (NTK) that means: beyond the trained context each position turns by the base that fits
 its own length, as transformers computes it when it decodes with a cache; what a prompt's length was cannot matter.
@@ -39,7 +39,7 @@ class RotaryTable(nn.Module):
 
 
 def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Turn the leading entries of every head, as many as the table is wide; the rest passes through."""
+    """Rotate the leading entries of every head, as many as the table is wide; the others are unchanged."""
     dim = cos_T1H.shape[-1]
     turned = x_TNH if dim == x_TNH.shape[-1] else x_TNH[..., :dim]
     half = dim // 2

@@ -90,7 +90,10 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # refuses half of a surrogate pair, which is no text
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Fill a decoder from a checkpoint, tensor by tensor, and prove that nothing is missing, left over or misshapen.
 
-The decoder is built without memory. Then module after module is given memory, filled straight from the file (cast,
-turned, moved to the device on the way) and brought into its final form. At no time is there a second copy of the
-weights, only of the one matrix at hand.
+The decoder is built without memory. Then each module in turn is given memory, filled straight from the file (cast,
+transformed and moved to the device on the way) and brought into its final form. At no time is there a second copy of
+the weights, only of one matrix.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def load_decoder(
 
 
 def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
-    """A head that is the embedding takes the file's codes of it."""
+    """A head that is tied to the embedding takes the codes that the file has of it."""
     if decoder.config.tie_embeddings and isinstance(decoder.head, QuantizedLinear):
         name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
         stored = checkpoint.read_codes(name)
@@ -60,8 +60,8 @@ def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decod
 
 
 def return_memory() -> None:
-    """Hand back what the C library keeps of the matrices that came and went: 45 to 80 MB for SmolLM2 otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others give back by themselves
+    """Return freed memory to the system, which the C library would keep: 45 to 80 MB for SmolLM2."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc; other libraries return memory by themselves
     if trim is not None:
         trim(0)
 
@@ -106,7 +106,7 @@ def _fill(
     device: torch.device,
     progress: Progress | None,
 ) -> None:
-    """Module by module: memory, tensors, final form. The largest comes first, while there is most room beside it."""
+    """Module by module: memory, tensors, final form. The largest is first, while most memory is free."""
     modules: dict[str, list[str]] = defaultdict(list)
     for name, target in targets.items():
         modules[target.parameter.rpartition(".")[0]].append(name)
@@ -150,17 +150,17 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
 
 
 def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
-    """Hand over the file's own codes, if it has any for this tensor and they go where the tensor would."""
+    """Store the file's own codes, if it has any for this tensor and they fit the tensor's place; whether it did."""
     if not target.parameter.endswith(".weight"):
         return False
     stored = checkpoint.read_codes(name)
     assert module.weight is not None
     place = part_of(module.weight, target.part, config)
-    turned = target.transform == "transpose"  # which codes are not
-    shape = checkpoint.shapes[name][::-1] if turned else checkpoint.shapes[name]
+    transposed = target.transform == "transpose"  # codes are stored [outputs, inputs] in any case
+    shape = checkpoint.shapes[name][::-1] if transposed else checkpoint.shapes[name]
     if stored is None or not module.takes(stored) or shape != tuple(place.shape):
         return False
     first = place.storage_offset() // module.weight.shape[1]
-    transform = TRANSFORMS["" if turned else target.transform]
+    transform = TRANSFORMS["" if transposed else target.transform]
     module.keep(first, stored.map(lambda part: transform(part, config)))
     return True

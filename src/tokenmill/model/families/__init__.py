@@ -1,8 +1,8 @@
-"""FAMILIES: what tells one model from another, as data.
+"""FAMILIES: how the architectures differ, as data.
 
 A family is one file with a FAMILY and one line here, under the `model_type` of its config.json. It says how to read
-that config, strictly, and where each of its tensors goes. A target reads "parameter", "parameter:part" for a piece of a
-merged matrix, and "… | transform" where the file stores it another way round. {i} is the layer, {e} the expert; a name
+that config, strictly, and where each of its tensors goes. A target is "parameter", "parameter:part" for a piece of a
+merged matrix, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the expert; a name
 that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
