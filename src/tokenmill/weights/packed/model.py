@@ -58,7 +58,7 @@ class ImageCheckpoint:
             raise CheckpointError(f"{self.path} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
         then = self.facts["fingerprint"]
         now = fingerprint(source, "full" if is_full(then) else "sampled")
-        stale = [brief(name) for name, digest in then.items() if now.get(name) != digest]
+        stale = [name for name, digest in now.items() if then.get(name) != digest]
         if stale:
             raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
