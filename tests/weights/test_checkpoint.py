@@ -145,6 +145,13 @@ def test_bin_files_that_are_no_state_dict(model):
     refused(model, "pytorch_model.bin is damaged")
 
 
+def test_a_bin_file_with_an_unknown_pickle_protocol_is_refused(model):
+    as_bin(model, {"model.norm.weight": torch.zeros(48)})
+    file = model / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes().replace(b"\x80\x02", b"\x80\x80", 1))
+    refused(model, "pytorch_model.bin is damaged")
+
+
 @pytest.mark.parametrize("name", ["../elsewhere.safetensors", "gone.safetensors", 7])
 def test_an_index_names_files_of_its_own_directory_only(model, name):
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
