@@ -8,7 +8,9 @@ from types import FrameType
 
 import tokenmill
 
-ROOMS = tuple(str(Path(tokenmill.__file__).parent / room) for room in ("engine", "schedule", "cache", "sample", "speculate"))
+ROOMS = tuple(
+    str(Path(tokenmill.__file__).parent / room) for room in ("engine", "schedule", "cache", "sample", "speculate")
+)
 
 
 class Lines:

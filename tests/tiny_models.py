@@ -57,6 +57,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
     ),
     "llama-yarn": ("llama", _LLAMA | _rope("yarn", factor=4.0, original_max_position_embeddings=32)),
+    "llama-yarn-stretched": (
+        "llama",
+        _LLAMA | {"max_position_embeddings": 32} | _rope("yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
     "mistral": ("mistral", _LLAMA | {"sliding_window": 7}),
     "mistral-no-window": ("mistral", _LLAMA | {"sliding_window": None}),
     "mixtral": ("mixtral", _LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),

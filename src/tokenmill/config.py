@@ -145,6 +145,8 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     device: a torch device name, "auto" takes cuda where there is one.
     max_length: longest sequence in tokens, prompt included (default: the model's context, at most 2048).
     kernel, scheme: names in the registries of attention kernels and weight schemes.
+    fingerprint: how the model's files are told from others where saved rows are used again: "sampled" reads headers and
+    some pages, in milliseconds, and may miss a matrix that was edited in place; "full" reads every byte.
     threads: CPU threads of torch (default: torch's own choice).
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
@@ -159,12 +161,14 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     scheme: str = "auto"
     threads: int | None = None
     fuse: str = "qkv,gate_up"
+    fingerprint: str = "sampled"
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        _one_of("fingerprint", self.fingerprint, ("sampled", "full"))
         for name in self.fused:
             _one_of("fuse", name, FUSIBLE)
         self._check_cache()

@@ -78,7 +78,7 @@ def commands():
 
 
 ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
---compile-in-background --compile-phases --device --dtype --fuse --kernel --max-length --max-sequences
+--compile-in-background --compile-phases --device --dtype --fingerprint --fuse --kernel --max-length --max-sequences
 --max-step-tokens --max-waiting --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer
 --async-scheduling --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
@@ -89,6 +89,7 @@ POINT = {
     "--prefix-cache",
     "--prefix-dir",
     "--prefix-limit",
+    "--fingerprint",
     "--compile-in-background",
     "--aot-fallback",
 }

@@ -305,7 +305,6 @@ def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
     wanted = tokens(plain(llama, device="cuda", program=program).generate(PROMPTS, **settings))
     engine.generate(PROMPTS, **settings)
 
-
     class Watch(Observer):
         """Between the plan of a step and its end nothing may wait for the device but the reading of tokens."""
 

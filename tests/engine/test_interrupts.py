@@ -54,7 +54,7 @@ def test_others_go_on(shape, llama):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_session_goes_on(shape, llama, tmp_path):
-    """Interrupted in generating, forking, rewinding, prefilling or saving, a session is as long as what it has shown."""
+    """Interrupted in generating, forking, rewinding, prefilling or saving, its next answer is that of its tokens."""
     quiet, engine = engine_for(llama), engine_for(llama, **SHAPES[shape])
     settings = {"max_new_tokens": NEW, "ignore_eos": True}
 

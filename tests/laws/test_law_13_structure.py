@@ -15,7 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A room may import rooms of a lower rank, and files of its own room.
 RANKS = [
     {"errors", "version"},
-    {"registry", "config"},
+    {"registry", "config", "value_reader"},
     {"memory"},
     {"text", "schedule"},
     {"cache"},

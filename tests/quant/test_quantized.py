@@ -9,9 +9,12 @@ from tests.gguf_files import write
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.build import load
+from tokenmill.hub.download import Silent
 from tokenmill.program.native import abi
 from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.codes import KINDS, decode
+from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(97, seed=5)
 needs_library = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
@@ -162,3 +165,13 @@ def test_a_quantised_file_stays_as_it_is():
     ours, exact = (one.logits(tokens).log_softmax(-1) for one in (engine, plain))
     divergence = (exact.exp() * (exact - ours)).sum(-1).mean()
     assert divergence < 0.02  # nats; 0.004 was measured on such a text
+
+
+@pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_library)])
+@pytest.mark.parametrize("scheme", ["q4", "q8"])
+def test_a_router_stays_numbers_when_a_model_is_rounded_as_it_is_loaded(scheme, program, tmp_path):
+    """As `tokenmill quantize` leaves it: the two ways to round a mixture of experts give the same logits."""
+    model = save("mixtral", tmp_path)
+    quantize(open_checkpoint(model), tmp_path / "rounded", Silent(), scheme, head=scheme)
+    rounded = load(tmp_path / "rounded", program=program, dtype="float32", scheme="file")
+    assert torch.equal(load(model, program=program, scheme=scheme).logits(LONG), rounded.logits(LONG))

@@ -82,7 +82,7 @@ def test_a_directory_without_a_tokenizer_has_none(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
-@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"model": 7}'])
+@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"model": 7}', "[" * 100_000, '{"eos_token": "\\ud800"}'])
 def test_damaged_files_are_refused_by_name(tmp_path, name, content):
     if content == '{"model": 7}' and name != "tokenizer.json":
         pytest.skip("a JSON object that these files may hold")

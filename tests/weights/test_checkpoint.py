@@ -100,7 +100,7 @@ def test_the_vocabulary_of_the_config_must_be_that_of_the_weights(model):
         ({"rope_parameters": {"rope_type": "linear"}}, "rope type 'linear' needs 'factor'"),
         ({"rope_parameters": {"rope_type": "default", "twist": 3}}, "no parameter 'twist'"),
         ({"attention_sinks": 4}, "keys that tokenmill does not know: attention_sinks = 4"),
-        ({"pretraining_tp": 2}, "pretraining_tp = 2 is not implemented for llama: use 1"),
+        ({"pretraining_tp": 2}, "llama model: pretraining_tp = 2 is not implemented: use 1"),
         ({"hidden_size": ...}, "has no 'hidden_size', which is required"),
         ({"hidden_size": "48"}, "hidden_size = '48' is not allowed"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not allowed"),
@@ -142,6 +142,13 @@ def test_bin_files_that_are_no_state_dict(model):
     as_bin(model, [torch.zeros(3)])
     refused(model, "pytorch_model.bin is no state dict")
     (model / "pytorch_model.bin").write_bytes(b"not a file of torch")
+    refused(model, "pytorch_model.bin is damaged")
+
+
+def test_a_bin_file_with_an_unknown_pickle_protocol_is_refused(model):
+    as_bin(model, {"model.norm.weight": torch.zeros(48)})
+    file = model / "pytorch_model.bin"
+    file.write_bytes(file.read_bytes().replace(b"\x80\x02", b"\x80\x80", 1))
     refused(model, "pytorch_model.bin is damaged")
 
 

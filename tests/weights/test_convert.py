@@ -10,7 +10,7 @@ from tests.tiny_models import reference, save
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.download import Silent
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.write import convert as module
+from tokenmill.weights.write import shards as module
 from tokenmill.weights.write.convert import convert
 
 

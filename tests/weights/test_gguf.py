@@ -321,9 +321,9 @@ def test_a_value_for_each_layer_is_one_when_all_agree(folder):
         ("llama", {"attention.head_count": "four"}, "'four' is not allowed"),
         ("llama", {"attention.head_count_kv": [2, 1]}, "llama.attention.head_count_kv differs by layer"),
         ("llama", {"attention.layer_norm_rms_epsilon": -1.0}, "-1.0 is not allowed"),
-        ("llama", {"attention.value_length": 8}, "attention.value_length = 8 is not implemented: only 16"),
+        ("llama", {"attention.value_length": 8}, "attention.value_length = 8 is not implemented: use 16"),
         ("llama", {"rope.dimension_count": 8}, "rope.dimension_count = 8 is not implemented"),
-        ("llama", {"rope.scaling.type": "longrope"}, "'longrope' is not implemented: only 'none', 'linear', 'yarn'"),
+        ("llama", {"rope.scaling.type": "longrope"}, "'longrope' is not implemented: use 'none', 'linear', 'yarn'"),
         ("llama", {"rope.scaling.factor": 4.0}, "rope.scaling.factor = 4.0 is not implemented"),
         ("llama", {"logit_scale": 0.5}, "keys that tokenmill does not know: llama.logit_scale = 0.5"),
         ("llama", {"vocab_size": 283}, "llama.vocab_size is 283, but token_embd.weight has 281 rows"),
@@ -332,7 +332,7 @@ def test_a_value_for_each_layer_is_one_when_all_agree(folder):
         ("mixtral", {"expert_count": 4}, "needs 4 experts"),
         ("mixtral", {"expert_weights_norm": False}, "expert_weights_norm = False is not implemented"),
         ("gptneox", {"rope.dimension_count": None}, "no 'gptneox.rope.dimension_count'"),
-        ("starcoder", {"attention.head_count_kv": 4}, "head_count_kv = 4 is not implemented: only 1"),
+        ("starcoder", {"attention.head_count_kv": 4}, "head_count_kv = 4 is not implemented: use 1"),
     ],
 )
 def test_metadata_that_cannot_be_followed(tmp_path, name, metadata, message):

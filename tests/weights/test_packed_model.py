@@ -17,8 +17,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.header import MAGIC, read_header
-from tokenmill.weights.packed.reader import PAGE
+from tokenmill.weights.packed.header import MAGIC, PAGE, read_header
 
 LONG = prompt(60, seed=5)
 

@@ -18,7 +18,6 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.registry import resolve
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.codes import Layout, pack, unpack
-from tokenmill.weights.write import quantize as module
 from tokenmill.weights.write import shards
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
@@ -220,8 +219,8 @@ def test_nothing_is_left_of_what_broke_off(llama, tmp_path, monkeypatch, error):
 
 
 def test_a_disk_without_room_is_told_before_writing(llama, tmp_path, monkeypatch):
-    usage = module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = shards.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CapacityError, match="10 available"):
         make(llama, tmp_path / "out")
     assert entries(tmp_path) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import SnapshotError
+from tokenmill.value_reader import brief
 
 __all__ = ["check_compatible", "shared_fields"]
 
@@ -34,8 +35,8 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
     for name in PRECISION:
         if theirs[name] != ours[name] and not convert:
             raise SnapshotError(
-                f"{path} has {name} {theirs[name]!r} and this engine {ours[name]!r}: the text would not be the same; "
-                f"load the model with {name}={theirs[name]!r}, or open it with convert"
+                f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
+                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert"
             )
     return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
 
@@ -43,9 +44,9 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
 def _difference(name: str, theirs: object, ours: object) -> str:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         parts = [
-            f"{key} {theirs.get(key)!r}, here {ours.get(key)!r}"
+            f"{brief(key)[1:-1]} {brief(theirs.get(key))}, here {ours.get(key)!r}"
             for key in {**theirs, **ours}
             if theirs.get(key) != ours.get(key)
         ]
-        return f"{name}: {'; '.join(parts)}"
-    return f"{name} is {theirs!r}, here {ours!r}"
+        return f"{name}: {'; '.join(parts[:20])}"
+    return f"{name} is {brief(theirs)}, here {ours!r}"

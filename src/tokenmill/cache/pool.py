@@ -45,6 +45,11 @@ class Pool:
         """What was really allocated; equals the spec's prediction."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors)
 
+    @property
+    def layout(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of one row under each name that `read` gives."""
+        return {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in self._named().items()}
+
     def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
         """Where the first `count` rows of a block table lie, [count]."""
         table_M = to_device(blocks, self._offsets.device)

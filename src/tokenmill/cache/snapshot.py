@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal, unseal, writing
+from tokenmill.value_reader import brief
 
 __all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
 
@@ -59,8 +60,8 @@ def read_snapshot(path: Path) -> Snapshot:
         with safe_open(path, framework="pt") as opened:
             rows = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError) as error:
-        raise SnapshotError(f"{path} is damaged: {error}") from error
-    if _checksum(rows) != facts["data_checksum"]:
+        raise SnapshotError(f"{path} is damaged: {brief(str(error))}") from error
+    if _checksum(rows) != facts.get("data_checksum"):
         raise SnapshotError(f"{path} is damaged: its data does not match data_checksum")
     return Snapshot(facts, rows)
 
@@ -75,7 +76,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SnapshotError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
-        raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
+        raise SnapshotError(f"{path} is damaged or no snapshot: {brief(str(error))}") from error
     if text is None:
         raise SnapshotError(f"{path} is a safetensors file, but no snapshot: it has no {KEY!r} header")
     try:

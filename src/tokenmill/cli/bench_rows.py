@@ -33,7 +33,8 @@ __all__ = [
 
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
-OWN = ("max_sequences", "prefix_cache", "prefix_dir", "prefix_limit", "compile_in_background", "aot_fallback")
+PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
+OWN = ("max_sequences", *PREFIX, "compile_in_background", "aot_fallback")
 
 ShapeName = Annotated[
     str | None,

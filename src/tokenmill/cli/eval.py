@@ -30,7 +30,7 @@ EXAMPLES = examples(
 EVALUATED = "What is evaluated"
 
 # These follow from the windows, or change nothing there.
-PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit")
+PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
 COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "aot_package", "aot_fallback")
 OWN = (
     "fuse",

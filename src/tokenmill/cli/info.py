@@ -95,9 +95,9 @@ def looks_saved(path: Path) -> bool:
 
 
 def _show_snapshot(path: Path, json: bool) -> None:
-    from tokenmill.cache.snapshot import read_facts
+    from tokenmill.cache.session_file import read_session_facts
 
-    facts = read_facts(path)
+    facts = read_session_facts(path)
     facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
     if json:
         print_json(facts)

@@ -63,6 +63,7 @@ HELP: dict[type, dict[str, str]] = {
         "proposer": "Who guesses tokens ahead: auto, none, prompt_lookup, or multi_step (several steps in one call).",
         "num_drafts": "Most tokens to guess per step.",
         "threads": "CPU threads. Default: torch's choice.",
+        "fingerprint": "How saved rows know their model: sampled (some pages of its files), or full (every byte).",
         "compile": "Program compiled: no, static (few shapes), fullgraph (no graph breaks), dynamic (any length).",
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",

@@ -38,8 +38,8 @@ from tokenmill.speculate.proposer import PROPOSERS
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.fingerprint import fingerprint
-from tokenmill.weights.load import empty_decoder, load_decoder
+from tokenmill.weights.fingerprint import fingerprint, is_full
+from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["build", "load", "load_model"]
@@ -100,9 +100,11 @@ def load_model(
     forms = choose_forms(resolved, model_config, device)
     resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.proposer, "proposer")
-    digests = _fingerprint(checkpoint)  # before the weights: later the files may be others
+    digests = _fingerprint(checkpoint, resolved)  # before the weights: later the files may be others
     resolved, forms = _with_package(resolved, forms, digests, model_config, device)
     decoder = empty_decoder(model_config, forms.scheme, kernel, resolved.max_length)
+    if checkpoint.shapes:  # a shape without files, for benchmarks, has none
+        match_tensors(checkpoint, decoder)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     if packed is None:
         fill(checkpoint, decoder, getattr(torch, resolved.dtype), device, progress)
@@ -170,11 +172,14 @@ def _without_package(
     return config, choose_forms(config, model, device)
 
 
-def _fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
+def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:
     """The fingerprint; of a packed model, that of the model it was made of."""
-    if isinstance(checkpoint, PackedCheckpoint):
-        return dict(checkpoint.facts["fingerprint"])
-    return fingerprint(checkpoint.path)
+    if not isinstance(checkpoint, PackedCheckpoint):
+        return fingerprint(checkpoint.path, config.fingerprint)
+    digests = dict(checkpoint.facts["fingerprint"])
+    if config.fingerprint == "full" and not is_full(digests):
+        raise ConfigError("fingerprint", "full", f"sampled, because {checkpoint.path} was made with that")
+    return digests
 
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:

@@ -11,21 +11,19 @@ taken and computed again at its next turn: the same text, only later. Closing or
 """
 
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from tokenmill.cache.compatibility import check_compatible
-from tokenmill.cache.snapshot import Snapshot, read_snapshot, write_snapshot
+from tokenmill.cache.session_file import read_session
+from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.config import SamplingParams, as_keywords, from_keywords
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.scoring import run_to_end
-from tokenmill.errors import RequestError, SnapshotError
+from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import RowSource, Sequence
 
 __all__ = ["Session", "open_session"]
@@ -283,48 +281,23 @@ class Session:
         return sequence
 
 
-@dataclass(frozen=True)
-class _SavedRows:
-    """The rows of a session file, mapped."""
-
-    tensors: Mapping[str, Tensor]
-
-    def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
-        """See RowSource."""
-        return {name: tensor[first:last] for name, tensor in self.tensors.items()}
-
-
 def _let_go(core: Core, sequence: Sequence) -> None:
     sequence.keep = False
     core.abandon([sequence])
 
 
 def open_session(core: Core, path: Path, convert: bool = False) -> Session:
-    """See Engine.open."""
-    snapshot = read_snapshot(path)
+    """See Engine.open. The rows are loaded when the session first runs, which takes blocks as any other does then."""
+    loaded = core.loaded
+    vocab_size, layout = loaded.model_config.vocab_size, loaded.pool.layout
+    saved = read_session(path, loaded.compatibility, vocab_size, layout, convert)
+    core.scheduler.check_length(len(saved.tokens))
+    session = Session(core, saved.sampling)
     try:
-        return _opened(core, path, snapshot, convert)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SnapshotError(f"{path} is damaged: its header lacks or misstates {error}") from error
-
-
-def _opened(core: Core, path: Path, snapshot: Snapshot, convert: bool) -> Session:
-    """A session that loads its rows when it first runs, as any other takes its blocks then."""
-    facts = snapshot.facts
-    is_own = check_compatible(path, facts, core.loaded.compatibility, convert)
-    core.loaded.pool.check_rows(snapshot.rows, facts["num_rows"])
-    core.scheduler.check_length(len(facts["tokens"]))
-    session = Session(core, _sampling(facts["sampling"]))
-    try:
-        session.notes = dict(facts["notes"])
-        session.append(facts["tokens"])
-        session.restore(_SavedRows(snapshot.rows), facts["num_rows"], facts["answer_from"], is_own)
+        session.notes = saved.notes
+        session.append(saved.tokens)
+        session.restore(saved, saved.num_rows, saved.answer_from, saved.is_own)
     except BaseException:
         session.close()
         raise
     return session
-
-
-def _sampling(saved: Mapping[str, Any]) -> SamplingParams:
-    bias = {int(token): amount for token, amount in saved["logit_bias"].items()}  # JSON's keys are texts
-    return SamplingParams(**{**saved, "logit_bias": bias})

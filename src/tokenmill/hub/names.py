@@ -1,4 +1,4 @@
-"""From what the user calls a model to where it lies: a directory, a `.gguf` file, a short name, or a hub name.
+"""Resolves what the user calls a model to a path: a directory, a `.gguf` file, a short name, or a hub name.
 
 Importing this is cheap: the hub's client is imported when a hub name is met.
 """

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and headers that prove it. Nothing here imports torch."""
+"""Atomic file writes, and headers with a checksum. Nothing here imports torch."""
 
 import json
 import os
@@ -14,13 +14,13 @@ __all__ = ["beside", "seal", "unseal", "writing"]
 
 
 def beside(path: Path) -> Path:
-    """A name of nobody else's in the same directory, so that the rename stays within one file system."""
+    """A temporary name in the same directory that no other process uses; renaming stays within one file system."""
     return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file under a temporary name, synced and renamed at the end: a reader sees the old one or the new one."""
+    """A file under a temporary name, synced and renamed at the end: a reader sees the old file or the new one."""
     temporary = beside(path)
     try:
         with temporary.open("xb") as out:
@@ -35,17 +35,17 @@ def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 def seal(facts: Mapping[str, Any], version: int) -> str:
     """JSON of a header, its version, this machine's byte order, and a checksum over all of it."""
-    whole = json.loads(json.dumps({**facts, "format": version, "byteorder": sys.byteorder}))  # as it will be read
-    return json.dumps({"facts": whole, "checksum": checksum_of(whole)})
+    plain = json.loads(json.dumps({**facts, "format": version, "byteorder": sys.byteorder}))  # as it will be read
+    return json.dumps({"facts": plain, "checksum": checksum_of(plain)})
 
 
 def unseal(text: str | bytes, version: int) -> dict[str, Any]:
-    """The facts of `seal`; ValueError says what is wrong with them."""
+    """The facts that `seal` was given; ValueError says what is wrong with the text."""
     try:
         document = json.loads(text)
-        facts: dict[str, Any] = document["facts"]
+        facts: dict[str, Any] = dict(document["facts"])
         sound = checksum_of(facts) == document["checksum"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"is cut or damaged: its header cannot be read ({error})") from error
     if not sound:
         raise ValueError("is damaged: its header does not match its checksum")
@@ -56,5 +56,5 @@ def unseal(text: str | bytes, version: int) -> dict[str, Any]:
 
 
 def checksum_of(facts: Mapping[str, Any]) -> int:
-    """Of a header, which lies beside it."""
+    """CRC-32 of a header's facts, which is stored beside them."""
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Numbers to a device and back without waiting for it: on CUDA by way of pinned memory."""
+"""Small tensors to a device and back without waiting for it; on CUDA through pinned memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,14 +13,14 @@ Numbers = Tensor | NDArray[Any] | list[Any]
 
 
 def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of these numbers, or lists of them."""
+    """A tensor of a list of numbers, or of a list of such lists."""
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
     return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 class Reading:
-    """Numbers, as many in each tensor, array or list, on their way to the host; `lists` waits for them."""
+    """An asynchronous copy to the host of tensors, arrays or lists of equal length; `lists` waits for it."""
 
     def __init__(self, *numbers: Numbers) -> None:
         self._numbers, self._arrived = numbers, None
@@ -33,7 +33,7 @@ class Reading:
             self._arrived.record(torch.cuda.current_stream(together.device))
 
     def lists(self) -> list[list[Any]]:
-        """Their numbers; on CUDA all of them float64, which holds every float32 and every token id."""
+        """Their values; on CUDA all are float64, which represents every float32 and every token id exactly."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [each if isinstance(each, list) else each.tolist() for each in self._numbers]

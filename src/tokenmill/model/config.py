@@ -11,9 +11,11 @@ from typing import Any
 
 from tokenmill.config import DTYPES
 from tokenmill.errors import CheckpointError
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["ConfigReader", "ModelConfig", "Rope", "quant_method"]
+__all__ = ["MAX_LAYERS", "ConfigReader", "ModelConfig", "Rope", "quant_method"]
 
+MAX_LAYERS = 1 << 16
 QUANT_METHODS = ("tokenmill", "gptq", "awq")
 
 
@@ -87,17 +89,25 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """The longest sequence the model is made for; two kinds of rope stretch what it was trained on."""
-        stretched = self.rope is not None and self.rope.kind in ("linear", "dynamic")
-        factor = dict(self.rope.scaling)["factor"] if stretched and self.rope is not None else 1
-        return int(self.max_position_embeddings * factor)
+        """The longest sequence the model is made for; three kinds of rope stretch what it was trained on.
+
+        YaRN: its original length times its factor (https://huggingface.co/Qwen/Qwen2.5-7B-Instruct), unless
+        max_position_embeddings names the stretched length.
+        """
+        trained = self.max_position_embeddings
+        if self.rope is None or self.rope.kind not in ("linear", "dynamic", "yarn"):
+            return trained
+        numbers = dict(self.rope.scaling)
+        if self.rope.kind == "yarn":
+            return max(trained, int(numbers["original_max_position_embeddings"] * (numbers.get("factor") or 1)))
+        return int(trained * numbers["factor"])
 
 
-class ConfigReader:
+class ConfigReader(ValueReader):
     """Reads a config.json key by key and then insists that every key was understood.
 
-    `take` returns a value and marks it read. `expect` demands one of the values that the family implements. `done`
-    raises for what is left, unless it is in COMMON or the family says that it does not change the arithmetic.
+    `done` raises for what was not read, unless it is in COMMON or the family says that it does not change the
+    arithmetic.
     """
 
     # Keys of every transformers config that say nothing about the forward pass of generation.
@@ -118,56 +128,37 @@ class ConfigReader:
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = dict(config)
-        self.family = str(config.get("model_type"))
-        self.read: set[str] = {"quantization_config"}
+        super().__init__(config, "config.json", CheckpointError)
+        self.family = self.text("model_type")
+        self.where = f"config.json of this {self.family} model"
+        self.read.add("quantization_config")
         quant_method(config)  # refuses those that are not known
 
-    def take(self, key: str, default: Any = ...) -> Any:
-        """The value of `key`; an explicit null counts as absent. Without a default the key is required."""
-        self.read.add(key)
-        value = self.config.get(key)
-        if value is not None:
-            return value
-        if default is ...:
-            raise CheckpointError(f"config.json of this {self.family} model has no {key!r}, which is required")
-        return default
+    def head_dim(self, hidden: int, heads: int) -> int:
+        """The width of a head where no key gives it; CheckpointError where the heads do not divide the hidden size."""
+        if hidden % heads:
+            raise CheckpointError(f"{self.where}: {heads} heads do not divide a hidden size of {hidden}")
+        return hidden // heads
 
-    def count(self, key: str, default: Any = ...) -> int:
-        """A whole number above zero."""
-        value = self.take(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"config.json: {key} = {value!r} is not allowed: a whole number, 1 or more")
-        return value
-
-    def expect(self, key: str, allowed: Iterable[Any], default: Any) -> Any:
-        """The value of `key`, which must be one of those that this family implements."""
-        value, choices = self.take(key, default), list(allowed)
-        if value not in choices:
-            names = ", ".join(repr(choice) for choice in choices)
-            raise CheckpointError(f"config.json: {key} = {value!r} is not implemented for {self.family}: use {names}")
-        return value
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id, a list of them, or none."""
-        value = self.take(key, [])
-        return tuple(value) if isinstance(value, list) else (value,)
+    def window(self, default: int | None = None) -> int | None:
+        """`sliding_window`, where an absent key means `default` and an explicit null means no window."""
+        known = "sliding_window" in self.values
+        return self.count("sliding_window", None if known else default, maximum=MAX_POSITIONS)
 
     def dtype(self) -> str:
         """The dtype of the weights, by either of its two keys; float32 when neither is there."""
-        value = str(self.take("dtype", self.take("torch_dtype", "float32"))).removeprefix("torch.")
+        older = self.text("torch_dtype", "float32")
+        value = self.text("dtype", older).removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"config.json: dtype {value!r} is not implemented: use one of {', '.join(DTYPES)}")
+            raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: use {', '.join(DTYPES)}")
         return value
 
     def done(self, harmless: Iterable[str] = ()) -> None:
         """Raise when a key was left that nobody has read."""
-        left = sorted(set(self.config) - self.read - self.COMMON - set(harmless))
+        left = sorted(set(self.values) - self.read - self.COMMON - set(harmless))
         if left:
-            values = ", ".join(f"{key} = {self.config[key]!r}" for key in left)
-            raise CheckpointError(
-                f"config.json of this {self.family} model has keys that tokenmill does not know: {values}"
-            )
+            values = ", ".join(f"{brief(key)[1:-1]} = {brief(self.values[key])}" for key in left[:20])
+            raise CheckpointError(f"{self.where} has keys that tokenmill does not know: {values}")
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:
@@ -175,8 +166,9 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
     settings = config.get("quantization_config")
     if settings is None:
         return None
-    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    reader = ValueReader(settings, "config.json: quantization_config", CheckpointError)
+    method = reader.take("quant_method", None)
     if method not in QUANT_METHODS:
         known = ", ".join(QUANT_METHODS)
-        raise CheckpointError(f"config.json: quant_method {method!r} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: use one of {known}")
     return str(method)

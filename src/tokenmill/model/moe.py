@@ -16,7 +16,7 @@ class MoE(nn.Module):
 
     def __init__(self, config: ModelConfig, scheme: Scheme) -> None:
         super().__init__()
-        self.router = scheme.linear(config.hidden_size, config.num_experts, False)
+        self.router = scheme.router(config.hidden_size, config.num_experts)
         self.experts = nn.ModuleList(MLP(config, scheme) for _ in range(config.num_experts))
         self.num_chosen = config.num_experts_per_token
         self.norm_top_k = config.norm_top_k

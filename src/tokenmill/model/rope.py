@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), as a table of cosines and sines by position.
 
-A head's first `dim` entries are paired (i, i + dim/2) and each pair is turned by position · inv_freq[i]. The kinds
+A head's first `dim` entries are paired (i, i + dim/2) and each pair is rotated by position · inv_freq[i]. The kinds
 differ only in inv_freq and in a factor on the result. The table is made once, so a token's angle is a function of its
 position alone. For "dynamic" (NTK) that means: beyond the trained context each position turns by the base that fits
 its own length, as transformers computes it when it decodes with a cache; what a prompt's length was cannot matter.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, Rope
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
 __all__ = ["KINDS", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "read_rope"]
 
@@ -38,7 +39,7 @@ class RotaryTable(nn.Module):
 
 
 def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """Turn the leading entries of every head, as many as the table is wide; the rest passes through."""
+    """Rotate the leading entries of every head, as many as the table is wide; the others are unchanged."""
     dim = cos_T1H.shape[-1]
     turned = x_TNH if dim == x_TNH.shape[-1] else x_TNH[..., :dim]
     half = dim // 2
@@ -163,34 +164,51 @@ def read_rope(
     partial: float = 1.0,
 ) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
-    scaling = {**reader.take("rope_scaling", {}), **reader.take("rope_parameters", {})}
-    theta = float(_agreed(reader, theta_key, scaling.pop("rope_theta", None)) or theta)
-    part = _agreed(reader, partial_key, scaling.pop("partial_rotary_factor", None)) or partial
-    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
-    scaling.pop("type", None)
+    older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
+    scaling = ValueReader({**older.values, **newer.values}, "config.json: rope parameters", CheckpointError)
+    theta = _agreed(reader, theta_key, scaling, "rope_theta", 1e30) or theta
+    part = _agreed(reader, partial_key, scaling, "partial_rotary_factor", 1.0) or partial
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
-        raise CheckpointError(f"config.json: rope type {kind!r} is not implemented: use one of {', '.join(KINDS)}")
+        raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: use one of {', '.join(KINDS)}")
     required, optional, _ = KINDS[kind]
-    if kind == "yarn":
-        scaling.setdefault("original_max_position_embeddings", context)
-    for key in required:
-        if scaling.get(key) is None:
+    numbers: dict[str, Any] = {}
+    for key in (*required, *optional):
+        missing = context if (kind, key) == ("yarn", "original_max_position_embeddings") else None
+        value = _read_number(scaling, key, missing)
+        if value is None and key in required:
             raise CheckpointError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
-    for key, value in scaling.items():
-        if key not in required and key not in optional and value is not None:
-            raise CheckpointError(f"config.json: rope type {kind!r} has no parameter {key!r} (it is {value!r} there)")
+        if value is not None:
+            numbers[key] = value
+    for key, value in scaling.values.items():
+        if key not in scaling.read and value is not None:
+            raise CheckpointError(
+                f"config.json: rope type {kind!r} has no parameter {brief(key)} (it is {brief(value)} there)"
+            )
     if kind in ("dynamic", "yarn"):
-        scaling["max_position_embeddings"] = context
+        numbers["max_position_embeddings"] = context
     dim = int(head_dim * part)
-    if dim < 2 or dim % 2 or dim > head_dim:
+    if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
-    numbers = tuple(sorted((key, tuple(v) if isinstance(v, list) else v) for key, v in scaling.items()))
-    return Rope(dim, theta, kind, numbers)
+    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
+    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
 
 
-def _agreed(reader: ConfigReader, key: str, inner: Any) -> Any:
+def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
+    """One parameter of a kind, by what it is: a length, a switch, a list of divisors, or a number."""
+    if key == "original_max_position_embeddings":
+        return scaling.count(key, default, maximum=MAX_POSITIONS)
+    if key == "truncate":
+        return None if scaling.take(key, None) is None else scaling.flag(key)
+    if key == "factors":
+        return tuple(scaling.entries(key, float)) if scaling.take(key, None) is not None else None
+    return scaling.number(key, default, minimum=1e-6, maximum=1e6)
+
+
+def _agreed(reader: ConfigReader, key: str, scaling: ValueReader, inner_key: str, maximum: float) -> float | None:
     """A number that may stand inside the rope parameters, beside them, or in both places alike."""
-    outer = reader.take(key, None)
+    outer, inner = reader.number(key, None, maximum=maximum), scaling.number(inner_key, None, maximum=maximum)
     if None not in (inner, outer) and inner != outer:
         raise CheckpointError(f"config.json: {key} is {outer!r}, and {inner!r} in the rope parameters")
     return outer if inner is None else inner

@@ -54,7 +54,10 @@ class Eager:
         # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.
         group = GROUP + (8 if scheme == "q4" else 4)
         biases = count_biases(model)
-        codes = sum(count * outputs * -(-inputs // GROUP) * group for _, outputs, inputs, count in shapes)
+        codes = sum(
+            count * outputs * (inputs * dtype.itemsize if role == "router" else -(-inputs // GROUP) * group)
+            for role, outputs, inputs, count in shapes
+        )
         return rest + codes + biases * (4 - dtype.itemsize)
 
     def __init__(

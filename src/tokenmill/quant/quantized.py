@@ -121,6 +121,10 @@ class _Integer:
         del device, dtype
         return None
 
+    def router(self, in_features: int, out_features: int) -> Matrix:
+        """See Scheme. As the file has it."""
+        return QuantizedLinear(in_features, out_features, False, None)
+
 
 class Q8(_Integer):
     """8 bits and a scale for each 32 inputs: 8.5 bits per weight. Rows of a file in 4 or 8 bits are kept."""

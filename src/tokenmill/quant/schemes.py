@@ -69,6 +69,9 @@ class Scheme(Protocol):
     def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
         """A module x_TD → x_TF with parameters not filled yet."""
 
+    def router(self, in_features: int, out_features: int) -> Matrix:
+        """The same for what chooses experts, which no scheme rounds: its choices are all or nothing."""
+
 
 def choose(name: str, device: torch.device, dtype: torch.dtype, usable: Sequence[str]) -> tuple[str, Scheme]:
     """The scheme of that name, or with "auto" the first of the `usable` ones that does not refuse."""

@@ -5,8 +5,8 @@ read one at a time and nothing is kept, so that loading never holds a second cop
 with a model file is executed: `.bin` files are read with weights_only=True.
 """
 
-import pickle
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,9 +16,12 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
+from tokenmill.model.families import read_config
+from tokenmill.model.parameters import count_parameters
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
+from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.header import is_packed_model
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
@@ -55,19 +58,26 @@ class Checkpoint(Protocol):
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
     """Open a `.gguf` file, a packed model, or a directory in Hugging Face layout (safetensors before `.bin`).
 
-    `reader` may have begun to read a packed model already.
+    `reader` may have begun to read an image already. CheckpointError for what is damaged, of an unknown kind, or has a
+    config whose sizes are far from those of its tensors.
     """
     if path.is_file() and is_packed_model(path):
-        return PackedCheckpoint(path, reader)
-    if path.is_file() and path.suffix == ".gguf":
-        opened: Checkpoint = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
-        return opened
-    if not path.is_dir():
+        opened: Checkpoint = PackedCheckpoint(path, reader)
+    elif path.is_file() and path.suffix == ".gguf":
+        opened = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
+    elif path.is_dir():
+        opened = _open_directory(path)
+    else:
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
             f"{path} is a {path.suffix or 'nameless'} file, not a model: give a directory in Hugging Face layout, "
             f"a .gguf file or a packed model{inside}"
         )
+    _check_sizes(opened)
+    return opened
+
+
+def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
     for kind in (SafetensorsCheckpoint, BinCheckpoint):
         files = _weight_files(path, kind.SINGLE, kind.INDEX, kind.PATTERN)
@@ -77,6 +87,21 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
     ggufs = sorted(path.glob("*.gguf"))
     found = f"; it holds {ggufs[0].name}, which can be given itself" if ggufs else ""
     raise CheckpointError(f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin{found}")
+
+
+def _check_sizes(checkpoint: Checkpoint) -> None:
+    """Refuse a config that describes far more than the files hold, before anything is built from its numbers.
+
+    The exact comparison, tensor by tensor, needs a decoder whose size these numbers are; see load.match_tensors.
+    """
+    model = read_config(checkpoint.config)
+    claimed, modules = sum(count_parameters(model).values()), model.num_layers * max(model.num_experts, 1)
+    held, tensors = sum(map(prod, checkpoint.shapes.values())), len(checkpoint.shapes)
+    if claimed > 2 * held + 1_000_000 or modules > tensors:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit its config, which describes {claimed} parameters in {model.num_layers} "
+            f"layers; the files hold {held} in {tensors} tensors"
+        )
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
@@ -110,7 +135,7 @@ class SafetensorsCheckpoint:
                         shapes[name] = tuple(opened.get_slice(name).get_shape())
                         self._file_of[name] = file
             except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} is damaged or no safetensors file: {error}") from error
+                raise CheckpointError(f"{file} is damaged or no safetensors file: {brief(str(error))}") from error
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
 
     def read(self, name: str) -> Tensor:
@@ -162,7 +187,7 @@ class BinCheckpoint:
 def _load_bin(file: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+    except Exception as error:  # damaged bytes lead torch's unpickler to a KeyError, a warning, or anything else
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{file} is damaged, or holds more than tensors and is refused: {reason}") from error
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
@@ -170,18 +195,23 @@ def _load_bin(file: Path) -> dict[str, Tensor]:
     return loaded
 
 
+def _is_in(path: Path, name: object) -> bool:
+    try:
+        return isinstance(name, str) and Path(name).name == name and (path / name).is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _weight_files(path: Path, single: str, index: str, pattern: str) -> list[Path]:
     """The files an index names, or the one file, or all that match; every file of an index must be there."""
     if (path / index).is_file():
-        weight_map = read_json(path / index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{path / index} has no weight_map")
-        names = sorted(set(weight_map.values()))
-        outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-        absent = [name for name in names if name not in outside and not (path / name).is_file()]
-        if outside or absent:
-            raise CheckpointError(f"{path / index} names files that are not in its directory: {[*outside, *absent]}")
-        return [path / name for name in names]
+        weight_map = ValueReader(
+            read_json(path / index).get("weight_map"), f"{path / index}: weight_map", CheckpointError
+        )
+        wrong = [name for name in weight_map.values.values() if not _is_in(path, name)]
+        if wrong:
+            raise CheckpointError(f"{path / index} names files that are not in its directory: {brief(wrong)}")
+        return [path / name for name in sorted(set(weight_map.values.values()))]
     if (path / single).is_file():
         return [path / single]
     return sorted(path.glob(pattern))

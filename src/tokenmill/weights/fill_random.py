@@ -1,6 +1,6 @@
-"""Random weights for a decoder whose model has no files: the form and size of the real thing, at the speed of memory.
+"""Random weights for a decoder whose model has no files, made at the speed of memory.
 
-One tile of random numbers is laid over every matrix again and again. Norms are ones, so that numbers stay in range.
+One block of random numbers is repeated over every matrix. Norms are ones, so that activations stay in range.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,9 @@
-"""Whether two checkpoints hold the same model, told in milliseconds.
+"""Digests of a model's files, which tell whether two checkpoints hold the same model.
 
-Files are compared by size, the first 8 MiB (headers, and a GGUF's tokenizer) and 256 pages spread over the rest:
-another training shows in every page, one changed number may not.
+"sampled" takes milliseconds: of each file it reads the size, the first 8 MiB (headers, and the tokenizer of a GGUF
+file) and 256 pages spread over the rest. It tells models, trainings and quantisations apart, since those differ in
+every page. It does not prove that two files are equal: where a single matrix was edited in place, all sampled pages may
+be those of the old file. "full" reads every byte, at the speed of the disk, and so misses no edit.
 """
 
 import hashlib
@@ -9,9 +11,11 @@ from pathlib import Path
 
 from tokenmill.errors import CheckpointError
 
-__all__ = ["fingerprint"]
+__all__ = ["fingerprint", "is_full"]
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
+FULL = "full "
+"""What the digests of all bytes begin with: those of samples never equal them."""
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin"),
@@ -19,28 +23,37 @@ FILES = {
 }
 
 
-def fingerprint(path: Path) -> dict[str, str]:
+def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
     """Digests of config, weights and tokenizer, 16 hexadecimal digits each, of the checkpoint at `path`.
 
-    Of a `.gguf` file, which holds all three, one. CheckpointError where it cannot be read.
+    A `.gguf` file holds all three and has one digest. CheckpointError where a file cannot be read.
     """
     try:
         if path.is_file():
-            return {"weights": _digest([path])}
+            return {"weights": _digest([path], how)}
         found = {part: sorted(f for name in names for f in path.glob(name)) for part, names in FILES.items()}
-        return {part: _digest(files) for part, files in found.items()}
+        return {part: _digest(files, how) for part, files in found.items()}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _digest(files: list[Path]) -> str:
+def is_full(digests: dict[str, str]) -> bool:
+    """Whether every byte was read for them."""
+    return any(str(digest).startswith(FULL) for digest in digests.values())
+
+
+def _digest(files: list[Path], how: str) -> str:
     digest = hashlib.sha256()
-    for file in files:  # not by name: a model may be moved
+    for file in files:  # without names: a model may be moved
         size = file.stat().st_size
         digest.update(f"{file.suffix} {size}\n".encode())
         with file.open("rb") as opened:
+            if how == "full":
+                while part := opened.read(HEAD):
+                    digest.update(part)
+                continue
             digest.update(opened.read(HEAD))
             for page in range(PAGES if size > HEAD else 0):
                 opened.seek(HEAD + (size - HEAD) * page // PAGES)
                 digest.update(opened.read(PAGE))
-    return digest.hexdigest()[:16]
+    return (FULL if how == "full" else "") + digest.hexdigest()[:16]

@@ -1,8 +1,8 @@
 """Fill a decoder from a checkpoint, tensor by tensor, and prove that nothing is missing, left over or misshapen.
 
-The decoder is built without memory. Then module after module is given memory, filled straight from the file (cast,
-turned, moved to the device on the way) and brought into its final form. At no time is there a second copy of the
-weights, only of the one matrix at hand.
+The decoder is built without memory. Then each module in turn is given memory, filled straight from the file (cast,
+transformed and moved to the device on the way) and brought into its final form. At no time is there a second copy of
+the weights, only of one matrix.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["allocate", "empty_decoder", "load_decoder", "return_memory"]
+__all__ = ["allocate", "empty_decoder", "load_decoder", "match_tensors", "return_memory"]
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ def load_decoder(
     progress: Progress | None = None,
 ) -> Decoder:
     """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit."""
-    targets = _cover(checkpoint, find_family(checkpoint.config), decoder)
+    targets = match_tensors(checkpoint, decoder)
     _fill(checkpoint, targets, decoder, dtype, device, progress)
     _keep_tied_head(checkpoint, targets, decoder)
     decoder.finish()
@@ -51,7 +51,7 @@ def load_decoder(
 
 
 def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
-    """A head that is the embedding takes the file's codes of it."""
+    """A head that is tied to the embedding takes the codes that the file has of it."""
     if decoder.config.tie_embeddings and isinstance(decoder.head, QuantizedLinear):
         name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
         stored = checkpoint.read_codes(name)
@@ -60,27 +60,37 @@ def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decod
 
 
 def return_memory() -> None:
-    """Hand back what the C library keeps of the matrices that came and went: 45 to 80 MB for SmolLM2 otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others give back by themselves
+    """Return freed memory to the system, which the C library would keep: 45 to 80 MB for SmolLM2."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc; other libraries return memory by themselves
     if trim is not None:
         trim(0)
 
 
-def _cover(checkpoint: Checkpoint, family: Family, decoder: Decoder) -> dict[str, Target]:
-    """The checkpoint's own name of each tensor → its target; CheckpointError unless the two sides match."""
-    config = decoder.config
-    wanted = expand(family, config, dict(decoder.named_parameters()))
+def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]:
+    """The checkpoint's own name of each tensor → its target.
+
+    CheckpointError lists every tensor that is missing, unexpected or misshapen. Only names and shapes are read: nothing
+    needs to be allocated before the two sides are known to match.
+    """
+    config, family = decoder.config, find_family(checkpoint.config)
+    parameters = dict(decoder.named_parameters())
+    wanted = expand(family, config, parameters)
     if config.tie_embeddings:
         wanted = {name: target for name, target in wanted.items() if target.parameter != "head.weight"}
-    targets, unexpected = {}, []
-    for name in checkpoint.shapes:
+    targets, unexpected, misshapen = {}, [], []
+    for name, shape in checkpoint.shapes.items():
         short = name.removeprefix(family.prefix)
         if short in wanted:
-            targets[name] = wanted.pop(short)
+            target = targets[name] = wanted.pop(short)
+            expected = tuple(part_of(parameters[target.parameter], target.part, config).shape)
+            expected = expected[::-1] if target.transform == "transpose" else expected
+            if shape != expected:
+                misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
         elif not is_ignored(family, short) and not (config.tie_embeddings and _is_head(family, short)):
             unexpected.append(name)
-    if wanted or unexpected:
-        raise CheckpointError(f"{checkpoint.path} does not fit its config", missing=wanted, unexpected=unexpected)
+    if wanted or unexpected or misshapen:
+        what = f"{checkpoint.path} does not fit its config"
+        raise CheckpointError(what, missing=wanted, unexpected=unexpected, misshapen=misshapen)
     return targets
 
 
@@ -96,26 +106,24 @@ def _fill(
     device: torch.device,
     progress: Progress | None,
 ) -> None:
-    """Module by module: memory, tensors, final form. The largest comes first, while there is most room beside it."""
+    """Module by module: memory, tensors, final form. The largest is first, while most memory is free."""
     modules: dict[str, list[str]] = defaultdict(list)
     for name, target in targets.items():
         modules[target.parameter.rpartition(".")[0]].append(name)
     sizes = {path: sum(prod(checkpoint.shapes[name]) for name in names) for path, names in modules.items()}
-    done, misshapen = 0, []
+    done = 0
     for number, path in enumerate(sorted(modules, key=lambda path: -sizes[path])):
         module = decoder.get_submodule(path)
         allocate(module, dtype, device)
         for name in modules[path]:
             if progress is not None:
                 progress(done, len(targets))
-            misshapen += _place(checkpoint, name, targets[name], module, decoder.config)
+            _place(checkpoint, name, targets[name], module, decoder.config)
             done += 1
-        if isinstance(module, Matrix) and not misshapen:
+        if isinstance(module, Matrix):
             module.finish()
         if number % 16 == 0:
             return_memory()
-    if misshapen:
-        raise CheckpointError(f"{checkpoint.path} does not fit its config", misshapen=misshapen)
     if progress is not None:
         progress(len(targets), len(targets))
 
@@ -128,32 +136,31 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
         setattr(module, name, nn.Parameter(empty, requires_grad=False))
 
 
-def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> list[str]:
-    """Copy one tensor to its place; what is wrong with its shape, if anything."""
+def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> None:
+    """Copy one tensor, whose shape is known to be right, to its place."""
     if isinstance(module, QuantizedLinear) and _keep(checkpoint, name, target, module, config):
-        return []
-    tensor = TRANSFORMS[target.transform](checkpoint.read(name), config)
-    place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
-    if tensor.shape != place.shape:
-        return [f"{name} {list(checkpoint.shapes[name])} where {list(place.shape)} goes"]
+        return
+    tensor = checkpoint.read(name)
     if not tensor.is_floating_point():
         raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
-    place.copy_(tensor)
-    return []
+    if tensor.shape != checkpoint.shapes[name]:
+        raise CheckpointError(f"{checkpoint.path} was changed while it was in use: {name} has another shape now")
+    place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
+    place.copy_(TRANSFORMS[target.transform](tensor, config))
 
 
 def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
-    """Hand over the file's own codes, if it has any for this tensor and they go where the tensor would."""
+    """Store the file's own codes, if it has any for this tensor and they fit the tensor's place; whether it did."""
     if not target.parameter.endswith(".weight"):
         return False
     stored = checkpoint.read_codes(name)
     assert module.weight is not None
     place = part_of(module.weight, target.part, config)
-    turned = target.transform == "transpose"  # which codes are not
-    shape = checkpoint.shapes[name][::-1] if turned else checkpoint.shapes[name]
+    transposed = target.transform == "transpose"  # codes are stored [outputs, inputs] in any case
+    shape = checkpoint.shapes[name][::-1] if transposed else checkpoint.shapes[name]
     if stored is None or not module.takes(stored) or shape != tuple(place.shape):
         return False
     first = place.storage_offset() // module.weight.shape[1]
-    transform = TRANSFORMS["" if turned else target.transform]
+    transform = TRANSFORMS["" if transposed else target.transform]
     module.keep(first, stored.map(lambda part: transform(part, config)))
     return True

@@ -1,7 +1,7 @@
 """Which tensor of the file fills which part of which parameter.
 
-A family's names are patterns; here they are written out for one model, so that coverage can be proved: every parameter
-is filled completely, and every tensor of the file is used or known to be no weight.
+A family's names are patterns. Here they are expanded for one model, so that coverage can be proved: every parameter is
+filled completely, and every tensor of the file is used or known to be no weight.
 """
 
 import re
@@ -19,7 +19,7 @@ __all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "part_of"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`parameter` of the decoder, the `part` of it ("" for all) and how the file's tensor is turned round."""
+    """`parameter` of the decoder, the `part` of it ("" for all) and the transform of the file's tensor."""
 
     parameter: str
     part: str

@@ -1,8 +1,8 @@
-"""FAMILIES: what tells one model from another, as data.
+"""FAMILIES: how the architectures differ, as data.
 
 A family is one file with a FAMILY and one line here, under the `model_type` of its config.json. It says how to read
-that config, strictly, and where each of its tensors goes. A target reads "parameter", "parameter:part" for a piece of a
-merged matrix, and "… | transform" where the file stores it another way round. {i} is the layer, {e} the expert; a name
+that config, strictly, and where each of its tensors goes. A target is "parameter", "parameter:part" for a piece of a
+merged matrix, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the expert; a name
 that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.registry import lookup
+from tokenmill.value_reader import brief
 
 __all__ = ["FAMILIES", "Family", "find_family", "read_config"]
 
@@ -41,9 +42,9 @@ class Family:
 def find_family(config: Mapping[str, Any]) -> Family:
     """The family that `model_type` names; CheckpointError that lists the known ones."""
     name = config.get("model_type")
-    if name not in FAMILIES:
+    if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"config.json: model_type {name!r} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: use one of {known}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
 
@@ -51,9 +52,11 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    "stored_as_codes" is ours: what a quantised file says of itself, as bits per number or as True.
+    "stored_as_codes" is our own key: what a quantised file says of itself, as bits per number, or True where they are
+    not known.
     """
-    rest = {key: value for key, value in config.items() if key != "stored_as_codes"}
-    codes = config.get("stored_as_codes")
-    bits = 0.0 if isinstance(codes, bool) or not codes else float(codes)
-    return replace(find_family(config).read(ConfigReader(rest)), codes=bool(codes), code_bits=bits)
+    family = find_family(config)
+    reader = ConfigReader(config)
+    codes = reader.take("stored_as_codes", False)
+    bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
+    return replace(family.read(reader), codes=bool(codes), code_bits=bits)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 
 __all__ = ["FAMILY", "IGNORED", "read_gpt"]
@@ -28,27 +28,27 @@ _NAMES = {
 def read_gpt(reader: ConfigReader, activation: str, **departures: Any) -> ModelConfig:
     """What GPT-2 and GPT-BigCode have in common."""
     hidden, heads = reader.count("n_embd"), reader.count("n_head")
-    scaled = reader.expect("scale_attn_weights", [True, False], True)
+    scaled = reader.flag("scale_attn_weights", True)
     config = ModelConfig(
         family=reader.family,
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden,
-        num_layers=reader.count("n_layer"),
+        num_layers=reader.count("n_layer", maximum=MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=departures.pop("num_kv_heads", heads),
-        head_dim=hidden // heads,
+        head_dim=reader.head_dim(hidden, heads),
         intermediate_size=reader.count("n_inner", 4 * hidden),
         max_position_embeddings=reader.count("n_positions", 1024),
         norm="layer",
-        norm_eps=float(reader.take("layer_norm_epsilon", 1e-5)),
-        activation=reader.take("activation_function", activation),
+        norm_eps=reader.number("layer_norm_epsilon", 1e-5, maximum=1.0),
+        activation=reader.text("activation_function", activation),
         gated_mlp=False,
         positions="learned",
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
         attention_scale=None if scaled else 1.0,
-        tie_embeddings=reader.take("tie_word_embeddings", True),
+        tie_embeddings=reader.flag("tie_word_embeddings", True),
         eos_token_ids=reader.token_ids("eos_token_id"),
         dtype=reader.dtype(),
         **departures,
@@ -59,7 +59,7 @@ def read_gpt(reader: ConfigReader, activation: str, **departures: Any) -> ModelC
 
 def _read(reader: ConfigReader) -> ModelConfig:
     reader.expect("scale_attn_by_inverse_layer_idx", [False], False)
-    reader.expect("reorder_and_upcast_attn", [True, False], False)  # a choice of precision: scores are float32 here
+    reader.flag("reorder_and_upcast_attn", False)  # a choice of precision: scores are float32 here
     return read_gpt(reader, "gelu_new")
 
 

@@ -21,10 +21,10 @@ _NAMES = {
 
 
 def _read(reader: ConfigReader) -> ModelConfig:
-    multi_query = reader.expect("multi_query", [True, False], True)
+    multi_query = reader.flag("multi_query", True)
     # Choices of precision only: scores are float32 here.
     for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
-        reader.expect(key, [True, False], True)
+        reader.flag(key, True)
     for key in ("inference_runner", "validate_runner_input", "pre_allocate_kv_cache", "max_batch_size"):
         reader.take(key, None)  # of a long gone implementation
     reader.take("max_sequence_length", None)

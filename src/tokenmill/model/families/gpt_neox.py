@@ -1,8 +1,9 @@
-"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; a part of each head turns."""
+"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; a part of each head is rotated."""
 
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.rope import read_rope
+from tokenmill.value_reader import MAX_POSITIONS
 
 __all__ = ["FAMILY"]
 
@@ -21,29 +22,31 @@ _NAMES = {
 
 def _read(reader: ConfigReader) -> ModelConfig:
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
-    context = reader.count("max_position_embeddings", 2048)
-    bias = reader.expect("attention_bias", [True, False], True)
-    parallel = reader.expect("use_parallel_residual", [True, False], True)
+    head_dim, context = (
+        reader.head_dim(hidden, heads),
+        reader.count("max_position_embeddings", 2048, maximum=MAX_POSITIONS),
+    )
+    bias, parallel = reader.flag("attention_bias", True), reader.flag("use_parallel_residual", True)
     config = ModelConfig(
         family=reader.family,
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden,
-        num_layers=reader.count("num_hidden_layers"),
+        num_layers=reader.count("num_hidden_layers", maximum=MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=heads,
-        head_dim=hidden // heads,
+        head_dim=head_dim,
         intermediate_size=reader.count("intermediate_size"),
         max_position_embeddings=context,
         norm="layer",
-        norm_eps=float(reader.take("layer_norm_eps", 1e-5)),
-        activation=reader.take("hidden_act", "gelu"),
+        norm_eps=reader.number("layer_norm_eps", 1e-5, maximum=1.0),
+        activation=reader.text("hidden_act", "gelu"),
         gated_mlp=False,
-        rope=read_rope(reader, hidden // heads, context, 10000.0, "rotary_emb_base", "rotary_pct", 0.25),
+        rope=read_rope(reader, head_dim, context, 10000.0, "rotary_emb_base", "rotary_pct", 0.25),
         residual="parallel" if parallel else "serial",
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=True,
-        tie_embeddings=reader.take("tie_word_embeddings", False),
+        tie_embeddings=reader.flag("tie_word_embeddings", False),
         eos_token_ids=reader.token_ids("eos_token_id"),
         dtype=reader.dtype(),
     )

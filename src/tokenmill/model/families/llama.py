@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.rope import read_rope
+from tokenmill.value_reader import MAX_POSITIONS
 
 __all__ = ["FAMILY", "NAMES", "read_shared"]
 
@@ -27,22 +28,22 @@ NAMES = {
 def read_shared(reader: ConfigReader, *, theta: float = 10000.0, **departures: Any) -> ModelConfig:
     """What Llama, Mistral, Qwen and Mixtral have in common; `departures` are the family's own fields."""
     hidden, heads = reader.count("hidden_size"), reader.count("num_attention_heads")
-    context = reader.count("max_position_embeddings", 2048)
-    head_dim = departures.pop("head_dim", None) or reader.count("head_dim", hidden // heads)
+    context = reader.count("max_position_embeddings", 2048, maximum=MAX_POSITIONS)
+    head_dim = departures.pop("head_dim", None) or reader.count("head_dim", None) or reader.head_dim(hidden, heads)
     config = ModelConfig(
         family=reader.family,
         vocab_size=reader.count("vocab_size"),
         hidden_size=hidden,
-        num_layers=reader.count("num_hidden_layers"),
+        num_layers=reader.count("num_hidden_layers", maximum=MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=reader.count("num_key_value_heads", heads),
         head_dim=head_dim,
         intermediate_size=reader.count("intermediate_size"),
         max_position_embeddings=context,
-        norm_eps=float(reader.take("rms_norm_eps", 1e-6)),
-        activation=reader.take("hidden_act", "silu"),
+        norm_eps=reader.number("rms_norm_eps", 1e-6, maximum=1.0),
+        activation=reader.text("hidden_act", "silu"),
         rope=read_rope(reader, head_dim, context, theta),
-        tie_embeddings=reader.take("tie_word_embeddings", False),
+        tie_embeddings=reader.flag("tie_word_embeddings", False),
         eos_token_ids=reader.token_ids("eos_token_id"),
         dtype=reader.dtype(),
         **departures,
@@ -54,8 +55,7 @@ def read_shared(reader: ConfigReader, *, theta: float = 10000.0, **departures: A
 def _read(reader: ConfigReader) -> ModelConfig:
     reader.expect("pretraining_tp", [1], 1)
     reader.expect("rope_interleaved", [False], False)
-    bias = reader.expect("attention_bias", [True, False], False)
-    mlp_bias = reader.expect("mlp_bias", [True, False], False)
+    bias, mlp_bias = reader.flag("attention_bias", False), reader.flag("mlp_bias", False)
     return read_shared(reader, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 

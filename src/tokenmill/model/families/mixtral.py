@@ -1,6 +1,6 @@
 """Mixtral: Mistral's attention with a mixture of experts."""
 
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES, read_shared
 
@@ -18,11 +18,10 @@ _NAMES = {
 
 
 def _read(reader: ConfigReader) -> ModelConfig:
-    window = reader.take("sliding_window", None)
     return read_shared(
         reader,
         theta=1000000.0,
-        windows=(window,) * reader.count("num_hidden_layers"),
+        windows=(reader.window(),) * reader.count("num_hidden_layers", maximum=MAX_LAYERS),
         num_experts=reader.count("num_local_experts", 8),
         num_experts_per_token=reader.count("num_experts_per_tok", 2),
     )

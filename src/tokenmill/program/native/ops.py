@@ -192,7 +192,8 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
     }
     packed = numbers = 0
     for role, outputs, inputs, count in matrices(model):
-        tile = int(library().tm_tile_bytes(SCHEMES[layout], inputs))
+        stored = str(dtype).removeprefix("torch.") if role == "router" else layout  # which no scheme rounds
+        tile = int(library().tm_tile_bytes(SCHEMES[stored], inputs))
         packed += count * tile * tiles.get(role, -(-outputs // GROUP) * GROUP // TILE)
         numbers += count * outputs * inputs
     if scheme == "file" and model.code_bits:

@@ -17,11 +17,12 @@ from tokenmill.program.native.abi import Op, library
 from tokenmill.program.native.pack import SCHEMES, TILE, pack, scheme_of
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored
+from tokenmill.value_reader import brief
 from tokenmill.weights.load import return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
 
-LAYOUT = 3
+LAYOUT = 4
 """Of the packed bytes and of the order in which they are asked for; grows when either changes."""
 
 
@@ -168,10 +169,13 @@ class Packed:
     """From a packed model's bytes [N], as Packing.describe describes them."""
 
     def __init__(self, payload: Tensor, described: dict[str, Any]) -> None:
-        if described["layout"] != LAYOUT:
+        if described.get("layout") != LAYOUT:
             raise CheckpointError(
-                f"the packed model has layout {described['layout']}, and this tokenmill packs {LAYOUT}: make it again"
+                f"the packed model has layout {brief(described.get('layout'))}, and this tokenmill packs {LAYOUT}: "
+                "make it again"
             )
+        if not _is_description(described):
+            raise CheckpointError("the packed model is damaged: its description of the weights is none; make it again")
         self._payload, self._described = payload, described
         self._next = iter(described["kept"])
         self.num_matrix_bytes = int(described["matrix_bytes"])
@@ -212,6 +216,19 @@ class Packed:
                 if not end - self._payload.nbytes <= run.address <= end - (run.count - 1) * run.stride - size:
                     return False
         return True
+
+
+def _is_description(described: dict[str, Any]) -> bool:
+    """Whether it has the form of Packing.describe: whole numbers, as deep and as many as there."""
+
+    def lists(value: object, *lengths: int | None) -> bool:
+        if not lengths:
+            return type(value) is int and abs(value) < 1 << 62
+        known = isinstance(value, list) and lengths[0] in (None, len(value))
+        return known and all(lists(entry, *lengths[1:]) for entry in value)  # type: ignore[attr-defined]
+
+    kept, placed, size = (described.get(name) for name in ("kept", "placed", "matrix_bytes"))
+    return lists(kept, None, 2) and lists(placed, None, 2, None, 5) and lists(size)
 
 
 def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:

@@ -1,7 +1,8 @@
 """GGUF files as checkpoints: Hugging Face's names, Hugging Face's layout, whatever llama.cpp made of the tensors.
 
-llama.cpp's converters rename every tensor and turn some round. The new names come from the gguf package's own table,
-run over the names of the family, and each turn is undone here, so that a float32 file gives back exactly what went in
+llama.cpp's converters rename every tensor and transform some. The new names come from the gguf package's own table,
+applied to the names of the family, and each transform is undone here, so that a float32 file gives back exactly what
+went in
 (converters: https://github.com/ggml-org/llama.cpp/tree/master/conversion). A tensor is read from the file when it is
 asked for, dequantised, and not kept.
 """
@@ -39,16 +40,16 @@ _FLOATS = {
     gguf.GGMLQuantizationType.F16: torch.float16,
     gguf.GGMLQuantizationType.BF16: torch.bfloat16,
 }
-Turn = Callable[[Tensor, Mapping[str, Any]], Tensor]
+Transform = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where one Hugging Face tensor lies: all of a GGUF tensor, or one expert of a stack, and how it is turned."""
+    """Where one Hugging Face tensor lies: all of a GGUF tensor, or one expert of a stack, and how it is transformed."""
 
     info: TensorInfo
     expert: int | None
-    turn: Turn | None
+    transform: Transform | None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ class GGUFCheckpoint:
             self.config["stored_as_codes"] = _code_bits(header.tensors)
         self._sources = self._find_sources(header.tensors)
         self.shapes: Mapping[str, tuple[int, ...]] = {
-            name: source.stored_shape[::-1] if source.turn is _transpose else source.stored_shape
+            name: source.stored_shape[::-1] if source.transform is _transpose else source.stored_shape
             for name, source in self._sources.items()
         }
 
@@ -77,7 +78,7 @@ class GGUFCheckpoint:
         """See Checkpoint. May be a view that is not contiguous."""
         source = self._sources[name]
         tensor = self._load(source.info, source.stored_shape, source.expert or 0)
-        return tensor if source.turn is None else source.turn(tensor, self.config)
+        return tensor if source.transform is None else source.transform(tensor, self.config)
 
     def read_codes(self, name: str) -> Stored | None:
         """See Checkpoint."""
@@ -89,8 +90,12 @@ class GGUFCheckpoint:
             stored = decode(raw.reshape(source.stored_shape[0], -1), source.info.type)
         else:
             stored = round_to_nearest(self._load(source.info, source.stored_shape, source.expert or 0), 8)
-        turn = source.turn
-        return stored if turn is None or turn is _transpose else stored.map(lambda part: turn(part, self.config))
+        transform = source.transform
+        return (
+            stored
+            if transform is None or transform is _transpose
+            else stored.map(lambda part: transform(part, self.config))
+        )
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
@@ -110,8 +115,8 @@ class GGUFCheckpoint:
             kind, layer = re.sub(r"^blk\.\d+\.", "blk.{i}.", base), re.match(r"blk\.(\d+)\.", base)
             if kind in bases and suffix in ("weight", "bias"):
                 name = bases[kind].replace("{i}", layer[1] if layer else "") + f".{suffix}"
-                turn = _TURNS.get((self.config["model_type"], kind.removeprefix("blk.{i}.")))
-                sources |= {name: _Source(info, expert, turn) for name, expert in self._experts(name, info)}
+                transform = _TRANSFORMS.get((self.config["model_type"], kind.removeprefix("blk.{i}.")))
+                sources |= {name: _Source(info, expert, transform) for name, expert in self._experts(name, info)}
             elif not (stored_name == _ROPE_FREQS and "rope_scaling" in self.config):
                 unexpected.append(stored_name)
         if unexpected:
@@ -213,7 +218,7 @@ def _transpose(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 
 def _halve_heads(tensor: Tensor, num_heads: int) -> Tensor:
-    """Each head's rows from pairs that turn together, (0, 1), (2, 3), …, to halves: all first ones, all second ones."""
+    """Each head's rows from pairs that rotate together, (0, 1), (2, 3), …, to all first ones, then all second ones."""
     if tensor.shape[0] % (2 * num_heads):
         return tensor  # its shape is reported as wrong by the loader
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -237,8 +242,8 @@ def _interleave_qkv(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
     return parts.transpose(0, 1).reshape(tensor.shape)
 
 
-# (model_type, GGUF's name within the layer) → what undoes the converter's turn
-_TURNS: dict[tuple[str, str], Turn] = {
+# (model_type, GGUF's name within the layer) → what undoes the converter's transform
+_TRANSFORMS: dict[tuple[str, str], Transform] = {
     **{(family, "attn_q"): _halve_q for family in ("llama", "mistral", "mixtral")},
     **{(family, "attn_k"): _halve_k for family in ("llama", "mistral", "mixtral")},
     **{("gpt2", name): _transpose for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},

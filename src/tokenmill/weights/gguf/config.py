@@ -1,20 +1,21 @@
-"""From GGUF's metadata to a config in Hugging Face's words.
+"""From GGUF's metadata to the config.json that Hugging Face would have.
 
 Reading is strict, as it is for a config.json: every key of the architecture must be understood, since one that is not
-may change the arithmetic. Some facts are not in the metadata and are read off the tensors: whether there are biases,
+may change the arithmetic. Some facts are not in the metadata and are taken from the tensors: whether there are biases,
 whether the embeddings are tied, how wide GPT-2's MLP is. Reads headers only, never a tensor's data.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from reprlib import repr as brief
 from typing import Any
 
 import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.gguf.header import Header
 
 __all__ = ["ARCHITECTURES", "read_gguf_config"]
@@ -44,10 +45,11 @@ def read_gguf_config(path: Path, header: Header, rope_factors: Sequence[float] |
     return config
 
 
-class _Keys:
+class _Keys(ValueReader):
     """Reads the architecture's keys, named without their prefix, and then insists that all were understood."""
 
     def __init__(self, path: Path, header: Header) -> None:
+        super().__init__(header.metadata, str(path), CheckpointError)
         self.path, self.metadata, self.tensors = path, header.metadata, header.tensors
         self.arch = self.metadata.get("general.architecture")
         if self.arch not in ARCHITECTURES:
@@ -60,44 +62,24 @@ class _Keys:
                 raise CheckpointError(
                     f"{path}: {key} = {brief(self.metadata[key])} is not supported, only {allowed!r} is"
                 )
-        self.read: set[str] = set()
+
+    def name(self, key: str) -> str:
+        """With the architecture in front."""
+        return f"{self.arch}.{key}"
 
     def take(self, key: str, default: Any = ...) -> Any:
-        """The value of `key`; without a default the key is required. A list, one entry per layer, must be uniform."""
-        name = f"{self.arch}.{key}"
-        self.read.add(name)
-        value = self.metadata.get(name, default)
-        if value is ...:
-            raise CheckpointError(f"{self.path}: the metadata has no {name!r}, which is required")
-        if isinstance(value, list):
-            if not value or any(entry != value[0] for entry in value):
-                raise CheckpointError(f"{self.path}: {name} differs by layer, which is not supported: {brief(value)}")
-            return value[0]
-        return value
+        """See ValueReader. A list, which has one entry per layer, must be uniform."""
+        value = super().take(key, default)
+        if not isinstance(value, list):
+            return value
+        if not value or any(entry != value[0] for entry in value):
+            what = f"{self.name(key)} differs by layer, which is not supported: {brief(value)}"
+            raise CheckpointError(f"{self.path}: {what}")
+        return value[0]
 
-    def count(self, key: str, default: Any = ...) -> int:
-        """A whole number above zero."""
-        value = self.take(key, default)
-        if type(value) is not int or value < 1:
-            raise CheckpointError(
-                f"{self.path}: {self.arch}.{key} = {brief(value)} is not allowed: a whole number above 0"
-            )
-        return value
-
-    def number(self, key: str, default: Any = ...) -> float:
-        """A positive number, as the shortest decimal that is the same float32: 1e-05, not 9.99999974e-06."""
-        value = self.take(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise CheckpointError(f"{self.path}: {self.arch}.{key} = {brief(value)} is not allowed: a number above 0")
-        return float(str(np.float32(value)))
-
-    def expect(self, key: str, allowed: Iterable[Any], default: Any) -> Any:
-        """The value of `key`, which must be one of those that are implemented."""
-        value, choices = self.take(key, default), list(allowed)
-        if value not in choices:
-            names = ", ".join(repr(choice) for choice in choices)
-            raise CheckpointError(f"{self.path}: {self.arch}.{key} = {brief(value)} is not implemented: only {names}")
-        return value
+    def positive(self, key: str, default: Any = ...) -> float:
+        """A number above 0, as the shortest decimal that is the same float32: 1e-05, not 9.99999974e-06."""
+        return float(str(np.float32(self.number(key, default))))
 
     def rows(self, name: str) -> int:
         """How many rows a tensor has that every such model must have."""
@@ -116,7 +98,11 @@ class _Keys:
 def _llama(keys: _Keys, rope_factors: Sequence[float] | None) -> dict[str, Any]:
     """Llama, or one of the two that llama.cpp writes under its name: a window is Mistral's, experts are Mixtral's."""
     config = {"model_type": "llama", **_llama_shared(keys, rope_factors)}
-    window = keys.count("attention.sliding_window") if keys.take("attention.sliding_window", 0) else None
+    window = (
+        keys.count("attention.sliding_window", maximum=MAX_POSITIONS)
+        if keys.take("attention.sliding_window", 0)
+        else None
+    )
     if keys.take("expert_count", 0):
         config["model_type"] = "mixtral"
         config["num_local_experts"] = keys.count("expert_count")
@@ -148,9 +134,9 @@ def _llama_shared(keys: _Keys, rope_factors: Sequence[float] | None) -> dict[str
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": keys.count("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "max_position_embeddings": keys.count("context_length", maximum=MAX_POSITIONS),
+        "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.positive("rope.freq_base", 10000.0),
         **_rope_scaling(keys, head_dim, rope_factors),
     }
     # Qwen 2 always has these biases, and no key that says so.
@@ -170,11 +156,11 @@ def _gpt_neox(keys: _Keys, rope_factors: Sequence[float] | None) -> dict[str, An
         "num_hidden_layers": keys.count("block_count"),
         "num_attention_heads": heads,
         "hidden_act": "gelu",
-        "max_position_embeddings": keys.count("context_length"),
-        "layer_norm_eps": keys.number("attention.layer_norm_epsilon"),
+        "max_position_embeddings": keys.count("context_length", maximum=MAX_POSITIONS),
+        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
         # Readers multiply and cut off: the rounding of the division must not cost an entry.
         "rotary_pct": part if int(head_dim * part) == rotary else math.nextafter(part, 2),
-        "rotary_emb_base": keys.number("rope.freq_base", 10000.0),
+        "rotary_emb_base": keys.positive("rope.freq_base", 10000.0),
         "use_parallel_residual": keys.expect("use_parallel_residual", [True, False], True),
         "attention_bias": "blk.0.attn_qkv.bias" in keys.tensors,
         **_rope_scaling(keys, rotary, rope_factors),
@@ -191,9 +177,9 @@ def _gpt2(keys: _Keys) -> dict[str, Any]:
         "n_embd": keys.count("embedding_length"),
         "n_layer": keys.count("block_count"),
         "n_head": heads,
-        "n_positions": keys.count("context_length"),
+        "n_positions": keys.count("context_length", maximum=MAX_POSITIONS),
         "n_inner": keys.rows("blk.0.ffn_up.weight"),
-        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "layer_norm_epsilon": keys.positive("attention.layer_norm_epsilon"),
     }
 
 
@@ -209,8 +195,9 @@ def _rope_scaling(keys: _Keys, rotary: int, factors: Sequence[float] | None) -> 
     if kind == "none":
         keys.expect("rope.scaling.factor", [0.0, 1.0], 1.0)
         return {}
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.positive("rope.scaling.factor")}
     if kind == "yarn":
+        lengths = partial(keys.count, maximum=MAX_POSITIONS)
         keys.expect("rope.scaling.yarn_ext_factor", [1.0], 1.0)
         for key, name in (
             ("original_context_length", "original_max_position_embeddings"),
@@ -219,7 +206,7 @@ def _rope_scaling(keys: _Keys, rotary: int, factors: Sequence[float] | None) -> 
             ("yarn_beta_slow", "beta_slow"),
         ):
             if keys.take(f"rope.scaling.{key}", None) is not None:
-                read = keys.count if key == "original_context_length" else keys.number
+                read = lengths if key == "original_context_length" else keys.positive
                 scaling[name] = read(f"rope.scaling.{key}")
     return {"rope_scaling": scaling}
 

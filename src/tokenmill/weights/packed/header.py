@@ -8,10 +8,12 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.atomic_file import unseal
+from tokenmill.value_reader import ValueReader
 
-__all__ = ["FORMAT", "MAGIC", "REMEDY", "is_packed_model", "read_header"]
+__all__ = ["FORMAT", "MAGIC", "PAGE", "REMEDY", "is_packed_model", "payload_begin", "read_header"]
 
 MAGIC, FORMAT = b"TMIMAGE\n", 1
+PAGE = 4096
 REMEDY = "make it again with `tokenmill pack`"
 
 
@@ -25,11 +27,15 @@ def is_packed_model(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The facts, and where the header ends. CheckpointError if it is none, damaged, or of another version."""
+    """The facts, and where the header ends. CheckpointError if it is none, damaged, or of another version.
+
+    Every fact that this room uses has the right type, and the file the size that they say.
+    """
     try:
         with path.open("rb") as opened:
             magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
-            text = opened.read(min(length, path.stat().st_size))
+            size = path.stat().st_size
+            text = opened.read(min(length, size))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if magic != MAGIC:
@@ -38,4 +44,31 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         facts = unseal(text, FORMAT)
     except ValueError as error:
         raise CheckpointError(f"{path} {error}; {REMEDY}") from error
-    return facts, len(MAGIC) + 8 + len(text)
+    end = len(MAGIC) + 8 + len(text)
+    _check(path, facts)
+    wanted = payload_begin(facts, end) + facts["payload_bytes"]
+    if size != wanted:
+        raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+    return facts, end
+
+
+def payload_begin(facts: dict[str, Any], header_end: int) -> int:
+    """Where the weights begin in the file: after the tokenizer, on a whole page."""
+    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
+
+
+def _check(path: Path, facts: dict[str, Any]) -> None:
+    reader = ValueReader(facts, f"{path} is damaged", CheckpointError)
+    for name in ("program", "dtype", "scheme", "source", "rounded"):
+        reader.text(name)
+    for name in ("config", "fingerprint", "weights", "shapes"):
+        ValueReader(reader.take(name), f"{path} is damaged: {name}", CheckpointError)
+    for name in ("tokenizer_bytes", "tokenizer_checksum", "payload_bytes"):
+        reader.count(name, minimum=0, maximum=1 << 48)
+    shapes = reader.inside("shapes")
+    for name in shapes.values:
+        if any(size < 0 for size in shapes.entries(name, int)):
+            raise shapes.refuse(name, shapes.values[name], "a shape")
+    parts = -(-facts["payload_bytes"] // reader.count("part_bytes"))
+    if len(reader.entries("checksums", int)) != parts:
+        raise reader.refuse("checksums", facts["checksums"], f"{parts} of them")

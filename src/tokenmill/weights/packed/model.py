@@ -18,9 +18,10 @@ from tokenmill.memory.arena import ALIGNMENT
 from tokenmill.memory.atomic_file import seal, writing
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.fingerprint import fingerprint
-from tokenmill.weights.packed.header import FORMAT, MAGIC, REMEDY, read_header
-from tokenmill.weights.packed.reader import PAGE, PackedReader, payload_begin
+from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.fingerprint import fingerprint, is_full
+from tokenmill.weights.packed.header import FORMAT, MAGIC, PAGE, REMEDY, read_header
+from tokenmill.weights.packed.reader import PackedReader
 
 __all__ = ["PackedCheckpoint", "write_packed_model"]
 
@@ -40,24 +41,24 @@ class PackedCheckpoint:
         self.path, self.reader = path, reader
         self.facts, begin = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.config: dict[str, Any] = self.facts["config"]
-        self.rounded = str(self.facts["rounded"])
-        self.program, self.dtype, self.scheme = (str(self.facts[name]) for name in ("program", "dtype", "scheme"))
+        self.rounded: str = self.facts["rounded"]
+        self.program, self.dtype, self.scheme = (self.facts[name] for name in ("program", "dtype", "scheme"))
         self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
-        self.num_bytes = int(self.facts["payload_bytes"])
+        self.num_bytes: int = self.facts["payload_bytes"]
         self._tokenizer_at = begin
-        self._payload_at = payload_begin(self.facts, begin)
-        size, wanted = path.stat().st_size, self._payload_at + self.num_bytes
-        if size != wanted:
-            raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
         self._check_source()
 
     def _check_source(self) -> None:
         """The model may have gone since; if it is there, it must be the same."""
         source = Path(self.facts["source"])
-        if not source.exists():
-            return
-        now = fingerprint(source)
-        stale = [name for name, digest in self.facts["fingerprint"].items() if now.get(name) != digest]
+        try:
+            if not source.exists():
+                return
+        except (OSError, ValueError) as error:  # a name that no file can have
+            raise CheckpointError(f"{self.path} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
+        then = self.facts["fingerprint"]
+        now = fingerprint(source, "full" if is_full(then) else "sampled")
+        stale = [name for name, digest in now.items() if then.get(name) != digest]
         if stale:
             raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
@@ -80,7 +81,21 @@ class PackedCheckpoint:
             raise CheckpointError(f"{self.path} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        return Tokenizer(tokenizers.Tokenizer.from_str(text.decode()), **self.facts["tokenizer"])
+        reader = ValueReader(self.facts.get("tokenizer"), f"{self.path} is damaged: tokenizer", CheckpointError)
+        template, special_texts = reader.take("chat_template", None), dict(reader.inside("special_texts").values)
+        if not all(isinstance(value, str) for value in (template or "", *special_texts.values())):
+            raise CheckpointError(f"{self.path} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
+        try:
+            backend = tokenizers.Tokenizer.from_str(text.decode())
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{self.path} is damaged: its tokenizer cannot be read; {REMEDY}") from error
+        return Tokenizer(
+            backend,
+            bos_token_id=reader.count("bos_token_id", None, minimum=0),
+            eos_token_ids=reader.token_ids("eos_token_ids"),
+            chat_template=template,
+            special_texts=special_texts,
+        )
 
     def start_reading(self) -> None:
         """Read all weights in the background, unless that is going on already."""

@@ -7,20 +7,12 @@ import mmap
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.pages import map_pages
-from tokenmill.weights.packed.header import REMEDY, read_header
+from tokenmill.weights.packed.header import REMEDY, payload_begin, read_header
 
-__all__ = ["PAGE", "PackedReader", "payload_begin"]
-
-PAGE = 4096
-
-
-def payload_begin(facts: dict[str, Any], header_end: int) -> int:
-    """Where the weights begin in the file: after the tokenizer, on a whole page."""
-    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
+__all__ = ["PackedReader"]
 
 
 class PackedReader:

@@ -2,14 +2,12 @@
 
 Each matrix is read, rounded to nearest and written before the next one is read, so memory holds one of them.
 Embeddings, norms, biases and the routers of experts stay numbers. The directory appears under its name only when it is
-whole. This lives here, not in quant, because it reads checkpoints and writes files; packed_codes.py has the layout.
+complete. This lives here, not in quant, because it reads checkpoints and writes files; weights/codes.py has the layout.
 """
 
 import json
 import math
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -18,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.download import Progress
 from tokenmill.kernels.attend.gather import Gather
 from tokenmill.model.config import ModelConfig
@@ -31,7 +29,7 @@ from tokenmill.weights.codes import GROUPS, Layout, pack, part_shapes
 from tokenmill.weights.load import empty_decoder
 from tokenmill.weights.names import Target, expand, is_ignored
 from tokenmill.weights.write.convert import SHARD_BYTES, write_settings
-from tokenmill.weights.write.shards import Unit, write_shards
+from tokenmill.weights.write.shards import Unit, check_new, new_directory, write_shards
 
 __all__ = ["Kind", "Report", "quantize"]
 
@@ -91,22 +89,12 @@ def quantize(
     report = Report(out_dir)
     work = _Work(checkpoint, model, report, progress, BITS[scheme], group, BITS.get(head or "q8"))
     units = work.units()
-    try:
-        out_dir.parent.mkdir(parents=True, exist_ok=True)
-        needed, free = sum(unit.num_bytes for unit in units), shutil.disk_usage(out_dir.parent).free
-        if free < needed:
-            raise CapacityError(f"bytes on disk for {out_dir}", needed, free, "the output directory or the scheme")
-        with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}-") as temporary:
-            whole = Path(temporary) / out_dir.name
-            whole.mkdir()
-            progress.stage(f"rounding to {scheme}, groups of {group}")
-            write_shards(units, whole, shard_bytes)
-            write_settings(checkpoint, whole, model.dtype, progress)
-            _write_config(checkpoint, whole, model, BITS[scheme], group)
-            report.num_bytes = sum(file.stat().st_size for file in whole.iterdir())
-            whole.replace(out_dir)
-    except OSError as error:
-        raise CheckpointError(f"{out_dir} cannot be written: {error.strerror or error}") from error
+    with new_directory(out_dir, sum(unit.num_bytes for unit in units), "scheme") as directory:
+        progress.stage(f"rounding to {scheme}, groups of {group}")
+        write_shards(units, directory, shard_bytes)
+        write_settings(checkpoint, directory, model.dtype, progress)
+        _write_config(checkpoint, directory, model, BITS[scheme], group)
+        report.num_bytes = sum(file.stat().st_size for file in directory.iterdir())
     return report
 
 
@@ -119,8 +107,7 @@ def _check(out_dir: Path, scheme: str, group: int, head: str | None, model: Mode
         raise ConfigError("head", head, f"use one of {', '.join(BITS)}, none")
     if head in BITS and model.tie_embeddings:
         raise ConfigError("head", head, "only for a head of its own; this model's is its embedding and stays numbers")
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise ConfigError("out", str(out_dir), "a directory that is new or empty")
+    check_new(out_dir)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Safetensors files written as their tensors are made, a few at a time.
+"""New model directories: safetensors files written as their tensors are made, and a directory that appears complete.
 
 The format's own library wants a file's tensors all at once. Its files are eight bytes of header length, a JSON header
 of names, types, shapes and offsets, then the numbers; so types and shapes must be known before the first is made.
@@ -6,7 +6,10 @@ of names, types, shapes and offsets, then the numbers; so types and shapes must 
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Unit", "write_shards"]
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+
+__all__ = ["Unit", "check_new", "new_directory", "write_shards"]
 
 _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 
@@ -31,6 +36,32 @@ class Unit:
     def num_bytes(self) -> int:
         """On disk."""
         return sum(dtype.itemsize * prod(shape) for dtype, shape in self.specs.values())
+
+
+def check_new(path: Path) -> None:
+    """ConfigError unless the directory is new or empty."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise ConfigError("out", str(path), "a directory that is new or empty")
+
+
+@contextmanager
+def new_directory(path: Path, num_bytes: int, setting: str) -> Iterator[Path]:
+    """A temporary directory that gets its name when the block ends well; after an error nothing is left.
+
+    CapacityError, which names `setting`, where the disk has no room for `num_bytes`; CheckpointError where it refuses.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < num_bytes:
+            raise CapacityError(f"bytes on disk for {path}", num_bytes, free, f"the output directory or the {setting}")
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+            complete = Path(temporary) / path.name
+            complete.mkdir()
+            yield complete
+            complete.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_shards(units: Sequence[Unit], folder: Path, shard_bytes: int) -> None:

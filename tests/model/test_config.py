@@ -1,0 +1,82 @@
+"""What a config.json may say: type and range of every value, windows and contexts as the families mean them."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from tests.tiny_models import TINY, prompt, save
+from tokenmill import CheckpointError, load
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import open_checkpoint
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 211,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rms_norm_eps": "small"}, "rms_norm_eps = 'small' is not allowed: a number above 0"),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps = nan"),
+        ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\] is not allowed: a text"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes' is not allowed: true or false"),
+        ({"attention_bias": 1}, "attention_bias = 1 is not allowed"),
+        ({"eos_token_id": "end"}, "eos_token_id = 'end' is not allowed: token ids"),
+        ({"eos_token_id": [2, -1]}, "eos_token_id"),
+        ({"torch_dtype": ["float32"]}, "torch_dtype"),
+        ({"model_type": ["llama"]}, r"model_type \['llama'\] is not implemented"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000 is not allowed: a whole number from 1 to 65536"),
+        ({"vocab_size": 2**63}, "vocab_size"),
+        ({"num_attention_heads": 7}, "7 heads do not divide a hidden size of 48"),
+        ({"rope_scaling": [4]}, "rope_scaling must be an object"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor = '2' is not allowed"),
+        ({"rope_scaling": {**YARN, "beta_fast": 0}}, "beta_fast = 0 is not allowed"),
+        ({"rope_theta": 0}, "rope_theta = 0 is not allowed"),
+        ({"rope_theta": True}, "rope_theta = True"),
+        ({"quantization_config": "gptq"}, "quantization_config must be an object"),
+        ({"stored_as_codes": "many"}, "stored_as_codes = 'many' is not allowed"),
+        ({"model_type": "qwen2", "layer_types": 3}, "layer_types = 3 is not allowed: a list"),
+        ({"model_type": "qwen2", "max_window_layers": -1}, "max_window_layers = -1"),
+        ({"model_type": "mistral", "sliding_window": "wide"}, "sliding_window = 'wide'"),
+    ],
+)
+def test_values_of_the_wrong_type_or_range_are_refused_by_name(changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        read_config({**LLAMA, **changes})
+
+
+def test_sizes_far_beyond_the_files_are_refused_before_anything_is_built(tmp_path):
+    path = shutil.copytree(save("llama", tmp_path), tmp_path / "model")
+    good = json.loads((path / "config.json").read_text())
+    for changes in ({"num_hidden_layers": 65536}, {"head_dim": 2**24}, {"vocab_size": 2**24}):
+        (path / "config.json").write_text(json.dumps(good | changes))
+        with pytest.raises(CheckpointError, match="does not fit its config, which describes"):
+            open_checkpoint(path)
+
+
+def test_qwen2_without_a_window_has_none():
+    qwen2 = {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}
+    assert read_config(qwen2).windows == (None, 4096)
+    assert read_config({**qwen2, "sliding_window": None}).windows == (None, None)
+    assert read_config({**qwen2, "sliding_window": 9}).windows == (None, 9)
+
+
+def test_yarn_reaches_its_original_length_times_its_factor(tmp_path):
+    """As Qwen 2.5 documents it: max_position_embeddings stays the original length."""
+    qwen = {**LLAMA, "max_position_embeddings": 32, "rope_scaling": YARN}
+    assert read_config(qwen).context == 128
+    assert read_config({**qwen, "max_position_embeddings": 128}).context == 128
+    assert read_config({**qwen, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}).context == 128
+    assert "llama-yarn-stretched" in TINY  # law 1 compares it with transformers beyond its original length
+    engine = load(save("llama-yarn-stretched", tmp_path), max_length=128)
+    assert len(engine.generate(prompt(60), max_new_tokens=30, ignore_eos=True).tokens) == 30
