@@ -272,9 +272,9 @@ class Engine:
         session: Session = resolve("tokenmill.engine.session:open_session")(self, Path(path), convert)
         return session
 
-    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; ids are checked, text needs a tokenizer."""
-        return self.intake.encode(prompt, add_special_tokens)
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
+        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
+        return self.intake.encode(prompt, add_special_tokens, after=after)
 
     def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
@@ -300,8 +300,7 @@ class Engine:
         with self.alone():
             trackers = []
             for sequence in sequences:
-                params = sequence.params
-                detokenizer = make_detokenizer(self.tokenizer, params.stop, params.include_stop)
+                detokenizer = make_detokenizer(self.tokenizer, sequence)
                 tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self._clock())
                 trackers.append(tracker)
                 (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)

@@ -32,10 +32,11 @@ class Intake:
         self._eos = dict.fromkeys((*known, *model.eos_token_ids), "eos")
         self._next_id = 0
 
-    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; ids are checked, text needs a tokenizer."""
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
+        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
         if isinstance(prompt, str):
-            tokens = self._need_tokenizer().encode(prompt, add_special_tokens)
+            tokenizer = self._need_tokenizer()
+            tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
         else:
             tokens = [_token_id(token) for token in prompt]
         if not tokens:

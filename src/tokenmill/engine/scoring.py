@@ -41,7 +41,7 @@ def _read(engine: "Engine", sequence: Sequence) -> Tensor:
 def score(engine: "Engine", prompt: Prompt, choices: List[Prompt]) -> list[float]:
     """See Engine.score."""
     start = engine.encode(prompt)
-    tails = [engine.encode(choice, add_special_tokens=False) for choice in choices]
+    tails = [engine.encode(choice, after=start) for choice in choices]
     if not tails:
         return []
     sequence = engine.intake.scored(start + max(tails, key=len), len(start) - 1)

@@ -86,7 +86,7 @@ class Session:
     def append(self, prompt: Prompt) -> None:
         """Add text or token ids. They are computed with the next call that needs them."""
         sequence = self._open()
-        tokens = self.engine.encode(prompt, add_special_tokens=not sequence.tokens)
+        tokens = self.engine.encode(prompt, after=sequence.tokens)
         self.engine.intake.check_length(len(sequence.tokens) + len(tokens))
         with self.engine.alone():
             sequence.tokens.extend(tokens)
@@ -109,7 +109,7 @@ class Session:
         sequence, params = self._open(), self._next_params(settings)
         tokens = list(sequence.tokens)
         if prompt is not None:
-            tokens += self.engine.encode(prompt, add_special_tokens=not tokens)
+            tokens += self.engine.encode(prompt, after=tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
         (asked,) = self.engine.intake.sequences(tokens, params)  # refused here, or not at all
