@@ -171,6 +171,7 @@ EXPRESSIONS = r"""
 {% for x in [[1, [2]], 3] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}
 {% with a = 1 %}{{ a }}{% endwith %}{% block b %}in block{% endblock %}{{ self.b() }}
 {{ strftime_now('%Y') }}{{ ('a', 1) }}
+{{ strftime_now('%-d %b %Y 100%%') }}
 {{ 'Hello World'|replace('o', '0')|title|lower|capitalize|trim('h') }}{{ 'a b'|wordcount }}
 {{ messages|reverse|list|count }}
 {{ [{'k': 2}, {'k': 1}]|sort(attribute='k')|map(attribute='k')|join }}{{ [1, 2, 3]|batch(2)|list }}{{ [1, 5]|max }}
@@ -250,6 +251,10 @@ HOSTILE = {
     "quadratic strip": "{{ ('a' * 1000000).strip('b' * 1000000 + 'a') }}",
     "quadratic sum": "{{ (([[1]] * 99999)|sum(start=[]))|length }}",
     "search in every element": "{{ range(99999)|select('in', range(99999)|list)|list|length }}",
+    "date": "{{ strftime_now('%Y' * 100000) }}",
+    "date width": "{{ strftime_now('%100000000d')|length }}",
+    "date flags": "{{ strftime_now('%-_0100000000d')|length }}",
+    "date of no text": "{{ strftime_now([1] * 100000) }}",
     "macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "macro twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
     "block": "{% block b %}{{ self.b() }}{% endblock %}",

@@ -3,6 +3,7 @@
 Nothing is cut or corrected silently. What cannot be served is refused with the numbers and the setting to change.
 """
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
@@ -18,6 +19,8 @@ from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Intake", "Prompt", "is_batch"]
 
+log = logging.getLogger(__name__)
+
 Prompt = str | List[int]
 
 
@@ -29,7 +32,11 @@ class Intake:
         self._name, self._max_length = config.model, config.max_length
         self._model, self._tokenizer = model, tokenizer
         known = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._eos = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
+        if absent := sorted(ids.keys() - self._eos.keys()):
+            ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
+            log.warning("%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last)
         self._next_id = 0
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
