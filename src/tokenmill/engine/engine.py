@@ -276,9 +276,12 @@ class Engine:
         """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
         return self.intake.encode(prompt, add_special_tokens, after=after)
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        return self.intake.chat_prompt(messages)
+    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+
+        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
+        """
+        return self.intake.chat_prompt(messages, allow_special)
 
     # ---- in and out
 

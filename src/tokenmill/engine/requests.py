@@ -14,7 +14,7 @@ from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParam
 from tokenmill.errors import RequestError
 from tokenmill.model.config import ModelConfig
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.text.chat import render_chat
+from tokenmill.text.literal import encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Intake", "Prompt", "is_batch"]
@@ -51,12 +51,9 @@ class Intake:
         self._check_ids(tokens)
         return tokens
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        tokenizer = self._need_tokenizer()
-        template = tokenizer.chat_template
-        text = render_chat(template, [dict(message) for message in messages], special_texts=tokenizer.special_texts)
-        return tokenizer.encode(text, add_special_tokens=False)
+    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+        """See Engine.chat_prompt."""
+        return encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
 
     def sequences(self, tokens: list[int], params: SamplingParams) -> Iterator[Sequence]:
         """The n sequences that a prompt asks for."""

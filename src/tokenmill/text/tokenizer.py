@@ -26,8 +26,10 @@ class Tokenizer:
     """Text to ids and back.
 
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
-    templates use them ("bos_token", "eos_token", …). num_tokens: one more than the largest id. byte_ids: tokens that
-    are one byte each, whose run is decoded as a whole: all characters, or none.
+    templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
+    its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
+    num_tokens: one more than the largest id. byte_ids: tokens that are one byte each, whose run is decoded as a whole:
+    all characters, or none.
     """
 
     def __init__(
@@ -48,6 +50,11 @@ class Tokenizer:
         self.special_texts = dict(special_texts or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.control_ids = {
+            token.content: number
+            for number, token in added.items()
+            if token.special or (token.content.startswith(("<|", "<｜")) and token.content.endswith(("|>", "｜>")))
+        }
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.num_tokens = 1 + max(vocabulary.values(), default=-1)
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()

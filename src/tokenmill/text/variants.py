@@ -47,6 +47,9 @@ def _fill(
 ) -> tokenizers.Tokenizer:
     """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, which they so keep."""
     shell.model = backend.model
+    if names:  # new ids begin at the number of tokens, which are ids of the vocabulary where it has gaps
+        gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
+        shell.add_tokens([f"{min(names.values())}{number}" for number in range(gaps)])
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
     for _, token in sorted(backend.get_added_tokens_decoder().items()):
         kept = {flag: getattr(token, flag) for flag in flags}
