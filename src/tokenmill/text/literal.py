@@ -70,11 +70,10 @@ def _encode_literally(tokenizer: Tokenizer, text: str, control: list[slice]) -> 
         last = place.stop
     variant = with_names(tokenizer.backend, names)
     ids = variant.encode("".join([*pieces, text[last:]]), add_special_tokens=False).ids
-    back = {name: content for content, name in names.items()}
-    added = {
-        number: tokenizer.backend.token_to_id(back.get(token.content, token.content))
-        for number, token in variant.get_added_tokens_decoder().items()
-    }
+    known = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
+    own = {names.get(content, content): tokenizer.backend.token_to_id(content) for content in known}
+    found = variant.get_added_tokens_decoder().items()
+    added = {number: own[token.content] for number, token in found if token.content in own}
     letters = with_names(for_continuation(tokenizer.backend), names)  # its ids are those of `variant`
     contents = _spellings(tokenizer)
 
@@ -87,9 +86,9 @@ def _encode_literally(tokenizer: Tokenizer, text: str, control: list[slice]) -> 
         if len(content) == 1:
             raise RequestError(f"a message holds {content!r}, which this model reads as a control token: leave it out")
         halves = (content[: len(content) // 2], content[len(content) // 2 :])
-        return [own for half in halves for part in letters.encode(half).ids for own in ids_of(part)]
+        return [number for half in halves for part in letters.encode(half).ids for number in ids_of(part)]
 
-    return [own for number in ids for own in ids_of(number)]
+    return [number for part in ids for number in ids_of(part)]
 
 
 def _spellings(tokenizer: Tokenizer) -> dict[int, str]:
