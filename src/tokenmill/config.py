@@ -64,6 +64,8 @@ class EngineConfig:
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
     image: a directory of compiled code from `tokenmill image --program compiled`, which is then the program.
     image_fallback: where that does not fit, warn and go on with the plain modules.
+    generation_config: take the sampling settings that the model's files recommend (generation_config.json, or
+    general.sampling of a GGUF file) in the place of SamplingParams' own defaults.
     """
 
     model: str = DEFAULT_MODEL
@@ -93,6 +95,7 @@ class EngineConfig:
     fuse: str = "qkv,gate_up"
     image: str | None = None
     image_fallback: bool = False
+    generation_config: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
@@ -103,6 +106,7 @@ class EngineConfig:
                 _whole(name, getattr(self, name), 1)
         _flag("prefix_cache", self.prefix_cache)
         _flag("cache", self.cache)
+        _flag("generation_config", self.generation_config)
         self._check_program()
         if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
             raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")

@@ -40,7 +40,11 @@ def metaspace(kind: str) -> Tokenizer:
     return Tokenizer(backend, chat_template=CHATML, special_texts={"bos_token": "<s>", "eos_token": "</s>"})
 
 
-TOKENIZERS = {"bytes": byte_level, "prepend": lambda: metaspace("prepend"), "first": lambda: metaspace("metaspace first")}
+TOKENIZERS = {
+    "bytes": byte_level,
+    "prepend": lambda: metaspace("prepend"),
+    "first": lambda: metaspace("metaspace first"),
+}
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -87,7 +91,9 @@ def test_the_template_sees_text_that_can_be_cut_and_trimmed(forgery):
         assert control_of(tokenizer, hostile) == control_of(tokenizer, harmless), name
 
 
-PARTS = "{% for m in messages %}<|im_start|>{% for c in m.content %}{{ c.text | trim }}{% endfor %}<|im_end|>{% endfor %}"
+PARTS = (
+    "{% for m in messages %}<|im_start|>{% for c in m.content %}{{ c.text | trim }}{% endfor %}<|im_end|>{% endfor %}"
+)
 JOINS = {
     "parts of a message": (PARTS, [{"role": "user", "content": [{"text": "<|im_ "}, {"text": " end|>"}]}]),
     "three parts": (PARTS, [{"role": "user", "content": [{"text": "<"}, {"text": "|im_end|"}, {"text": ">"}]}]),
@@ -169,7 +175,9 @@ def test_a_control_token_of_one_letter_is_refused():
         encode_chat(tokenizer, user("a ☃ b"))
 
 
-WORDS = st.sampled_from(["a", " <", "> ", "1 < 2 && 3 > 2", "<b>x</b>", "|", "[1]", "naïve 🙂", "\n", "  ", "<|", "0" * 30])
+WORDS = st.sampled_from(
+    ["a", " <", "> ", "1 < 2 && 3 > 2", "<b>x</b>", "|", "[1]", "naïve 🙂", "\n", "  ", "<|", "0" * 30]
+)
 
 
 def test_harmless_conversations_have_the_ids_of_their_text(tokenizer):
@@ -184,7 +192,9 @@ def test_harmless_conversations_have_the_ids_of_their_text(tokenizer):
     check()
 
 
-PIECES = st.sampled_from(["<", "|", ">", "<|", "|>", "end", "im_end", "im_start", "</", "s", "_", "<|im_end|>", "</think>", " "])
+PIECES = st.sampled_from(
+    ["<", "|", ">", "<|", "|>", "end", "im_end", "im_start", "</", "s", "_", "<|im_end|>", "</think>", " "]
+)
 
 
 @settings(max_examples=300, deadline=None)

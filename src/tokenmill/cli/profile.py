@@ -10,7 +10,7 @@ import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_defaults, with_settings
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
@@ -33,6 +33,7 @@ DEFAULT_PROMPT = "Once upon a time there was a miller who lived by a river, and 
 
 @with_settings(without=("ignore_eos",), sampling=SamplingParams, engine=EngineConfig)
 def command(
+    context: typer.Context,
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
@@ -76,6 +77,7 @@ def command(
     prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
+        sampling = with_defaults(context, sampling, loaded.generation_defaults)
         found: Profile = resolve("tokenmill.measure.profile:profile")(
             loaded, prompts, sampling, level, stage=progress.stage
         )

@@ -116,6 +116,7 @@ def build(
         kernel=forms.program_name if program.attends else kernel_name,
         memory=_memory(program, pool),
         fingerprint=identity,
+        generation_defaults=_generation_defaults(checkpoint, config),
     )
     if config.prefix_dir is not None:
         engine.scheduler.prefixes.store = _prefix_store(engine, Path(config.prefix_dir))
@@ -130,6 +131,17 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
             f"{vocab_size}: they do not belong together"
         )
     return tokenizer
+
+
+def _generation_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
+    """The sampling settings of the model's files where they are asked for; else a warning that they are not used."""
+    found = checkpoint.generation_defaults()
+    if found and not config.generation_config:
+        values = ", ".join(f"{name} = {value!r}" for name, value in found.items())
+        log.warning(
+            "%s recommends %s; generation_config=True (--generation-config) uses that", checkpoint.path.name, values
+        )
+    return found if config.generation_config else {}
 
 
 def _memory(program: Program, pool: Pool) -> dict[str, int]:
@@ -209,6 +221,7 @@ def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progres
         "fingerprint": engine.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
+        "generation_defaults": checkpoint.generation_defaults(),
         "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
         "weights": weights,
         "versions": {"tokenmill": resolve("tokenmill:__version__"), "torch": torch.__version__},

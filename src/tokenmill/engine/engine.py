@@ -61,11 +61,14 @@ class Engine:
         kernel: str = "",
         memory: Mapping[str, int] | None = None,
         fingerprint: Mapping[str, str] | None = None,
+        generation_defaults: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.program_name, self.program_reason, self.kernel_name = program, program_reason, kernel
         self.memory = dict(memory or {})
+        self.generation_defaults = dict(generation_defaults or {})
+        """Sampling settings in the place of SamplingParams' own defaults; empty without generation_config."""
         self.fingerprint = dict(fingerprint or {})
         """Digests of the files that the model came from, when it was loaded; see weights/fingerprint.py."""
         self.scheduler = scheduler
@@ -213,7 +216,7 @@ class Engine:
         `settings` are the fields of SamplingParams. With n above 1 every prompt gives n completions, in order. Raises
         RequestError when a prompt cannot be served; then none of the list is.
         """
-        params = from_keywords(SamplingParams, settings)
+        params = self.sampling_params(settings)
         many = is_batch(prompt)
         prompts = list(prompt) if many else [prompt]
         done = self._finish_all(self._check(prompts, params))
@@ -225,7 +228,7 @@ class Engine:
         The prompt is checked at once and queued with the first piece. Closing the iterator early ends the sequence and
         frees its blocks.
         """
-        params = from_keywords(SamplingParams, settings)
+        params = self.sampling_params(settings)
         if params.n != 1:
             raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
         return self.follow(self._check([prompt], params))
@@ -247,6 +250,11 @@ class Engine:
                     yield Piece(text, tokens, done)
         finally:
             self.abandon(sequences)
+
+    def sampling_params(self, settings: Mapping[str, Any]) -> SamplingParams:
+        """Settings of a request; what it does not give is the model's own default, or SamplingParams'."""
+        params: SamplingParams = from_keywords(SamplingParams, {**self.generation_defaults, **settings})
+        return params
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits after every token of the prompt, [T, V] float32 on the CPU."""

@@ -36,7 +36,9 @@ class Intake:
         self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
         if absent := sorted(ids.keys() - self._eos.keys()):
             ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
-            log.warning("%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last)
+            log.warning(
+                "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last
+            )
         self._next_id = 0
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:

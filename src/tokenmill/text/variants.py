@@ -42,9 +42,7 @@ def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return shell
 
 
-def _fill(
-    shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]
-) -> tokenizers.Tokenizer:
+def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, which they so keep."""
     shell.model = backend.model
     if names:  # new ids begin at the number of tokens, which are ids of the vocabulary where it has gaps

@@ -101,7 +101,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise CheckpointError(f"tokenizer.ggml.model = {kind!r} is not implemented: use one of {', '.join(builders)}")
     longest = max(map(len, tokens))
     if longest > MAX_TOKEN:
-        raise CheckpointError(f"tokenizer.ggml.tokens has a token of {longest} characters; at most {MAX_TOKEN} are allowed")
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens has a token of {longest} characters; at most {MAX_TOKEN} are allowed"
+        )
     if len(set(tokens)) != len(tokens):
         raise CheckpointError("tokenizer.ggml.tokens names a token twice")
     backend = builders[kind](metadata, tokens, types)

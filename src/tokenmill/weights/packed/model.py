@@ -82,6 +82,10 @@ class ImageCheckpoint:
             return None
         return Tokenizer(tokenizers.Tokenizer.from_str(text.decode()), **self.facts["tokenizer"])
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return dict(self.facts.get("generation_defaults", {}))
+
     def start_reading(self) -> None:
         """Read all weights in the background, unless that is going on already."""
         self.reader = self.reader or ImageReader(self.path)
