@@ -26,7 +26,7 @@ def byte_level(template: str = CHATML, **changes) -> Tokenizer:
 
 
 def metaspace(kind: str) -> Tokenizer:
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))  # noqa: S106  (no password)
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     letters = sorted({*"".join(CONTROL), *"\nabcdefghijklmnopqrstuvwxyzABC:#&;!?."})
     trainer = tokenizers.trainers.BpeTrainer(
