@@ -71,7 +71,7 @@ def test_settings_that_are_not_used_are_warned_of_once(llama, tmp_path, caplog):
     assert "--generation-config" in unused
     assert "num_beams = 4" in absent
     caplog.clear()
-    assert load(path, generation_config=True).generation_defaults == FOUND
+    assert load(path, generation_config=True).intake.defaults == FOUND
     assert [record.getMessage() for record in caplog.records] == [absent]
 
 

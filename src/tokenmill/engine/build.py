@@ -42,6 +42,7 @@ from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.generation import recommended
 from tokenmill.weights.load import empty_decoder, load_decoder
 from tokenmill.weights.packed.header import is_image
 from tokenmill.weights.packed.model import ImageCheckpoint, write_image
@@ -116,7 +117,7 @@ def build(
         kernel=forms.program_name if program.attends else kernel_name,
         memory=_memory(program, pool),
         fingerprint=identity,
-        generation_defaults=_generation_defaults(checkpoint, config),
+        generation_defaults=recommended(checkpoint, config.generation_config),
     )
     if config.prefix_dir is not None:
         engine.scheduler.prefixes.store = _prefix_store(engine, Path(config.prefix_dir))
@@ -131,17 +132,6 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
             f"{vocab_size}: they do not belong together"
         )
     return tokenizer
-
-
-def _generation_defaults(checkpoint: Checkpoint, config: EngineConfig) -> dict[str, Any]:
-    """The sampling settings of the model's files where they are asked for; else a warning that they are not used."""
-    found = checkpoint.generation_defaults()
-    if found and not config.generation_config:
-        values = ", ".join(f"{name} = {value!r}" for name, value in found.items())
-        log.warning(
-            "%s recommends %s; generation_config=True (--generation-config) uses that", checkpoint.path.name, values
-        )
-    return found if config.generation_config else {}
 
 
 def _memory(program: Program, pool: Pool) -> dict[str, int]:

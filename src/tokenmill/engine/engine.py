@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import EngineConfig, SamplingParams, from_keywords
+from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.engine.inflight import Flight
 from tokenmill.engine.outputs import Completion, Piece, Tracker, make_detokenizer
 from tokenmill.engine.requests import Intake, Prompt, is_batch
@@ -67,13 +67,11 @@ class Engine:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.program_name, self.program_reason, self.kernel_name = program, program_reason, kernel
         self.memory = dict(memory or {})
-        self.generation_defaults = dict(generation_defaults or {})
-        """Sampling settings in the place of SamplingParams' own defaults; empty without generation_config."""
         self.fingerprint = dict(fingerprint or {})
         """Digests of the files that the model came from, when it was loaded; see weights/fingerprint.py."""
         self.scheduler = scheduler
         self.runner, self._proposer, self._clock = runner, proposer, clock
-        self.intake = Intake(config, model_config, tokenizer)
+        self.intake = Intake(config, model_config, tokenizer, generation_defaults or {})
         self._trackers: dict[int, Tracker] = {}
         self.collectors: dict[int, Callable[[Work, Tensor], None]] = {}
         self._abandoned: deque[Sequence] = deque()
@@ -216,7 +214,7 @@ class Engine:
         `settings` are the fields of SamplingParams. With n above 1 every prompt gives n completions, in order. Raises
         RequestError when a prompt cannot be served; then none of the list is.
         """
-        params = self.sampling_params(settings)
+        params = self.intake.params(settings)
         many = is_batch(prompt)
         prompts = list(prompt) if many else [prompt]
         done = self._finish_all(self._check(prompts, params))
@@ -228,7 +226,7 @@ class Engine:
         The prompt is checked at once and queued with the first piece. Closing the iterator early ends the sequence and
         frees its blocks.
         """
-        params = self.sampling_params(settings)
+        params = self.intake.params(settings)
         if params.n != 1:
             raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
         return self.follow(self._check([prompt], params))
@@ -250,11 +248,6 @@ class Engine:
                     yield Piece(text, tokens, done)
         finally:
             self.abandon(sequences)
-
-    def sampling_params(self, settings: Mapping[str, Any]) -> SamplingParams:
-        """Settings of a request; what it does not give is the model's own default, or SamplingParams'."""
-        params: SamplingParams = from_keywords(SamplingParams, {**self.generation_defaults, **settings})
-        return params
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits after every token of the prompt, [T, V] float32 on the CPU."""
@@ -285,10 +278,7 @@ class Engine:
         return self.intake.encode(prompt, add_special_tokens, after=after)
 
     def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
-
-        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
-        """
+        """Token ids of a conversation; a message that spells `<|im_end|>` gets its letters, unless allow_special."""
         return self.intake.chat_prompt(messages, allow_special)
 
     # ---- in and out

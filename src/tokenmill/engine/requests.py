@@ -10,7 +10,7 @@ from collections.abc import Sequence as List
 from operator import index
 from typing import Any
 
-from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
+from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, from_keywords
 from tokenmill.errors import RequestError
 from tokenmill.model.config import ModelConfig
 from tokenmill.schedule.sequence import Sequence
@@ -27,10 +27,13 @@ Prompt = str | List[int]
 class Intake:
     """Makes sequences for one model; numbers them in order of arrival."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
+    ) -> None:
         assert config.max_length is not None, "resolved when the engine is built"
         self._name, self._max_length = config.model, config.max_length
         self._model, self._tokenizer = model, tokenizer
+        self.defaults = dict(defaults)  # sampling settings that the model's files recommend
         known = tokenizer.eos_token_ids if tokenizer is not None else ()
         ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
         self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
@@ -40,6 +43,11 @@ class Intake:
                 "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last
             )
         self._next_id = 0
+
+    def params(self, settings: Mapping[str, Any]) -> SamplingParams:
+        """The sampling settings of a request; what it leaves out is the model's own default, or SamplingParams'."""
+        params: SamplingParams = from_keywords(SamplingParams, {**self.defaults, **settings})
+        return params
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
@@ -54,7 +62,10 @@ class Intake:
         return tokens
 
     def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
-        """See Engine.chat_prompt."""
+        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+
+        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
+        """
         return encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
 
     def sequences(self, tokens: list[int], params: SamplingParams) -> Iterator[Sequence]:

@@ -45,7 +45,7 @@ class Session:
     """
 
     def __init__(self, engine: Engine, sequence: Sequence | None = None, params: SamplingParams | None = None) -> None:
-        self.engine, self.params = engine, params or engine.sampling_params({})
+        self.engine, self.params = engine, params or engine.intake.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
         self._sequence = engine.intake.kept([]) if sequence is None else sequence

@@ -70,8 +70,8 @@ def _encode_literally(tokenizer: Tokenizer, text: str, control: list[slice]) -> 
         last = place.stop
     variant = with_names(tokenizer.backend, names)
     ids = variant.encode("".join([*pieces, text[last:]]), add_special_tokens=False).ids
-    known = [token.content for token in tokenizer.backend.get_added_tokens_decoder().values()]
-    own = {names.get(content, content): tokenizer.backend.token_to_id(content) for content in known}
+    tokens = tokenizer.backend.get_added_tokens_decoder()
+    own = {names.get(token.content, token.content): number for number, token in tokens.items()}
     found = variant.get_added_tokens_decoder().items()
     added = {number: own[token.content] for number, token in found if token.content in own}
     letters = with_names(for_continuation(tokenizer.backend), names)  # its ids are those of `variant`

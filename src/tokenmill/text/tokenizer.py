@@ -6,6 +6,7 @@ Nothing here knows models or engines.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from tokenmill.text.variants import for_continuation
 __all__ = ["Tokenizer", "read_json"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
@@ -53,7 +55,7 @@ class Tokenizer:
         self.control_ids = {
             token.content: number
             for number, token in added.items()
-            if token.special or (token.content.startswith(("<|", "<｜")) and token.content.endswith(("|>", "｜>")))
+            if token.special or _CONTROL.fullmatch(token.content)
         }
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.num_tokens = 1 + max(vocabulary.values(), default=-1)

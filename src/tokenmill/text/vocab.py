@@ -35,8 +35,8 @@ MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hu
 # Tokens that end a text or a turn whatever the metadata says: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids),
 # for the architectures that are read here.
 END_TOKENS = frozenset(
-    """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> </s> <eos>
-    <EOT> _<EOT> [EOT] [EOS]""".split()
+    """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> </s>
+    <eos> <EOT> _<EOT> [EOT] [EOS]""".split()
 )
 
 # One contraction, letters, up to three digits, punctuation, line ends, spaces: Llama 3's split; Qwen 2 takes one digit.

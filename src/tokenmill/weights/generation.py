@@ -14,7 +14,7 @@ from tokenmill.config import SamplingParams
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
 
-__all__ = ["defaults_of_directory", "defaults_of_gguf"]
+__all__ = ["defaults_of_directory", "defaults_of_gguf", "recommended"]
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,18 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: metadata[key] for key, name in keys.items() if key in metadata}
     # Floats have 32 bits there: 0.7, not 0.699999988.
     return _checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
+
+
+def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
+    """The settings of a Checkpoint where they are wanted; else none, and a warning that they are not used."""
+    found: dict[str, Any] = checkpoint.generation_defaults()
+    if wanted or not found:
+        return found
+    values = _say(found)
+    log.warning(
+        "%s recommends %s; generation_config=True (--generation-config) uses that", checkpoint.path.name, values
+    )
+    return {}
 
 
 def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
