@@ -174,6 +174,7 @@ EXPRESSIONS = r"""
 {{ strftime_now('%-d %b %Y 100%%') }}
 {{ 'Hello World'|replace('o', '0')|title|lower|capitalize|trim('h') }}{{ 'a b'|wordcount }}
 {{ messages|reverse|list|count }}
+{{ dict.fromkeys(['a', 'b'], 1) }}{{ 'a-b'.partition('-') }}{{ {'a': 1}.get('b', 2) }}{{ [1, 2].index(2) }}
 {{ [{'k': 2}, {'k': 1}]|sort(attribute='k')|map(attribute='k')|join }}{{ [1, 2, 3]|batch(2)|list }}{{ [1, 5]|max }}
 {% for group in [{'k': 1}, {'k': 1}]|groupby('k') %}{{ group.grouper }}{{ group.list|length }}{% endfor %}{# gone #}
 """
@@ -314,6 +315,10 @@ namespace(__call__=1)
 raise_exception.__globals__.x
 cycler.__init__.__globals__.x
 ''.format_map({})
+{}.fromkeys([1])
+''.maketrans('a', 'b')
+{}.pop(1)
+range(3).index(1)
 dict.__base__.x
 lipsum(9)
 self._TemplateReference__context.x

@@ -8,7 +8,7 @@ counted in characters, and each thing a template does is paid by an upper bound 
    joined by `~` or used as a key pays the length of its text;
  - operators, filters, tests and calls pay for their arguments, and for the product of the two largest where time or
    text can grow by it (`replace`, `join`, `center`, …), so that no single operation is out of proportion;
- - builtin values have only the methods listed here, and filters whose time is quadratic are not there at all.
+ - methods that make bytes or tables, and filters whose time is quadratic, are not there at all.
 
 This file knows nothing of chats.
 """
@@ -37,33 +37,15 @@ MAX_DEPTH = 60  # calls within calls; each takes several frames of Python's thou
 MAX_BITS = 4096  # of a whole number in arithmetic
 MAX_DIGITS = 4  # of a width or precision in a format
 
-METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        """capitalize casefold center count endswith expandtabs find format index isalnum isalpha isascii isdecimal
-        isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition
-        removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
-        swapcase title upper zfill""".split()
-    ),
-    dict: frozenset({"copy", "get", "items", "keys", "values"}),
-    list: frozenset({"copy", "count", "index"}),
-    tuple: frozenset({"count", "grouper", "index", "list"}),  # the two others are of the groups of `groupby`
-}
-FILTERS = frozenset(
-    """abs attr batch capitalize center count d default dictsort e escape first float forceescape format groupby indent
-    int items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr
-    slice sort string sum title trim truncate unique upper urlencode wordcount""".split()
-)
-# These look at the outside of what they are applied to: `messages | length` does not read the messages.
-SHALLOW_FILTERS = frozenset(
-    "count d default first items last length list map reject rejectattr reverse select selectattr".split()
-)
-SHALLOW_TESTS = frozenset(
-    """boolean callable defined false float integer iterable mapping none number sameas sequence string true
-    undefined""".split()
+REFUSED_METHODS = frozenset({"encode", "format_map", "fromkeys", "maketrans", "translate"})
+REFUSED_FILTERS = frozenset("filesizeformat pprint random striptags tojson urlize wordwrap xmlattr".split())
+# Filters and tests that look at the outside of what they are applied to: `messages | length` reads no message.
+SHALLOW = frozenset(
+    """boolean callable count d default defined false first float integer items iterable last length list map mapping
+    none number reject rejectattr reverse sameas select selectattr sequence string true undefined""".split()
 )
 # These take time and room for the sum of their arguments, at most; `format` and `sum` pay by the piece.
-LINEAR_FILTERS = SHALLOW_FILTERS | {"attr", "format", "sum"}
-LINEAR_METHODS = frozenset({"endswith", "format", "removeprefix", "removesuffix", "startswith"})
+LINEAR = SHALLOW - {"string"} | {"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"}
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -75,20 +57,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self._purse = _Purse()
         del self.globals["lipsum"]
-        self.filters.update(format=_format, sum=_sum)
-        filters: dict[str, Any] = self.filters
-        tests: dict[str, Any] = self.tests
+        filters: dict[str, Any] = {**self.filters, "format": _format, "sum": _sum}
         self.filters = {}
-        for name in FILTERS:
+        for name in filters.keys() - REFUSED_FILTERS:
             self.add_filter(name, filters[name])
-        self.tests = {
-            name: self._metered(function, shallow=name in SHALLOW_TESTS, grows=False)
-            for name, function in tests.items()
-        }
+        for name, test in self.tests.items():
+            self.tests[name] = self._metered(test, shallow=name in SHALLOW, grows=False)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter, which pays like the others."""
-        self.filters[name] = self._metered(function, shallow=name in SHALLOW_FILTERS, grows=name not in LINEAR_FILTERS)
+        self.filters[name] = self._metered(function, shallow=name in SHALLOW - {"string"}, grows=name not in LINEAR)
 
     def compile_bounded(self, source: str) -> Template:
         """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
@@ -122,11 +100,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Builtin values have the methods listed above; other objects what Jinja's sandbox allows."""
-        for kind, names in METHODS.items():
-            if isinstance(obj, kind):
-                return attr in names
-        return type(obj).__module__ != "builtins" and super().is_safe_attribute(obj, attr, value)
+        """Texts, lists and dicts have their methods that make no bytes; other objects what Jinja's sandbox allows."""
+        builtin = isinstance(obj, (str, dict, list, tuple))
+        allowed = attr not in REFUSED_METHODS if builtin else type(obj).__module__ != "builtins"
+        return allowed and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, paid field by field."""
@@ -146,7 +123,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.pay(STEP)
         if isinstance(obj, BuiltinMethodType) and obj.__self__ is not None:
             owner, name = obj.__self__, obj.__name__
-            grows = isinstance(owner, str) and name not in LINEAR_METHODS
+            grows = isinstance(owner, str) and name not in LINEAR
             args = self._admit((owner, *args), kwargs, shallow=isinstance(owner, dict), grows=grows)[1:]
         elif not isinstance(obj, Macro):
             args = self._admit(args, kwargs, shallow=False, grows=False)
@@ -217,45 +194,36 @@ class _Payments(NodeTransformer):
     """Writes the payments into the tree of a template."""
 
     def visit_body(self, node: Any) -> nodes.Node:
-        price = nodes.Const(_price(node))
+        payment = _call("pay", nodes.Const(_price(node)), node)
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("pay", price, node), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(payment, lineno=node.lineno))
+        if isinstance(node, nodes.For) and node.test is not None:  # what is left out costs too; `pay` returns None
+            node.test = nodes.And(nodes.Not(payment), node.test, lineno=node.lineno)
         return node  # type: ignore[no-any-return]
 
-    visit_Macro = visit_CallBlock = visit_Block = visit_body
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = visit_body
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.visit_body(node)
-        if node.test is not None:  # what is left out costs too; `pay` returns None
-            payment: Any = node.body[0]
-            node.test = nodes.And(nodes.Not(payment.node), node.test, lineno=node.lineno)
-        return node
-
-    def visit_nodes(self, node: Any) -> nodes.Node:
+    def visit_reader(self, node: Any) -> nodes.Node:
+        """What reads its parts to their ends: a text that is printed, a value that is compared, a key."""
         self.generic_visit(node)
-        node.nodes = [_paid(child) for child in node.nodes]
-        return node  # type: ignore[no-any-return]
-
-    visit_Output = visit_Concat = visit_nodes
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _paid(node.expr)
-        for operand in node.ops:
-            operand.expr = _paid(operand.expr)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             return _call("pay_for_copy", node, node)
-        node.arg = _paid(node.arg)  # a tuple is hashed all the way down
-        return node
+        for name in READ[type(node)]:
+            part = getattr(node, name)
+            setattr(node, name, [_paid(child) for child in part] if isinstance(part, list) else _paid(part))
+        return node  # type: ignore[no-any-return]
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _paid(node.key)
-        return node
+    visit_Output = visit_Concat = visit_Compare = visit_Operand = visit_Getitem = visit_Pair = visit_reader
+
+
+READ: dict[type[nodes.Node], tuple[str, ...]] = {
+    nodes.Output: ("nodes",),
+    nodes.Concat: ("nodes",),
+    nodes.Compare: ("expr",),
+    nodes.Operand: ("expr",),
+    nodes.Getitem: ("arg",),  # a tuple is hashed all the way down
+    nodes.Pair: ("key",),
+}
 
 
 def _paid(node: nodes.Expr) -> nodes.Expr:
