@@ -145,6 +145,14 @@ def test_variables_are_as_literal_as_messages():
     ]
 
 
+def test_messages_that_are_no_messages_are_refused():
+    endless = {"role": "user", "content": []}
+    endless["content"].append(endless)
+    for messages in (["text"], [{"content": b"x"}], [endless]):
+        with pytest.raises(RequestError, match="chat message"):
+            encode_chat(byte_level(), messages)
+
+
 def test_tags_that_templates_look_for_are_seen_by_them():
     tokenizer = byte_level(TEMPLATES["reasoning"])
     answer = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nblue"}

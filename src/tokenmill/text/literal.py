@@ -28,12 +28,12 @@ def encode_chat(
     one the ids are the same with and without. Errors are those of `render_chat`.
     """
     marks = Marks(() if allow_special else tokenizer.control_ids)
-    rendered = render_chat(
-        tokenizer.chat_template,
-        [marks.put(message) for message in messages],
-        special_texts=tokenizer.special_texts,
-        **{name: marks.put(value) for name, value in variables.items()},
-    )
+    try:
+        marked = [marks.put(message) for message in messages]
+        variables = {name: marks.put(value) for name, value in variables.items()}
+    except RecursionError as error:
+        raise RequestError("a chat message is nested too deep, or holds itself") from error
+    rendered = render_chat(tokenizer.chat_template, marked, special_texts=tokenizer.special_texts, **variables)
     text, places = marks.take(rendered)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not places:
