@@ -72,6 +72,21 @@ def test_any_tokens_in_any_split(tokenizer):
     check()
 
 
+def test_text_that_continues_a_prompt(tokenizer):
+    """After a prompt that is text nothing of the answer is left out, not even sentencepiece's first space."""
+    prompt = tokenizer.encode("the quick")
+
+    @settings(max_examples=300, deadline=None)
+    @given(text=TEXTS, cuts=CUTS)
+    def check(text: str, cuts: list[int]) -> None:
+        ids = tokenizer.encode(text, continues=True)
+        shown = stream(tokenizer, ids, cuts, prompt=prompt)[0]
+        assert shown == tokenizer.decode(ids, continues=True)
+        assert tokenizer.decode(prompt) + shown == tokenizer.decode([*prompt, *ids])
+
+    check()
+
+
 @pytest.mark.parametrize("include_stop", [False, True])
 def test_stop_strings_in_any_split(tokenizer, include_stop):
     @settings(max_examples=400, deadline=None)

@@ -249,6 +249,7 @@ HOSTILE = {
     "round": "{{ 5|round(-1000000000) }}",
     "round up": "{{ 5.5|round(1000000000, 'ceil') }}",
     "quadratic search": "{{ ('a' * 1000000).rfind('b' + 'a' * 500000) }}",
+    "quadratic count": "{{ ('a' * 1000000).count('b' + 'a' * 500000) }}",
     "quadratic strip": "{{ ('a' * 1000000).strip('b' * 1000000 + 'a') }}",
     "quadratic sum": "{{ (([[1]] * 99999)|sum(start=[]))|length }}",
     "search in every element": "{{ range(99999)|select('in', range(99999)|list)|list|length }}",

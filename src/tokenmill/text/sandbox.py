@@ -44,8 +44,9 @@ SHALLOW = frozenset(
     """boolean callable count d default defined false first float integer items iterable last length list map mapping
     none number reject rejectattr reverse sameas select selectattr sequence string true undefined""".split()
 )
-# These take time and room for the sum of their arguments, at most; `format` and `sum` pay by the piece.
-LINEAR = SHALLOW - {"string"} | {"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"}
+# Filters and methods of texts that take time and memory for the sum of their arguments, at most; `format` and `sum` pay
+# for each part by itself.
+LINEAR = frozenset({"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"})
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -55,7 +56,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._purse = _Purse()
+        self._budget = _Budget()
         del self.globals["lipsum"]
         filters: dict[str, Any] = {**self.filters, "format": _format, "sum": _sum}
         self.filters = {}
@@ -66,7 +67,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter, which pays like the others."""
-        self.filters[name] = self._metered(function, shallow=name in SHALLOW - {"string"}, grows=name not in LINEAR)
+        self.filters[name] = self._metered(
+            function, shallow=name in SHALLOW - {"string"}, grows=name not in SHALLOW | LINEAR
+        )
 
     def compile_bounded(self, source: str) -> Template:
         """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
@@ -76,22 +79,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def render_bounded(self, template: Template, variables: dict[str, Any]) -> str:
         """The text of a template that `compile_bounded` made, within a budget that grows with the variables."""
         size = _deep_size(variables)
-        self._purse.limit = self._purse.left = BUDGET + BUDGET_PER_INPUT * size
-        self._purse.depth = 0
+        self._budget.limit = self._budget.left = BUDGET + BUDGET_PER_INPUT * size
+        self._budget.depth = 0
         return template.render(variables)
 
     def pay(self, characters: int) -> None:
         """Take so much from the budget of this render."""
-        self._purse.left -= characters
-        if self._purse.left < 0:
+        self._budget.left -= characters
+        if self._budget.left < 0:
             raise RequestError(
-                f"the chat template does more work than its limit of {self._purse.limit} characters allows; "
+                f"the chat template does more work than its limit of {self._budget.limit} characters allows; "
                 "pass the prompt without --chat, or use a template that loops and repeats less"
             )
 
     def pay_for(self, value: Any) -> Any:
         """Pay for the text of a value, however deep, and hand it on."""
-        self.pay(STEP + _deep_size(value, self._purse.left))
+        self.pay(STEP + _deep_size(value, self._budget.left))
         return value
 
     def pay_for_copy(self, value: Any) -> Any:
@@ -127,15 +130,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             args = self._admit((owner, *args), kwargs, shallow=isinstance(owner, dict), grows=grows)[1:]
         elif not isinstance(obj, Macro):
             args = self._admit(args, kwargs, shallow=False, grows=False)
-        if self._purse.depth == MAX_DEPTH:
+        if self._budget.depth == MAX_DEPTH:
             raise RequestError(
                 f"the chat template calls itself more than {MAX_DEPTH} levels deep; use another template"
             )
-        self._purse.depth += 1
+        self._budget.depth += 1
         try:
             return self.pay_for_copy(super().call(context, obj, *args, **kwargs))
         finally:
-            self._purse.depth -= 1
+            self._budget.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An operator: whole numbers stay small, and what grows is paid before it is there."""
@@ -150,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "*":
             self.pay(_product(left, right))
         elif operator == "%" and isinstance(left, str):
-            self.pay(_percent_size(left, right, self._purse.left))
+            self.pay(_percent_size(left, right, self._budget.left))
         return self.pay_for_copy(super().call_binop(context, operator, left, right))
 
     def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool) -> Callable[..., Any]:
@@ -169,7 +172,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if not shallow:  # what an iterator yields has a size only once it is there
             args = tuple(self._drained(value) if isinstance(value, Iterator) else value for value in args)
         subject, *others = (*args, *(value for key, value in kwargs.items() if not key.startswith("_"))) or (None,)
-        left = self._purse.left
+        left = self._budget.left
         sizes = [_shallow_size(subject) if shallow else _deep_size(subject, left)]
         sizes += [_deep_size(value, left) for value in others]
         self.pay(STEP + sum(sizes))
@@ -183,7 +186,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return iter([self.pay_for(value) for value in values])
 
 
-class _Purse(threading.local):
+class _Budget(threading.local):
     """What is left of this thread's render."""
 
     limit = left = BUDGET
