@@ -59,11 +59,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._budget = _Budget()
         del self.globals["lipsum"]
         filters: dict[str, Any] = {**self.filters, "format": _format, "sum": _sum}
+        tests: dict[str, Any] = self.tests
         self.filters = {}
         for name in filters.keys() - REFUSED_FILTERS:
             self.add_filter(name, filters[name])
-        for name, test in self.tests.items():
-            self.tests[name] = self._metered(test, shallow=name in SHALLOW, grows=False)
+        self.tests = {name: self._metered(test, shallow=name in SHALLOW, grows=False) for name, test in tests.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter, which pays like the others."""
