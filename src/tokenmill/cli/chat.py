@@ -43,7 +43,8 @@ def command(
     """
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        sampling = with_defaults(context, sampling, loaded.intake.defaults)
+        if engine.generation_config:
+            sampling = with_defaults(context, sampling, loaded.intake.defaults)
     talk = Conversation(loaded, sampling, system)
     if start is not None:
         talk.do(f"/open {start}")

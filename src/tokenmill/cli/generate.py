@@ -96,7 +96,8 @@ def command(
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        sampling = with_defaults(context, sampling, loaded.intake.defaults)
+        if engine.generation_config:
+            sampling = with_defaults(context, sampling, loaded.intake.defaults)
         if chat:
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
         reference = load_reference(loaded, progress) if verify else None
