@@ -77,8 +77,7 @@ def command(
     prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
-        if engine.generation_config:
-            sampling = with_defaults(context, sampling, loaded.intake.defaults)
+        sampling = with_defaults(context, sampling, loaded.intake.defaults)
         found: Profile = resolve("tokenmill.measure.profile:profile")(
             loaded, prompts, sampling, level, stage=progress.stage
         )
