@@ -148,6 +148,8 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     fingerprint: how the model's files are told from others where saved rows are used again: "sampled" reads headers and
     some pages, in milliseconds, and may miss a matrix that was edited in place; "full" reads every byte.
     threads: CPU threads of torch (default: torch's own choice).
+    generation_config: take the sampling settings that the model's files recommend (generation_config.json, or
+    general.sampling of a GGUF file) in the place of SamplingParams' own defaults.
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
     """
@@ -162,12 +164,14 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     threads: int | None = None
     fuse: str = "qkv,gate_up"
     fingerprint: str = "sampled"
+    generation_config: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         for name in ("max_length", "block_size", "cache_tokens", "threads"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        _flag("generation_config", self.generation_config)
         _one_of("fingerprint", self.fingerprint, ("sampled", "full"))
         for name in self.fused:
             _one_of("fuse", name, FUSIBLE)

@@ -96,8 +96,8 @@ POINT = {
 FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
 RUNG = set("--block-size --cache --compile --compile-phases --aot-package --fuse --program --proposer --scheme".split())
 OPTIONS = {
-    "generate": f"""--chat --json --prompt -p --prompt-file --quiet -q --stream --system --tokens --trace
-        --verbose -v --verify
+    "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
+        --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -t
         {FIXED}""",
@@ -115,14 +115,14 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
-    "profile": f"""--json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
+    "profile": f"""--generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --out -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --out -o --quiet -q --scheme",
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --out -o --quiet -q --revision",
-    "chat": f"--open --quiet -q --system {ENGINE} {SAMPLING}",
+    "chat": f"--generation-config --open --quiet -q --system {ENGINE} {SAMPLING}",
     "prefill": f"--chat --json --out -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"--convert --json --model --prompt -p --quiet -q --save --stream --tokens {ENGINE} {SAMPLING}",
     "quantize": "--group --head --json --out -o --quiet -q --scheme",

@@ -1,6 +1,8 @@
 """The engine's faces: generate, stream, logits, score; what is refused; what one failure leaves untouched."""
 
 import itertools
+import json
+import shutil
 import threading
 
 import pytest
@@ -64,6 +66,15 @@ def test_the_models_own_end_and_ignore_eos(path, tmp_path):
     assert done.finish_reason == "eos"
     assert done.tokens == free[: free.index(free[4]) + 1]
     assert engine.generate(prompt(5), max_new_tokens=20, ignore_eos=True).tokens == free
+
+
+def test_end_ids_beyond_the_vocabulary_are_ignored_with_a_warning(path, tmp_path, caplog):
+    copy = shutil.copytree(path, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, VOCABULARY, 100_000]}))
+    engine = tokenmill.load(copy)
+    assert f"end-of-text id {VOCABULARY}, 100000 is ignored" in caplog.text
+    assert len(engine.generate(prompt(5), max_new_tokens=5, min_new_tokens=5).tokens) == 5
 
 
 def test_min_new_tokens_masks_the_end(engine):

@@ -171,8 +171,10 @@ EXPRESSIONS = r"""
 {% for x in [[1, [2]], 3] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}
 {% with a = 1 %}{{ a }}{% endwith %}{% block b %}in block{% endblock %}{{ self.b() }}
 {{ strftime_now('%Y') }}{{ ('a', 1) }}
+{{ strftime_now('%-d %b %Y 100%%') }}
 {{ 'Hello World'|replace('o', '0')|title|lower|capitalize|trim('h') }}{{ 'a b'|wordcount }}
 {{ messages|reverse|list|count }}
+{{ dict.fromkeys(['a', 'b'], 1) }}{{ 'a-b'.partition('-') }}{{ {'a': 1}.get('b', 2) }}{{ [1, 2].index(2) }}
 {{ [{'k': 2}, {'k': 1}]|sort(attribute='k')|map(attribute='k')|join }}{{ [1, 2, 3]|batch(2)|list }}{{ [1, 5]|max }}
 {% for group in [{'k': 1}, {'k': 1}]|groupby('k') %}{{ group.grouper }}{{ group.list|length }}{% endfor %}{# gone #}
 """
@@ -247,9 +249,14 @@ HOSTILE = {
     "round": "{{ 5|round(-1000000000) }}",
     "round up": "{{ 5.5|round(1000000000, 'ceil') }}",
     "quadratic search": "{{ ('a' * 1000000).rfind('b' + 'a' * 500000) }}",
+    "quadratic count": "{{ ('a' * 1000000).count('b' + 'a' * 500000) }}",
     "quadratic strip": "{{ ('a' * 1000000).strip('b' * 1000000 + 'a') }}",
     "quadratic sum": "{{ (([[1]] * 99999)|sum(start=[]))|length }}",
     "search in every element": "{{ range(99999)|select('in', range(99999)|list)|list|length }}",
+    "date": "{{ strftime_now('%Y' * 100000) }}",
+    "date width": "{{ strftime_now('%100000000d')|length }}",
+    "date flags": "{{ strftime_now('%-_0100000000d')|length }}",
+    "date of no text": "{{ strftime_now([1] * 100000) }}",
     "macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "macro twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
     "block": "{% block b %}{{ self.b() }}{% endblock %}",
@@ -309,6 +316,10 @@ namespace(__call__=1)
 raise_exception.__globals__.x
 cycler.__init__.__globals__.x
 ''.format_map({})
+{}.fromkeys([1])
+''.maketrans('a', 'b')
+{}.pop(1)
+range(3).index(1)
 dict.__base__.x
 lipsum(9)
 self._TemplateReference__context.x

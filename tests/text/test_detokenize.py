@@ -63,7 +63,7 @@ def test_special_tokens_are_no_text_unless_asked_for(tokenizer):
 def test_the_window_that_is_decoded_stays_short(tokenizer):
     lengths = []
     decode = tokenizer.decode
-    tokenizer.decode = lambda ids, skip: lengths.append(len(ids)) or decode(ids, skip)
+    tokenizer.decode = lambda ids, **how: lengths.append(len(ids)) or decode(ids, **how)
     detokenizer = Detokenizer(tokenizer)
     for token in ids_of(tokenizer, "hello there world " * 50):
         detokenizer.push([token])

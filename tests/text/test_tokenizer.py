@@ -5,6 +5,7 @@ import json
 import pytest
 import tokenizers
 import transformers
+from tokenizers import decoders, normalizers, pre_tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.tokenizer import Tokenizer
@@ -112,25 +113,79 @@ def test_a_prompt_with_half_a_surrogate_pair_is_refused():
         Tokenizer(trained()).encode("a\ud800b")
 
 
-def test_a_sentencepiece_model_is_converted(tmp_path):
+def sentencepiece_directory(path, **config):
+    """A directory with a trained tokenizer.model, which becomes a fast tokenizer as Llama's does."""
     import sentencepiece
 
-    corpus = tmp_path / "corpus.txt"
+    corpus = path / "corpus.txt"
     corpus.write_text("\n".join(CORPUS))
     sentencepiece.SentencePieceTrainer.train(
         input=str(corpus),
-        model_prefix=str(tmp_path / "tokenizer"),
+        model_prefix=str(path / "tokenizer"),
         vocab_size=320,
         model_type="bpe",
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
     )
-    config = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    ours = Tokenizer.from_directory(tmp_path)
+    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (path / "tokenizer_config.json").write_text(json.dumps(names | config))
+    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return path
+
+
+def test_a_sentencepiece_model_is_converted(tmp_path):
+    ours = Tokenizer.from_directory(sentencepiece_directory(tmp_path))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in TEXTS:
         assert ours.encode(text) == theirs(text)["input_ids"]
     assert ours.eos_token_ids == (2,)
+
+
+SPACES = [" ", "\u2581"]
+FIRST_SPACES = {
+    # What puts a space before a text and what takes it away, as published tokenizers of the kind have it.
+    "prepend": (
+        normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(*SPACES)]),
+        None,
+        decoders.Sequence([decoders.Replace(*SPACES[::-1]), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    ),
+    "metaspace first": (
+        None,
+        pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+        decoders.Sequence([decoders.Replace(*SPACES[::-1]), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    ),
+    "metaspace always": (None, pre_tokenizers.Metaspace(), decoders.Metaspace()),
+    "bytes": (None, pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_SPACES)
+def test_a_continuation_is_tokens_in_the_middle_of_a_text(kind):
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    # Trained word by word, so that no token holds a space in its middle.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel() if kind == "bytes" else pre_tokenizers.Metaspace()
+    special = ["<s>", "</s>"]
+    backend.train_from_iterator(CORPUS, tokenizers.trainers.BpeTrainer(vocab_size=120, special_tokens=special))
+    normalizer, backend.pre_tokenizer, backend.decoder = FIRST_SPACES[kind]
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+    tokenizer = Tokenizer(backend)
+    whole = tokenizer.encode("the quick brown fox<tool> jumps")
+    start = tokenizer.encode("the quick")
+    rest = tokenizer.encode(" brown fox<tool> jumps", continues=True)
+    assert whole[0] == start[0] != rest[0]
+    assert [*start, *rest] == whole
+    spaces = "  " if kind == "prepend" else " "  # Prepend puts one after every added token, at any place
+    assert tokenizer.decode(rest, continues=True) == f" brown fox<tool>{spaces}jumps"
+    brown = tokenizer.encode("brown", continues=True)
+    assert brown != tokenizer.encode("brown")
+    assert tokenizer.decode([*start, *brown]) == "the quickbrown".replace("the", " the" if kind == "bytes" else "the")
+    assert tokenizer.is_text(start)
+    assert not tokenizer.is_text([0, 1])
+
+
+def test_a_continuation_of_bytes_needs_no_other_tokenizer():
+    tokenizer = Tokenizer(trained(add_bos=True))
+    assert tokenizer.encode(" there", add_special_tokens=False) == tokenizer.encode(" there", False, continues=True)

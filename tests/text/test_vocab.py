@@ -6,7 +6,7 @@ import tokenizers
 from tests.text.test_tokenizer import CORPUS, trained
 from tokenmill.errors import CheckpointError
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.vocab import PRE_TOKENIZERS, tokenizer_from_gguf
+from tokenmill.text.vocab import PRE_TOKENIZERS, end_token_ids, tokenizer_from_gguf
 
 TEXTS = ["Hello there", "  don't WE'LL\n\n x", "naïve 你好 🙂 12345.678", "a\tb\r\n"]
 
@@ -47,6 +47,24 @@ def test_begin_of_text_is_added_where_the_file_says_so():
     assert tokenizer_from_gguf(metadata(add_bos_token=True)).encode("hello")[0] == 0
     assert tokenizer_from_gguf(metadata(add_bos_token=False)).encode("hello")[0] != 0
     assert tokenizer_from_gguf(metadata(add_eos_token=True)).encode("hello")[-1] == 1
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+def test_llama_3_begins_a_text_where_the_file_does_not_say(pre):
+    """Files of 2024 name the pre-tokenizer and have no add_bos_token; llama.cpp adds the token for these names."""
+    first = tokenizer_from_gguf(metadata(pre=pre)).encode("hello")[0]
+    assert (first == 0) == (pre in ("llama3", "llama-bpe", "llama-v3"))
+    assert tokenizer_from_gguf(metadata(pre=pre, add_bos_token=False)).encode("hello")[0] != 0
+
+
+@pytest.mark.parametrize("name", ["<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "</s>"])
+def test_control_tokens_of_a_well_known_spelling_end_a_text(name):
+    values = metadata(eos_token_id=None, eot_token_id=None)
+    values["tokenizer.ggml.tokens"] = ["<s>", "<end>", name, *values["tokenizer.ggml.tokens"][3:]]
+    assert tokenizer_from_gguf(values).eos_token_ids == (2,)
+    assert end_token_ids(values | {"tokenizer.ggml.eos_token_id": 7}) == [7, 2]
+    values["tokenizer.ggml.token_type"] = [1] * len(values["tokenizer.ggml.tokens"])
+    assert tokenizer_from_gguf(values).eos_token_ids == ()  # letters that happen to be there, as in Qwen's `</s>`
 
 
 # Pieces before merging, from the regular expressions in llama.cpp's llama-vocab.cpp applied by hand.
@@ -112,6 +130,22 @@ def test_a_sentencepiece_vocabulary_gives_sentencepieces_own_ids(tmp_path):
         assert ours.decode(ours.encode(text)) == text
 
 
+def test_spelling_a_control_token_in_pieces_does_not_make_it(tmp_path):
+    """sentencepiece merges no pieces into control, unknown and byte tokens, whatever their spelling."""
+    values, model = sentencepiece_metadata(tmp_path)
+    tokens = [*values["tokenizer.ggml.tokens"], "</", "s>", "<0", "x0A>"]
+    values |= {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [*values["tokenizer.ggml.scores"], -1.0, -1.0, -1.0, -1.0],
+        "tokenizer.ggml.token_type": [*values["tokenizer.ggml.token_type"], 1, 1, 1, 1],
+    }
+    control = model.piece_to_id("</s>")
+    ours = tokenizer_from_gguf(values)
+    ours.backend.encode_special_tokens = True
+    assert control not in ours.encode("x</s>", add_special_tokens=False)
+    assert model.piece_to_id("<0x0A>") not in ours.encode("x<0x0A>", add_special_tokens=False)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -134,6 +168,8 @@ def test_a_sentencepiece_vocabulary_gives_sentencepieces_own_ids(tmp_path):
         ({"eos_token_id": 350}, "eos_token_id = 350 is outside the vocabulary of 329 tokens"),
         ({"bos_token_id": "x"}, "bos_token_id = 'x'"),
         ({"model": "llama"}, "tokenizer.ggml.scores must be 329 numbers"),
+        ({"tokens": ["a" * 2_000_000], "token_type": [1]}, "a token of 2000000 characters"),
+        ({"model": "llama", "tokens": ["a" * 2_000_000], "token_type": [1], "scores": [0.0]}, "a token of 2000000"),
     ],
 )
 def test_incomplete_or_unknown_vocabularies_are_refused(changes, message):
@@ -150,7 +186,7 @@ def test_the_real_vocabulary(real_model):
     assert isinstance(tokenizer, Tokenizer)
     assert isinstance(tokenizer.backend, tokenizers.Tokenizer)
     assert tokenizer.num_tokens == 49152
-    assert tokenizer.eos_token_ids == (2,)
+    assert tokenizer.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
     assert tokenizer.encode("Why is the sky blue?") == [4898, 314, 260, 6376, 4461, 47]
     assert [tokenizer.decode([i]) for i in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
     for text in ["héllo wörld 你好 🙂👩‍👩‍👧", "def f(x):\n\treturn x  # 12.5%", "<|im_start|>user\nhi<|im_end|>"]:

@@ -130,6 +130,10 @@ class Shape:
         """None."""
         return None
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
 
 def find_shape(name: str) -> Shape:
     """The shape of that name; ConfigError with the names when there is none."""

@@ -11,7 +11,7 @@ import typer
 from tokenmill.cli.conversation import HELP, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_settings
+from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
 
@@ -27,6 +27,7 @@ HISTORY = Path("~/.cache/tokenmill/chat_history")
 
 @with_settings(sampling=SamplingParams, engine=EngineConfig)
 def command(
+    context: typer.Context,
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
@@ -42,6 +43,8 @@ def command(
     """
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
+        if engine.generation_config:
+            sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
     talk = Conversation(loaded, sampling, system)
     if start is not None:
         talk.do(f"/open {start}")

@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.generate import Ids, Stream, Texts, gather, show
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, with_settings
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, is_given, with_settings
 from tokenmill.cli.report import document, summary
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, as_keywords
 from tokenmill.errors import ConfigError
@@ -24,7 +24,7 @@ EXAMPLES = examples(
 )
 
 
-@with_settings(sampling=SamplingParams, engine=EngineConfig)
+@with_settings(without=("generation_config",), sampling=SamplingParams, engine=EngineConfig)
 def command(
     context: typer.Context,
     sampling: SamplingParams,
@@ -63,7 +63,7 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open(file, convert)
-    asked = {name: value for name, value in as_keywords(sampling).items() if _given(context, name)}
+    asked = {name: value for name, value in as_keywords(sampling).items() if is_given(context, name)}
     started_s = time.perf_counter()
     completion = show(loaded, session.stream(more[0] if more else None, **asked), stream and not json)
     elapsed_s = time.perf_counter() - started_s
@@ -73,12 +73,6 @@ def command(
         print_json(document(loaded, completion, session.params))
     if not quiet:
         remark(summary(loaded, [completion], elapsed_s))
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def _as_saved(engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams) -> EngineConfig:

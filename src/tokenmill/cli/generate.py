@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_defaults, with_settings
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, watched
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams, as_keywords
@@ -58,6 +58,7 @@ Verbose = Annotated[
 
 @with_settings(sampling=SamplingParams, engine=EngineConfig)
 def command(
+    context: typer.Context,
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
@@ -95,6 +96,8 @@ def command(
     prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
+        if engine.generation_config:
+            sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         if chat:
             prompts = [loaded.chat_prompt(conversation) for conversation in prompts]
         reference = load_reference(loaded, progress) if verify else None

@@ -7,7 +7,7 @@ decorated with `with_settings` is handed finished settings objects.
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -24,8 +24,10 @@ __all__ = [
     "Model",
     "Quiet",
     "examples",
+    "is_given",
     "option_name",
     "parse_ids",
+    "with_defaults",
     "with_settings",
 ]
 
@@ -73,6 +75,7 @@ HELP: dict[type, dict[str, str]] = {
         "fuse": "Operations that are one: qkv, gate_up, norm, rotary, with commas between; all, or none.",
         "aot_package": "An AOT package of this model: a directory of compiled code from `tokenmill compile`.",
         "aot_fallback": "Where the AOT package does not fit, warn and go on with the plain modules.",
+        "generation_config": "Sample as the model's files recommend, where no option says otherwise.",
     },
     SamplingParams: {
         "max_new_tokens": "Most tokens to generate. Default: 128, or what the context leaves.",
@@ -129,7 +132,8 @@ def with_settings(
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb).parameters
         parameters = [parameter for name, parameter in own.items() if name not in kinds]
-        parameters += [option for kind in kinds.values() for option in _options(kind) if option.name not in without]
+        left_out = without if SamplingParams in kinds.values() else (*without, "generation_config")
+        parameters += [option for kind in kinds.values() for option in _options(kind) if option.name not in left_out]
 
         def run(**values: Any) -> None:
             settings = {keyword: _build(kind, values) for keyword, kind in kinds.items()}
@@ -167,6 +171,17 @@ def _options(kind: type[Any]) -> list[inspect.Parameter]:
             inspect.Parameter(field.name, kind_of, default=default, annotation=Annotated[annotation, option])
         )
     return parameters
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
+    """The settings with a model's defaults in the place of options that were not typed."""
+    return replace(sampling, **{name: value for name, value in defaults.items() if not is_given(context, name)})
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:

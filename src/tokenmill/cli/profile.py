@@ -11,7 +11,7 @@ import typer
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
 from tokenmill.cli.generate import Ids
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_settings
+from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_defaults, with_settings
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
@@ -32,6 +32,7 @@ DEFAULT_PROMPT = "Once upon a time there was a miller who lived by a river, and 
 
 @with_settings(without=("ignore_eos",), sampling=SamplingParams, engine=EngineConfig)
 def command(
+    context: typer.Context,
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
@@ -77,6 +78,7 @@ def command(
     prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
+        sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         found = profile(loaded, prompts, sampling, level, stage=progress.stage)
     document = found.document() | _about(loaded, sampling)
     if output is not None:

@@ -39,6 +39,7 @@ from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
+from tokenmill.weights.generation import recommended
 from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
 from tokenmill.weights.packed.model import PackedCheckpoint
 
@@ -127,6 +128,7 @@ def load_model(
         forms.reason,
         forms.program_name if program.attends else kernel_name,
         digests,
+        recommended(checkpoint, resolved.generation_config),
     )
 
 

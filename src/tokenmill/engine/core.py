@@ -53,7 +53,7 @@ class Core:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.loaded, self.scheduler, self.clock = loaded, scheduler, clock
-        self.inputs = InputProcessor(loaded.config, loaded.model_config, loaded.tokenizer)
+        self.inputs = InputProcessor(loaded.config, loaded.model_config, loaded.tokenizer, loaded.generation_defaults)
         self.observers = Observers()
         self.proposer = proposer
         self._trackers: dict[int, Tracker] = {}
@@ -92,8 +92,7 @@ class Core:
         with self.exclusive():
             self._check_queue(len(request.sequences))
             for index, sequence in enumerate(request.sequences):
-                stop, include = sequence.params.stop, sequence.params.include_stop
-                detokenizer = make_detokenizer(self.loaded.tokenizer, stop, include)
+                detokenizer = make_detokenizer(self.loaded.tokenizer, sequence)
                 tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self.clock(), index)
                 request.trackers.append(tracker)
                 if request.deadline_s is not None:

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import EngineConfig, SamplingParams, from_keywords
+from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, is_batch
@@ -30,7 +30,7 @@ class Engine:
         self.core = core
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> ResolvedConfig:
         """The settings, every default resolved."""
         return self.core.loaded.config
 
@@ -79,7 +79,7 @@ class Engine:
         `settings` are the fields of SamplingParams. With n above 1 every prompt gives n completions, in order. Raises
         RequestError when a prompt cannot be served; then none of the list is.
         """
-        params = from_keywords(SamplingParams, settings)
+        params = self.core.inputs.params(settings)
         many = is_batch(prompt)
         done = self.core.finish(self._requests(list(prompt) if many else [prompt], params))
         return done if many or params.n > 1 else done[0]
@@ -90,7 +90,7 @@ class Engine:
         The prompt is checked at once and queued with the first piece. Closing the iterator early ends the sequence and
         frees its blocks.
         """
-        params = from_keywords(SamplingParams, settings)
+        params = self.core.inputs.params(settings)
         if params.n != 1:
             raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
         (request,) = self._requests([prompt], params)
@@ -119,13 +119,16 @@ class Engine:
         """
         return open_session(self.core, Path(path), convert)
 
-    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; ids are checked, text needs a tokenizer."""
-        return self.core.inputs.encode(prompt, add_special_tokens)
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
+        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
+        return self.core.inputs.encode(prompt, add_special_tokens, after=after)
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        return self.core.inputs.chat_prompt(messages)
+    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+
+        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
+        """
+        return self.core.inputs.chat_prompt(messages, allow_special)
 
     def _requests(self, prompts: List[Prompt], params: SamplingParams) -> list[Request]:
         """A request for each prompt, or a refusal that says which prompt it is about."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.config import EngineConfig
+from tokenmill.config import ResolvedConfig
 from tokenmill.engine.runner import Runner
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program
@@ -23,10 +23,11 @@ class LoadedModel:
     """Made by `build.load_model`, from resolved settings.
 
     program_name, program_reason and kernel_name say what was chosen. fingerprint: digests of the files that the model
-    came from, taken when it was loaded; see weights/fingerprint.py.
+    came from, taken when it was loaded; see weights/fingerprint.py. generation_defaults: sampling settings that stand
+    in the place of SamplingParams' own defaults.
     """
 
-    config: EngineConfig
+    config: ResolvedConfig
     model_config: ModelConfig
     tokenizer: Tokenizer | None
     program: Program
@@ -36,6 +37,7 @@ class LoadedModel:
     program_reason: str
     kernel_name: str
     fingerprint: Mapping[str, str]
+    generation_defaults: Mapping[str, Any]
 
     @property
     def memory(self) -> dict[str, int]:

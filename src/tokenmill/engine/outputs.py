@@ -181,6 +181,9 @@ class Tracker:
         )
 
 
-def make_detokenizer(tokenizer: Tokenizer | None, stop: tuple[str, ...], include_stop: bool) -> Detokenizer | None:
-    """A detokenizer, where there is a tokenizer."""
-    return None if tokenizer is None else Detokenizer(tokenizer, stop=stop, include_stop=include_stop)
+def make_detokenizer(tokenizer: Tokenizer | None, sequence: Sequence) -> Detokenizer | None:
+    """A detokenizer for what a sequence will say after its prompt, where there is a tokenizer."""
+    if tokenizer is None:
+        return None
+    params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]
+    return Detokenizer(tokenizer, stop=params.stop, include_stop=params.include_stop, prompt=prompt)

@@ -37,6 +37,7 @@ def save_packed_model(
         "fingerprint": engine.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
+        "generation_defaults": checkpoint.generation_defaults(),
         "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
         "weights": weights,
         "versions": {"tokenmill": __version__, "torch": torch.__version__},

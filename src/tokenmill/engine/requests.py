@@ -3,6 +3,7 @@
 Nothing is cut or corrected silently. What cannot be served is refused with the numbers and the setting to change.
 """
 
+import logging
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
@@ -11,15 +12,17 @@ from itertools import count
 from operator import index
 from typing import Any
 
-from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
+from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, ResolvedConfig, SamplingParams, from_keywords
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import RequestError
 from tokenmill.model.config import ModelConfig
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.text.chat import render_chat
+from tokenmill.text.literal import encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["InputProcessor", "Prompt", "Request", "is_batch"]
+
+log = logging.getLogger(__name__)
 
 Prompt = str | List[int]
 
@@ -45,18 +48,32 @@ class Request:
 class InputProcessor:
     """Turns prompts into the sequences of one model, and numbers them."""
 
-    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer | None) -> None:
-        assert config.max_length is not None, "resolved when the engine is built"
+    def __init__(
+        self, config: ResolvedConfig, model: ModelConfig, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
+    ) -> None:
         self._name, self._max_length = config.model, config.max_length
         self._model, self._tokenizer = model, tokenizer
+        self.defaults = dict(defaults)  # sampling settings that the model's files recommend
         known = tokenizer.eos_token_ids if tokenizer is not None else ()
-        self._eos = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
+        if absent := sorted(ids.keys() - self._eos.keys()):
+            ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
+            log.warning(
+                "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last
+            )
         self._ids = count(1)
 
-    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; ids are checked, text needs a tokenizer."""
+    def params(self, settings: Mapping[str, Any]) -> SamplingParams:
+        """The sampling settings of a request; what it leaves out is the model's own default, or SamplingParams'."""
+        params: SamplingParams = from_keywords(SamplingParams, {**self.defaults, **settings})
+        return params
+
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
+        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
         if isinstance(prompt, str):
-            tokens = self._need_tokenizer().encode(prompt, add_special_tokens)
+            tokenizer = self._need_tokenizer()
+            tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
         else:
             tokens = [_token_id(token) for token in prompt]
         if not tokens:
@@ -64,12 +81,12 @@ class InputProcessor:
         self._check_ids(tokens)
         return tokens
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn."""
-        tokenizer = self._need_tokenizer()
-        template = tokenizer.chat_template
-        text = render_chat(template, [dict(message) for message in messages], special_texts=tokenizer.special_texts)
-        return tokenizer.encode(text, add_special_tokens=False)
+    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
+
+        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
+        """
+        return encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
 
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""

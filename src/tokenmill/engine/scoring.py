@@ -27,7 +27,7 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
 def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
     start = core.inputs.encode(prompt)
-    tails = [core.inputs.encode(choice, add_special_tokens=False) for choice in choices]
+    tails = [core.inputs.encode(choice, after=start) for choice in choices]
     if not tails:
         return []
     sequence = core.inputs.scored(start + max(tails, key=len), len(start) - 1)

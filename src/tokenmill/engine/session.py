@@ -46,7 +46,7 @@ class Session:
     """
 
     def __init__(self, core: Core, params: SamplingParams | None = None) -> None:
-        self.core, self.params = core, params or SamplingParams()
+        self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
         self._stream: object | None = None  # the stream whose answer is under way
@@ -94,7 +94,7 @@ class Session:
     def _put(self, position: int, prompt: Prompt) -> None:
         """Replace everything from `position` on by the prompt; at a refusal nothing has changed."""
         inputs = self.core.inputs
-        tokens = inputs.encode(prompt, add_special_tokens=not position)
+        tokens = inputs.encode(prompt, after=self._open().tokens[:position])
         inputs.check_length(position + len(tokens))
         with self.core.exclusive():
             sequence = self._open()
@@ -120,7 +120,7 @@ class Session:
         sequence, params = self._open(), self._next_params(settings)
         tokens = list(sequence.tokens)
         if prompt is not None:
-            tokens += self.core.inputs.encode(prompt, add_special_tokens=not tokens)
+            tokens += self.core.inputs.encode(prompt, after=tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
         (asked,) = self.core.inputs.sequences(tokens, params)  # refused here, or not at all

@@ -6,6 +6,7 @@ models.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -22,6 +23,7 @@ from tokenmill.text.sandbox import BoundedEnvironment
 __all__ = ["render_chat"]
 
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
+MAX_DATE = 100  # characters of a date's format
 MAX_REASON = 500  # characters of a template's own message that are worth showing
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -159,6 +161,9 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(form: str) -> str:
+    """The date as C's strftime writes it, which takes a width: `%999999999d` would fill a gigabyte."""
+    if not isinstance(form, str) or len(form) > MAX_DATE or re.search(r"%[^A-Za-z%]*\d", form):
+        raise RequestError(f"the chat template asks for the date as {_line(form)[:40]!r}; such a format is not allowed")
     return datetime.now().strftime(form)
 
 

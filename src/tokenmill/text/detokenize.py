@@ -7,6 +7,7 @@ decoded per step, so the cost of a token does not grow with the length.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -16,7 +17,7 @@ UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character ye
 
 
 class Detokenizer:
-    """One sequence's text.
+    """One sequence's text, after the tokens of `prompt`.
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
     the one that completed that match; all of them while there is none. The match that is complete first wins, the
@@ -30,11 +31,14 @@ class Detokenizer:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special: bool = True,
+        prompt: Sequence[int] = (),
     ) -> None:
         self.text = ""
         self.stopped: str | None = None
         self.num_tokens_used = 0
         self._tokenizer, self._skip_special = tokenizer, skip_special
+        # After a prompt that is text, the first token's space is a space; otherwise sentencepiece leaves it out.
+        self._continues = tokenizer.is_text(prompt)
         self._stop, self._include_stop = tuple(stop), include_stop
         self.has_stops = bool(self._stop)
         # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
@@ -65,9 +69,9 @@ class Detokenizer:
         """New text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
-        decode = self._tokenizer.decode
-        before = decode(self._tokens[self._first : self._shown], self._skip_special)
-        after = decode(self._tokens[self._first :], self._skip_special)
+        decode = partial(self._tokenizer.decode, skip_special=self._skip_special, continues=self._continues)
+        before = decode(self._tokens[self._first : self._shown])
+        after = decode(self._tokens[self._first :])
         unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids
         if len(after) <= len(before) or (unfinished and not final):
             return ""

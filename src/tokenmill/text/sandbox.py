@@ -8,7 +8,7 @@ counted in characters, and each thing a template does is paid by an upper bound 
    joined by `~` or used as a key pays the length of its text;
  - operators, filters, tests and calls pay for their arguments, and for the product of the two largest where time or
    text can grow by it (`replace`, `join`, `center`, …), so that no single operation is out of proportion;
- - builtin values have only the methods listed here, and filters whose time is quadratic are not there at all.
+ - methods that make bytes or tables, and filters whose time is quadratic, are not there at all.
 
 This file knows nothing of chats.
 """
@@ -37,33 +37,16 @@ MAX_DEPTH = 60  # calls within calls; each takes several frames of Python's thou
 MAX_BITS = 4096  # of a whole number in arithmetic
 MAX_DIGITS = 4  # of a width or precision in a format
 
-METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(
-        """capitalize casefold center count endswith expandtabs find format index isalnum isalpha isascii isdecimal
-        isdigit isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition
-        removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip
-        swapcase title upper zfill""".split()
-    ),
-    dict: frozenset({"copy", "get", "items", "keys", "values"}),
-    list: frozenset({"copy", "count", "index"}),
-    tuple: frozenset({"count", "grouper", "index", "list"}),  # the two others are of the groups of `groupby`
-}
-FILTERS = frozenset(
-    """abs attr batch capitalize center count d default dictsort e escape first float forceescape format groupby indent
-    int items join last length list lower map max min reject rejectattr replace reverse round safe select selectattr
-    slice sort string sum title trim truncate unique upper urlencode wordcount""".split()
+REFUSED_METHODS = frozenset({"encode", "format_map", "fromkeys", "maketrans", "translate"})
+REFUSED_FILTERS = frozenset("filesizeformat pprint random striptags tojson urlize wordwrap xmlattr".split())
+# Filters and tests that look at the outside of what they are applied to: `messages | length` reads no message.
+SHALLOW = frozenset(
+    """boolean callable count d default defined false first float integer items iterable last length list map mapping
+    none number reject rejectattr reverse sameas select selectattr sequence string true undefined""".split()
 )
-# These look at the outside of what they are applied to: `messages | length` does not read the messages.
-SHALLOW_FILTERS = frozenset(
-    "count d default first items last length list map reject rejectattr reverse select selectattr".split()
-)
-SHALLOW_TESTS = frozenset(
-    """boolean callable defined false float integer iterable mapping none number sameas sequence string true
-    undefined""".split()
-)
-# These take time and room for the sum of their arguments, at most; `format` and `sum` pay by the piece.
-LINEAR_FILTERS = SHALLOW_FILTERS | {"attr", "format", "sum"}
-LINEAR_METHODS = frozenset({"endswith", "format", "removeprefix", "removesuffix", "startswith"})
+# Filters and methods of texts that take time and memory for the sum of their arguments, at most; `format` and `sum` pay
+# for each part by itself.
+LINEAR = frozenset({"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"})
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -73,22 +56,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._purse = _Purse()
+        self._budget = _Budget()
         del self.globals["lipsum"]
-        self.filters.update(format=_format, sum=_sum)
-        filters: dict[str, Any] = self.filters
+        filters: dict[str, Any] = {**self.filters, "format": _format, "sum": _sum}
         tests: dict[str, Any] = self.tests
         self.filters = {}
-        for name in FILTERS:
+        for name in filters.keys() - REFUSED_FILTERS:
             self.add_filter(name, filters[name])
-        self.tests = {
-            name: self._metered(function, shallow=name in SHALLOW_TESTS, grows=False)
-            for name, function in tests.items()
-        }
+        self.tests = {name: self._metered(test, shallow=name in SHALLOW, grows=False) for name, test in tests.items()}
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
         """Give templates a filter, which pays like the others."""
-        self.filters[name] = self._metered(function, shallow=name in SHALLOW_FILTERS, grows=name not in LINEAR_FILTERS)
+        self.filters[name] = self._metered(
+            function, shallow=name in SHALLOW - {"string"}, grows=name not in SHALLOW | LINEAR
+        )
 
     def compile_bounded(self, source: str) -> Template:
         """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
@@ -98,22 +79,22 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def render_bounded(self, template: Template, variables: dict[str, Any]) -> str:
         """The text of a template that `compile_bounded` made, within a budget that grows with the variables."""
         size = _deep_size(variables)
-        self._purse.limit = self._purse.left = BUDGET + BUDGET_PER_INPUT * size
-        self._purse.depth = 0
+        self._budget.limit = self._budget.left = BUDGET + BUDGET_PER_INPUT * size
+        self._budget.depth = 0
         return template.render(variables)
 
     def pay(self, characters: int) -> None:
         """Take so much from the budget of this render."""
-        self._purse.left -= characters
-        if self._purse.left < 0:
+        self._budget.left -= characters
+        if self._budget.left < 0:
             raise RequestError(
-                f"the chat template does more work than its limit of {self._purse.limit} characters allows; "
+                f"the chat template does more work than its limit of {self._budget.limit} characters allows; "
                 "pass the prompt without --chat, or use a template that loops and repeats less"
             )
 
     def pay_for(self, value: Any) -> Any:
         """Pay for the text of a value, however deep, and hand it on."""
-        self.pay(STEP + _deep_size(value, self._purse.left))
+        self.pay(STEP + _deep_size(value, self._budget.left))
         return value
 
     def pay_for_copy(self, value: Any) -> Any:
@@ -122,11 +103,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Builtin values have the methods listed above; other objects what Jinja's sandbox allows."""
-        for kind, names in METHODS.items():
-            if isinstance(obj, kind):
-                return attr in names
-        return type(obj).__module__ != "builtins" and super().is_safe_attribute(obj, attr, value)
+        """Texts, lists and dicts have their methods that make no bytes; other objects what Jinja's sandbox allows."""
+        builtin = isinstance(obj, (str, dict, list, tuple))
+        allowed = attr not in REFUSED_METHODS if builtin else type(obj).__module__ != "builtins"
+        return allowed and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format`, paid field by field."""
@@ -146,19 +126,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.pay(STEP)
         if isinstance(obj, BuiltinMethodType) and obj.__self__ is not None:
             owner, name = obj.__self__, obj.__name__
-            grows = isinstance(owner, str) and name not in LINEAR_METHODS
+            grows = isinstance(owner, str) and name not in LINEAR
             args = self._admit((owner, *args), kwargs, shallow=isinstance(owner, dict), grows=grows)[1:]
         elif not isinstance(obj, Macro):
             args = self._admit(args, kwargs, shallow=False, grows=False)
-        if self._purse.depth == MAX_DEPTH:
+        if self._budget.depth == MAX_DEPTH:
             raise RequestError(
                 f"the chat template calls itself more than {MAX_DEPTH} levels deep; use another template"
             )
-        self._purse.depth += 1
+        self._budget.depth += 1
         try:
             return self.pay_for_copy(super().call(context, obj, *args, **kwargs))
         finally:
-            self._purse.depth -= 1
+            self._budget.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """An operator: whole numbers stay small, and what grows is paid before it is there."""
@@ -173,7 +153,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "*":
             self.pay(_product(left, right))
         elif operator == "%" and isinstance(left, str):
-            self.pay(_percent_size(left, right, self._purse.left))
+            self.pay(_percent_size(left, right, self._budget.left))
         return self.pay_for_copy(super().call_binop(context, operator, left, right))
 
     def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool) -> Callable[..., Any]:
@@ -192,7 +172,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if not shallow:  # what an iterator yields has a size only once it is there
             args = tuple(self._drained(value) if isinstance(value, Iterator) else value for value in args)
         subject, *others = (*args, *(value for key, value in kwargs.items() if not key.startswith("_"))) or (None,)
-        left = self._purse.left
+        left = self._budget.left
         sizes = [_shallow_size(subject) if shallow else _deep_size(subject, left)]
         sizes += [_deep_size(value, left) for value in others]
         self.pay(STEP + sum(sizes))
@@ -206,7 +186,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return iter([self.pay_for(value) for value in values])
 
 
-class _Purse(threading.local):
+class _Budget(threading.local):
     """What is left of this thread's render."""
 
     limit = left = BUDGET
@@ -217,45 +197,36 @@ class _Payments(NodeTransformer):
     """Writes the payments into the tree of a template."""
 
     def visit_body(self, node: Any) -> nodes.Node:
-        price = nodes.Const(_price(node))
+        payment = _call("pay", nodes.Const(_price(node)), node)
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_call("pay", price, node), lineno=node.lineno))
+        node.body.insert(0, nodes.ExprStmt(payment, lineno=node.lineno))
+        if isinstance(node, nodes.For) and node.test is not None:  # what is left out costs too; `pay` returns None
+            node.test = nodes.And(nodes.Not(payment), node.test, lineno=node.lineno)
         return node  # type: ignore[no-any-return]
 
-    visit_Macro = visit_CallBlock = visit_Block = visit_body
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = visit_body
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.visit_body(node)
-        if node.test is not None:  # what is left out costs too; `pay` returns None
-            payment: Any = node.body[0]
-            node.test = nodes.And(nodes.Not(payment.node), node.test, lineno=node.lineno)
-        return node
-
-    def visit_nodes(self, node: Any) -> nodes.Node:
+    def visit_reader(self, node: Any) -> nodes.Node:
+        """What reads its parts to their ends: a text that is printed, a value that is compared, a key."""
         self.generic_visit(node)
-        node.nodes = [_paid(child) for child in node.nodes]
-        return node  # type: ignore[no-any-return]
-
-    visit_Output = visit_Concat = visit_nodes
-
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        self.generic_visit(node)
-        node.expr = _paid(node.expr)
-        for operand in node.ops:
-            operand.expr = _paid(operand.expr)
-        return node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
-        self.generic_visit(node)
-        if isinstance(node.arg, nodes.Slice):
+        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             return _call("pay_for_copy", node, node)
-        node.arg = _paid(node.arg)  # a tuple is hashed all the way down
-        return node
+        for name in READ[type(node)]:
+            part = getattr(node, name)
+            setattr(node, name, [_paid(child) for child in part] if isinstance(part, list) else _paid(part))
+        return node  # type: ignore[no-any-return]
 
-    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
-        self.generic_visit(node)
-        node.key = _paid(node.key)
-        return node
+    visit_Output = visit_Concat = visit_Compare = visit_Operand = visit_Getitem = visit_Pair = visit_reader
+
+
+READ: dict[type[nodes.Node], tuple[str, ...]] = {
+    nodes.Output: ("nodes",),
+    nodes.Concat: ("nodes",),
+    nodes.Compare: ("expr",),
+    nodes.Operand: ("expr",),
+    nodes.Getitem: ("arg",),  # a tuple is hashed all the way down
+    nodes.Pair: ("key",),
+}
 
 
 def _paid(node: nodes.Expr) -> nodes.Expr:

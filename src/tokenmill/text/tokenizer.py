@@ -6,17 +6,21 @@ Nothing here knows models or engines.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.variants import for_continuation
 
 __all__ = ["Tokenizer", "read_json"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
@@ -24,8 +28,10 @@ class Tokenizer:
     """Text to ids and back.
 
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
-    templates use them ("bos_token", "eos_token", …). num_tokens: one more than the largest id. byte_ids: tokens that
-    are one byte each, whose run is decoded as a whole: all characters, or none.
+    templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
+    its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
+    num_tokens: one more than the largest id. byte_ids: tokens that are one byte each, whose run is decoded as a whole:
+    all characters, or none.
     """
 
     def __init__(
@@ -46,6 +52,11 @@ class Tokenizer:
         self.special_texts = dict(special_texts or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        self.control_ids = {
+            token.content: number
+            for number, token in added.items()
+            if token.special or _CONTROL.fullmatch(token.content)
+        }
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.num_tokens = 1 + max(vocabulary.values(), default=-1)
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
@@ -71,17 +82,42 @@ class Tokenizer:
             special_texts=texts,
         )
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; names of special tokens in the text become those tokens, as in transformers."""
+    def is_text(self, ids: Iterable[int]) -> bool:
+        """Whether there is anything but special tokens, so that what follows continues a text."""
+        return any(number not in self.special_ids for number in ids)
+
+    @cached_property
+    def _continuation(self) -> tokenizers.Tokenizer:
+        return for_continuation(self.backend)
+
+    def encode(self, text: str, add_special_tokens: bool = True, *, continues: bool = False) -> list[int]:
+        """Token ids; names of special tokens in the text become those tokens, as in transformers.
+
+        `continues`: the text follows other text, so that no space is put before it.
+        """
         try:
+            if continues and self._continuation is not self.backend:
+                return self._encode_continuation(text)
             ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError as error:  # half a surrogate pair is a Python text, but no UTF-8
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
         return ids
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of the ids; ids that the tokenizer does not know are left out."""
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
+    def _encode_continuation(self, text: str) -> list[int]:
+        """Up to the first added token as in the middle of a text, and from there on as ever."""
+        found = self._continuation.encode(text, add_special_tokens=False)
+        added = self.backend.get_added_tokens_decoder()
+        cut = next((i for i, number in enumerate(found.ids) if number in added), len(found.ids))
+        rest = text[found.offsets[cut][0] :] if cut < len(found.ids) else ""
+        return [*found.ids[:cut], *self.backend.encode(rest, add_special_tokens=False).ids]
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False) -> str:
+        """The text of the ids; ids that the tokenizer does not know are left out.
+
+        `continues`: the ids follow others that are text, so that a space before their first word is kept.
+        """
+        backend = self._continuation if continues else self.backend
+        text: str = backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
 

@@ -7,7 +7,7 @@ second.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from numbers import Integral, Real
 from typing import Any
 
@@ -27,9 +27,17 @@ from tokenizers import (
 from tokenmill.errors import CheckpointError
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["PRE_TOKENIZERS", "tokenizer_from_gguf"]
+__all__ = ["PRE_TOKENIZERS", "end_token_ids", "tokenizer_from_gguf"]
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # GGUF's token types that matter here
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # GGUF's token types that matter here
+MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
+
+# Tokens that end a text or a turn whatever the metadata says: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids),
+# for the architectures that are read here.
+END_TOKENS = frozenset(
+    """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> </s>
+    <eos> <EOT> _<EOT> [EOT] [EOS]""".split()
+)
 
 # One contraction, letters, up to three digits, punctuation, line ends, spaces: Llama 3's split; Qwen 2 takes one digit.
 _SPLIT = (
@@ -78,6 +86,9 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "deepseek-r1-qwen": lambda: _split(""),
     "stablelm2": lambda: _split(""),
 }
+# Llama 3's tokenizer takes a word that is a token whole, without asking the merges, and begins every text with its
+# begin-of-text token: llama.cpp adds it where the file has no add_bos_token, as files made before that key have not.
+_LLAMA_3 = ("llama3", "llama-bpe", "llama-v3")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -88,25 +99,41 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if not isinstance(kind, str) or kind not in builders:
         raise CheckpointError(f"tokenizer.ggml.model = {kind!r} is not implemented: use one of {', '.join(builders)}")
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN:
+        raise CheckpointError(
+            f"tokenizer.ggml.tokens has a token of {longest} characters; at most {MAX_TOKEN} are allowed"
+        )
     if len(set(tokens)) != len(tokens):
         raise CheckpointError("tokenizer.ggml.tokens names a token twice")
-    backend = builders[kind](metadata, tokens)
+    backend = builders[kind](metadata, tokens, types)
     ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
     _add_special(backend, tokens, types)
-    _add_template(backend, metadata, tokens, ids, by_default=kind == "llama")
+    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
+    _add_template(backend, metadata, tokens, ids, by_default=begins)
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
         bos_token_id=ids["bos"],
-        eos_token_ids=[number for name in ("eos", "eot", "eom") if (number := ids[name]) is not None],
+        eos_token_ids=end_token_ids(metadata),
         chat_template=template if isinstance(template, str) else None,
         special_texts={word: tokens[number] for name, word in words.items() if (number := ids[name]) is not None},
     )
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
+def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """The ids that end a text: those that keys of the metadata name, then control tokens of a well-known spelling."""
+    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    pairs = zip(tokens, types, strict=False) if isinstance(tokens, list) and isinstance(types, Iterable) else ()
+    spelled = [i for i, (token, kind) in enumerate(pairs) if kind in (CONTROL, USER_DEFINED) and token in END_TOKENS]
+    return list(dict.fromkeys(number for number in (*named, *spelled) if type(number) is int))
+
+
+def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Backend:
     """BPE over bytes, as GPT-2 has it."""
+    del types
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
@@ -116,19 +143,17 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
             raise CheckpointError(f"tokenizer.ggml.merges holds {' '.join(merge)!r}, whose parts are no tokens")
-    # Llama 3's tokenizer takes a word that is a token whole, without asking the merges.
-    whole = pre in ("llama3", "llama-bpe", "llama-v3")
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=whole))  # type: ignore[arg-type]  # pairs, as it wants
+    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA_3))  # type: ignore[arg-type]  # pairs
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Backend:
     """BPE over characters with bytes as a last resort, as Llama 1 and 2 have it; merges follow from the scores."""
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), None)
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    merges = _merges_from_scores(tokens, vocabulary, scores)
+    merges = _merges_from_scores(tokens, types, scores)
     unknown = _token_id(metadata, "unknown", len(tokens))
     backend = Backend(
         models.BPE(
@@ -147,16 +172,17 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str]) -> Backend:
     return backend
 
 
-def _merges_from_scores(tokens: list[str], vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two tokens, best token first: what sentencepiece's search does, as a list."""
+def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
+    """Every way to make a token of two tokens, best token first: what sentencepiece's search does, as a list.
+
+    Control, unknown and byte tokens are not made of letters, and nothing is made of them.
+    """
+    made = {token: i for i, token in enumerate(tokens) if types[i] not in (UNKNOWN, CONTROL, BYTE)}
     found = []
-    for token, score in zip(tokens, scores, strict=True):
-        local = [
-            (vocabulary[token[:cut]], vocabulary[token[cut:]])
-            for cut in range(1, len(token))
-            if token[:cut] in vocabulary and token[cut:] in vocabulary
-        ]
-        found += [(score, pair) for pair in sorted(local)]
+    for token, number in made.items():
+        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        local = [(made[left], made[right]) for left, right in cuts if left in made and right in made]
+        found += [(scores[number], pair) for pair in sorted(local)]
     found.sort(key=lambda entry: -entry[0])
     return [(tokens[left], tokens[right]) for _, (left, right) in found]
 

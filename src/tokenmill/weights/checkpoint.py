@@ -22,6 +22,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.registry import resolve
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.generation import defaults_of_directory
 from tokenmill.weights.packed.header import is_packed_model
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
@@ -53,6 +54,9 @@ class Checkpoint(Protocol):
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that travels with the model, if one does."""
+
+    def generation_defaults(self) -> dict[str, Any]:
+        """The sampling settings that the model's files recommend, by their names in SamplingParams."""
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
@@ -153,6 +157,10 @@ class SafetensorsCheckpoint:
         """See Checkpoint."""
         return Tokenizer.from_directory(self.path)
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return defaults_of_directory(self.path)
+
 
 class BinCheckpoint:
     """One or more `pytorch_model*.bin` files, mapped; only tensors are unpickled, never code."""
@@ -182,6 +190,10 @@ class BinCheckpoint:
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
         return Tokenizer.from_directory(self.path)
+
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return defaults_of_directory(self.path)
 
 
 def _load_bin(file: Path) -> dict[str, Tensor]:

@@ -75,6 +75,10 @@ class QuantizedCheckpoint:
         """See Checkpoint."""
         return self._plain.tokenizer()
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return self._plain.generation_defaults()
+
     def _unpack(self, name: str) -> Stored | None:
         base = name.removesuffix(".weight")
         if base not in self._parts or base == name:

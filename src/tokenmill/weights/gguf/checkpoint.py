@@ -27,6 +27,7 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import tokenizer_from_gguf
+from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.codes import BITS, KINDS, decode
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import TensorInfo, read_header
@@ -100,6 +101,10 @@ class GGUFCheckpoint:
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
         return tokenizer_from_gguf(self._metadata) if "tokenizer.ggml.tokens" in self._metadata else None
+
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return defaults_of_gguf(self.path, self._metadata)
 
     def _rope_factors(self, info: TensorInfo) -> list[float]:
         factors: list[float] = self._load(info, info.shape, 0).flatten().tolist()

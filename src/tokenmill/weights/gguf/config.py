@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError
+from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.gguf.header import Header
 
@@ -223,6 +224,7 @@ def _shared(keys: _Keys) -> dict[str, Any]:
     ):
         if count != vocab_size:
             raise CheckpointError(f"{keys.path}: {name} is {brief(count)}, but token_embd.weight has {vocab_size} rows")
+    end_ids = end_token_ids(keys.metadata)
     num_layers = len({name.split(".")[1] for name in keys.tensors if name.startswith("blk.")})
     if keys.count("block_count") != num_layers:
         claimed = keys.count("block_count")
@@ -231,16 +233,9 @@ def _shared(keys: _Keys) -> dict[str, Any]:
         "vocab_size": vocab_size,
         "tie_word_embeddings": "output.weight" not in keys.tensors,
         "bos_token_id": keys.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _end_ids(keys),
+        "eos_token_id": end_ids if len(end_ids) > 1 else next(iter(end_ids), None),
         "torch_dtype": _dtype(keys),
     }
-
-
-def _end_ids(keys: _Keys) -> int | list[int] | None:
-    """End of text; with it end of turn and of message, where a chat model has them apart."""
-    found = [keys.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    ids = list(dict.fromkeys(number for number in found if type(number) is int))
-    return ids if len(ids) > 1 else next(iter(ids), None)
 
 
 def _dtype(keys: _Keys) -> str:

@@ -97,6 +97,10 @@ class PackedCheckpoint:
             special_texts=special_texts,
         )
 
+    def generation_defaults(self) -> dict[str, Any]:
+        """See Checkpoint."""
+        return dict(self.facts.get("generation_defaults", {}))
+
     def start_reading(self) -> None:
         """Read all weights in the background, unless that is going on already."""
         self.reader = self.reader or PackedReader(self.path)

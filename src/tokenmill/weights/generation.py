@@ -1,0 +1,85 @@
+"""The sampling settings that a model's files recommend, under the names of SamplingParams.
+
+A directory has them in generation_config.json, a GGUF file under general.sampling. They mean what they mean to
+transformers: where do_sample is not true the model is decoded greedily, and temperature, top_k, top_p and min_p say
+nothing. What is read is checked for type and range. Settings that tokenmill does not have are warned of by name.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import SamplingParams
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.text.tokenizer import read_json
+
+__all__ = ["defaults_of_directory", "defaults_of_gguf", "recommended"]
+
+log = logging.getLogger(__name__)
+
+DRAWN = ("temperature", "top_k", "top_p", "min_p")  # without effect where the likeliest token is taken
+# Key of generation_config.json → its value where it has no effect. The first entries of transformers' GenerationConfig
+# that change which token is chosen.
+ABSENT = {
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "num_beams": 1,
+    "penalty_alpha": 0.0,
+    "suppress_tokens": [],
+    "bad_words_ids": [],
+}
+GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"} | {
+    "penalty_repeat": "repetition_penalty"
+}
+
+
+def defaults_of_directory(path: Path) -> dict[str, Any]:
+    """Of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says nothing."""
+    file = path / "generation_config.json"
+    values = {key: value for key, value in read_json(file).items() if value is not None}
+    ignored = {key: values[key] for key, neutral in ABSENT.items() if values.get(key, neutral) != neutral}
+    if ignored:
+        log.warning("%s asks for what tokenmill does not have: %s", file, _say(ignored))
+    sampled = values.get("do_sample", False)
+    if not isinstance(sampled, bool):
+        raise CheckpointError(f"{file}: do_sample is {sampled!r}; true or false is needed")
+    names = (*DRAWN, "repetition_penalty") if sampled else ("repetition_penalty",)
+    found = {"temperature": 1.0} if sampled else {}
+    return _checked(file, found | {name: values[name] for name in names if name in values})
+
+
+def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a GGUF file; empty where the metadata says nothing."""
+    keys = {f"general.sampling.{key}": name for key, name in GGUF.items()}
+    found = {name: metadata[key] for key, name in keys.items() if key in metadata}
+    # Floats have 32 bits there: 0.7, not 0.699999988.
+    return _checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
+
+
+def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
+    """The settings of a Checkpoint where they are wanted; else none, and a warning that they are not used."""
+    found: dict[str, Any] = checkpoint.generation_defaults()
+    if wanted or not found:
+        return found
+    values = _say(found)
+    log.warning(
+        "%s recommends %s; generation_config=True (--generation-config) uses that", checkpoint.path.name, values
+    )
+    return {}
+
+
+def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """What differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
+    try:
+        params = SamplingParams(**found)
+    except ConfigError as error:
+        raise CheckpointError(f"{file}: {error}") from error
+    return {name: getattr(params, name) for name in found if getattr(params, name) != getattr(SamplingParams(), name)}
+
+
+def _say(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value!r}" for name, value in values.items())
