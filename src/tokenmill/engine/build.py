@@ -22,12 +22,11 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, ImageMismatch
 from tokenmill.hub.names import locate
-from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.model.fusion import fuse
 from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
 from tokenmill.program.aot.manifest import check as check_code
@@ -84,25 +83,26 @@ def build(
     spec = cache_spec(config, model_config)
     max_length = config.max_length
     assert max_length is not None, "resolved above"
-    kernel_name, kernel = choose_kernel(config.kernel, spec, max_length, attention_shapes(model_config))
+    kernel_name, kernel = choose_kernel(
+        config.kernel, spec, device, max_length, describe(model_config).attention_shapes
+    )
     forms = choose_forms(config, model_config, device)
     config = choose_proposer(replace(config, scheme=forms.scheme_name), forms.program.finds_drafts)
     identity = _identify(checkpoint)  # before the weights: later the files may be others
     if config.image is not None:
         config, forms = _with_code(config, forms, identity, model_config, device)
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
-    decoder = empty_decoder(model_config, forms.scheme, kernel, max_length)
+    decoder = empty_decoder(model_config, forms.scheme, max_length, _fused(config))
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
     if image is None:
         fill(checkpoint, decoder, getattr(torch, config.dtype), device, progress)
     else:
         decoder.to(getattr(torch, config.dtype))  # of what has no memory
-    _fuse(decoder, config)
     try:
-        program = forms.program(decoder, pool, image, config)
+        program = forms.program(decoder, pool, kernel, image, config)
     except ImageMismatch as error:
         config, forms = _without_code(error, config, model_config, device)
-        program = forms.program(decoder, pool, image, config)
+        program = forms.program(decoder, pool, kernel, image, config)
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
     engine = Engine(
         config,
@@ -140,12 +140,11 @@ def _memory(program: Program, pool: Pool) -> dict[str, int]:
     }
 
 
-def _fuse(decoder: Decoder, config: EngineConfig) -> None:
-    if config.fuse == EngineConfig.fuse:
-        return
+def _fused(config: EngineConfig) -> tuple[str, ...]:
+    """The operations that are one; only plain matrices can be taken apart."""
     if not {"qkv", "gate_up"} <= set(config.fused) and config.scheme != "dense":
         raise ConfigError("fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not dense")
-    fuse(decoder, config.fused)
+    return config.fused
 
 
 def _prefix_store(engine: Engine, folder: Path) -> PrefixStore:
@@ -189,7 +188,7 @@ def save_code(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progre
     write: Callable[..., int] = resolve(
         "tokenmill.program.aot.exporting:write_code"
     )  # a compiler is only loaded for this
-    return write(folder, program.decoder, engine.runner.pool, config.compile_phases, facts, progress)
+    return write(folder, program.decoder, engine.runner.pool, program.padded, config.compile_phases, facts, progress)
 
 
 def save_image(checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]) -> int:
@@ -316,11 +315,6 @@ def cache_spec(config: EngineConfig, model: ModelConfig) -> CacheSpec:
         block_size=config.block_size,
         num_blocks=-(-config.cache_tokens // config.block_size),
     )
-
-
-def attention_shapes(model: ModelConfig) -> frozenset[AttentionShape]:
-    """Every shape that some layer needs."""
-    return frozenset(AttentionShape(model.scale, window, model.attention_softcap) for window in model.windows)
 
 
 def find_device(name: str) -> torch.device:

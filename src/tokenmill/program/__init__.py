@@ -14,6 +14,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import SCHEMES
@@ -57,9 +58,17 @@ class Program(Protocol):
         """What num_weight_bytes will be."""
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, image: ImageCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        image: ImageCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
-        """With an image, which was made for this program, the decoder is an empty one."""
+        """attend: the kernel for steps as they come; one that attends by itself has no use for it.
+
+        With an image, which was made for this program, the decoder is an empty one.
+        """
 
     @property
     def num_weight_bytes(self) -> int:
