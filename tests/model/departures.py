@@ -99,6 +99,7 @@ OLMO2 = _family({**NAMES, **_AFTER, **_QK}, lambda _: {"norm_placement": "after"
 GRANITE = _family(NAMES, _granite)
 SMOLLM3 = _family(NAMES, _smollm3)
 QWEN2_MOE = _family(_EXPERTS, _qwen2_moe)
+UNIT_OFFSET = _family(NAMES, lambda _: {"norm_unit_offset": True})
 
 _FOUR = _LLAMA | {"num_hidden_layers": 4}
 _SMALL_GEMMA = _FOUR | {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 7}

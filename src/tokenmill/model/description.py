@@ -123,6 +123,7 @@ class DecoderDescription:
         """What not every decoder has, by the names that refusals use."""
         branches = [branch for layer in self.layers for branch in layer.branches]
         attentions = self.attentions
+        q_norms = [(block, block.q_norm) for block in attentions if block.q_norm is not None]
         mixtures = [layer.mlp.block for layer in self.layers if isinstance(layer.mlp.block, ExpertsBlock)]
         found = {
             "embedding multiplier": self.embedding_multiplier != 1.0,
@@ -132,9 +133,8 @@ class DecoderDescription:
             "attention or MLP without a norm before it": any(branch.before is None for branch in branches),
             "norm with unit offset": self.norm.unit_offset,
             "rope that differs from layer to layer": len({attention.rope for attention in attentions}) > 1,
-            "norm over all heads of q and k": any(
-                a.q_norm is not None and a.q_norm.size != a.head_dim for a in attentions
-            ),
+            "norm over all heads of q and k": any(norm.size != block.head_dim for block, norm in q_norms),
+            "LayerNorm of q and k": any(norm.kind == "layer" for _, norm in q_norms),
             "attention sinks": any(attention.shape.sinks for attention in attentions),
             "shared experts": any(mixture.shared is not None for mixture in mixtures),
             "sigmoid scores of experts": any(mixture.scores == "sigmoid" for mixture in mixtures),
