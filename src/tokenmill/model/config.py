@@ -1,6 +1,6 @@
 """What a decoder-only transformer is made of, as data.
 
-A family file turns a checkpoint's config.json into one ModelConfig; everything after that (decoder, cache, planner)
+A family file makes one ModelConfig of a checkpoint's config.json; everything after that (decoder, cache, planner)
 reads only this. Families differ in these fields, not in code. Reading is strict: a key that changes the arithmetic
 and is not understood is an error, never ignored.
 """

@@ -1,7 +1,7 @@
 """What a decoder computes, told once: its layers in order, the matrices and norms of each, and how they are joined.
 
-`describe` makes the description from a ModelConfig. The eager modules are built from it, the native program turns it
-into a list of operations, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,
+`describe` makes the description from a ModelConfig. The eager modules are built from it, the native program makes a
+list of operations of it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,
 bytes and operations are sums over it. A program lists the departures that it can compute and refuses any other by name.
 """
 
@@ -72,10 +72,10 @@ class DecoderDescription:
                 found.update(branch.block.matrices)
         return found
 
-    @property
-    def ropes(self) -> list[Rope]:
+    @cached_property
+    def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of its layers, in the order of their first use."""
-        return list(dict.fromkeys(block.rope for block in self.attentions if block.rope is not None))
+        return tuple(dict.fromkeys(block.rope for block in self.attentions if block.rope is not None))
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
@@ -93,12 +93,12 @@ class DecoderDescription:
 
     @property
     def attentions(self) -> list[AttentionBlock]:
-        """That of each layer."""
+        """The attention of each layer."""
         return [layer.attention.block for layer in self.layers]
 
     @property
     def norms(self) -> list[Norm]:
-        """All but those of q and k."""
+        """Every norm but those of q and k."""
         branches = (branch for layer in self.layers for branch in layer.branches)
         return [norm for branch in branches for norm in (branch.before, branch.after) if norm is not None] + [self.norm]
 

@@ -51,7 +51,7 @@ def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 
 def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """The same numbers, to the bit, without a swapped copy."""
+    """What apply_rotary computes, bit for bit, without a swapped copy."""
     dim = cos_T1H.shape[-1]
     half = dim // 2
     rotated = x_TNH[..., :dim] * cos_T1H

@@ -1,4 +1,4 @@
-"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; a part of each head turns."""
+"""GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; only a part of each head is rotated."""
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family

@@ -20,7 +20,7 @@ __all__ = ["End", "OneLayer", "Part", "kind_of", "weights_of"]
 
 
 class OneLayer(nn.Module):
-    """A layer of a padded step."""
+    """A layer as a function of a padded step and of its cache."""
 
     def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class Inputs:
         return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
 
     def copy(self) -> "Inputs":
-        """The same numbers at addresses of their own."""
+        """Copies of all tensors."""
         rows_B = None if self.rows_B is None else self.rows_B.clone()
         return Inputs(
             self.token_ids_BC.clone(), self.positions_BC.clone(), self.tables_BM.clone(), self.offsets_L.clone(), rows_B
@@ -97,7 +97,10 @@ def flat_cache(layers: Sequence[LayerKV]) -> list[Tensor]:
 
 
 def stage(piece: Piece, shape: Shape, step: Step, offsets_P: Tensor, num_blocks: int) -> Inputs:
-    """A piece of a step in `shape`. offsets_P: 0, 1, 2, … on the device; num_blocks: length of every block table."""
+    """The inputs of a form of `shape` for a piece of a step.
+
+    offsets_P: 0, 1, 2, … on the device. num_blocks: length of every block table.
+    """
     token_ids: list[list[int]] = []
     positions: list[list[int]] = []
     tables: list[list[int]] = []

@@ -45,7 +45,7 @@ ABLE = ("norm with unit offset",)
 
 
 def refuse(decoder: DecoderDescription) -> str | None:
-    """What of it no list of operations can say, or None."""
+    """Why no list of operations computes this decoder, or None."""
     unknown = [mlp.activation for mlp in decoder.mlps if mlp.activation not in ACTIVATIONS]
     return f"has no activation {unknown[0]!r}" if unknown else decoder.refuse(ABLE)
 
@@ -150,7 +150,7 @@ class Ops:
         tied = None if modules else self.decoder.embedding.weight
         self._linears.append(Linear(op, modules, tied, unit, firsts, gates, whole=epilogue == QKV))
 
-    # ---- what pointers point to
+    # ---- what the operations point to
 
     def _add(self, kind: int, **fields: Any) -> Op:
         op = Op(kind=kind, **fields)
@@ -181,7 +181,7 @@ class Ops:
 
 
 def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
-    """Where each unit of so many rows begins; one never reaches into the next part."""
+    """The first row of each unit of so many rows; a unit lies within one part."""
     begin = 0
     for _, rows in matrix.parts:
         yield from range(begin, begin + rows, unit)
@@ -189,9 +189,9 @@ def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
 
 
 def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
-    """What the weights will take, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
+    """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
 
-    Of scheme "file" about: its tensors may have codes of several kinds.
+    An estimate for scheme "file", whose tensors may have codes of several kinds.
     """
     layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
     units = {"router": TILE, "qkv": model.head_dim}
