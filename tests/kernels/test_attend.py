@@ -7,13 +7,20 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import Span, Step
+from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import NoKernel
 from tokenmill.kernels.attend import ATTEND, AttentionShape, choose
 from tokenmill.kernels.attend.gather import attend_written_out
 
 LENGTH, HEADS, KV_HEADS, HEAD_DIM = 29, 6, 2, 10
-SHAPES = [AttentionShape(0.3), AttentionShape(0.3, window=5), AttentionShape(0.3, softcap=2.0)]
+SHAPES = [
+    AttentionShape(0.3),
+    AttentionShape(0.3, window=5),
+    AttentionShape(0.3, softcap=2.0),
+    AttentionShape(0.3, sinks=True),
+]
+NAMES = ["plain", "window", "softcap", "sinks"]
+SINKS = torch.linspace(-2.0, 3.0, HEADS)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -40,7 +47,11 @@ def attend(kernel, block_size: int, splits: list[int], shape: AttentionShape, dt
         span = Span(0, end - start, start, base, torch.tensor(slots[:end]) if base is None else None)
         positions = range(start, end)
         step = Step(positions, positions, slots[start:end], [span], None, end - start, CPU)
-        out.append(kernel(q[start:end], k[start:end], v[start:end], layer, step, shape))
+        if kernel.padded:
+            keys_BL = torch.tensor([slots[:end] + slots[:3]])  # those beyond the end are any
+            step = PaddedStep(step.token_ids_T, step.positions_T, step.slots_T, keys_BL, None, end - start)
+        sinks = SINKS if shape.sinks else None
+        out.append(kernel(q[start:end], k[start:end], v[start:end], layer, step, shape, sinks))
     return torch.cat(out)
 
 
@@ -55,23 +66,26 @@ def expected(shape: AttentionShape) -> torch.Tensor:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
     far = positions[:, None] - positions[None, :]
     hidden = (far < 0) | (far >= (shape.window or LENGTH))
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    weights = scores.softmax(-1)
+    if shape.sinks:
+        exponentials, sinks = scores.exp(), SINKS.exp().view(KV_HEADS, -1, 1, 1)
+        weights = exponentials / (exponentials.sum(-1, keepdim=True) + sinks)
     out = torch.einsum("kgtl,lkh->tkgh", weights, numbers[2]).reshape(LENGTH, HEADS, HEAD_DIM)
-    torch.testing.assert_close(attend_written_out(*numbers, step, span, shape), out)
+    torch.testing.assert_close(attend_written_out(*numbers, step, span, shape, SINKS if shape.sinks else None), out)
     return out
 
 
 @pytest.mark.parametrize("splits", [[], [28], [1, 2, 3], [7, 20]], ids=str)
 @pytest.mark.parametrize("block_size", [LENGTH, 1, 4])
-@pytest.mark.parametrize("shape", SHAPES, ids=["plain", "window", "softcap"])
+@pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 @pytest.mark.parametrize("name", ATTEND)
 def test_every_kernel_is_the_formula(name, shape, block_size, splits):
     spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", block_size, 40)
     try:
-        _, kernel = choose(name, spec, LENGTH, frozenset([shape]))
+        _, kernel = choose(name, spec, CPU, LENGTH, frozenset([shape]), padded=name == "padded")
     except NoKernel:
-        assert name == "rows"
-        assert block_size < LENGTH or shape.softcap is not None
+        assert shape.sinks if name == "padded" else name == "rows" and (block_size < LENGTH or not shape.is_plain)
         return
     torch.testing.assert_close(attend(kernel, block_size, splits, shape, torch.float32), expected(shape))
 
@@ -82,7 +96,7 @@ def test_every_kernel_is_the_formula(name, shape, block_size, splits):
 def test_the_block_size_changes_no_bit(splits, shape, dtype):
     def run(name: str, block_size: int) -> torch.Tensor:
         spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", block_size, 40)
-        return attend(choose(name, spec, LENGTH, frozenset([shape]))[1], block_size, splits, shape, dtype)
+        return attend(choose(name, spec, CPU, LENGTH, frozenset([shape]))[1], block_size, splits, shape, dtype)
 
     reference = run("rows", LENGTH)
     for block_size in (1, 3, 16, LENGTH):
@@ -92,5 +106,14 @@ def test_the_block_size_changes_no_bit(splits, shape, dtype):
 def test_a_refusal_names_every_candidate_and_its_reason():
     spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", 4, 40)
     with pytest.raises(NoKernel, match="rows: needs one block per sequence, and block_size 4 is under max_length 29"):
-        choose("rows", spec, LENGTH, frozenset(SHAPES))
-    assert choose("auto", spec, LENGTH, frozenset(SHAPES))[0] == "gather"
+        choose("rows", spec, CPU, LENGTH, frozenset(SHAPES))
+    assert choose("auto", spec, CPU, LENGTH, frozenset(SHAPES))[0] == "gather"
+
+
+def test_a_kernel_is_chosen_for_the_steps_that_it_serves():
+    spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", 4, 40)
+    assert choose("auto", spec, CPU, LENGTH, frozenset(SHAPES[:3]), padded=True)[0] == "padded"
+    with pytest.raises(NoKernel, match="padded: serves padded steps only"):
+        choose("padded", spec, CPU, LENGTH, frozenset(SHAPES[:1]))
+    with pytest.raises(NoKernel, match="gather: serves packed steps only; padded: has no attention sinks"):
+        choose("auto", spec, CPU, LENGTH, frozenset(SHAPES), padded=True)

@@ -119,8 +119,7 @@ def test_every_kernel_equals_gather(name, kernel, models):
                 path, dtype="float32", kernel=kernel, block_size=block_size, max_length=CONTEXT, max_step_tokens=10
             )
         except NoKernel as refusal:
-            assert kernel == "rows", refusal
-            assert block_size == 3
+            assert kernel == "padded" or (kernel, block_size) == ("rows", 3), refusal
             continue
         torch.testing.assert_close(engine.logits(tokens), expected)
 

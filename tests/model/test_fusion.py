@@ -31,7 +31,7 @@ def test_the_tokens_are_the_same(family, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [16, 12])
-def test_halves_turn_to_the_same_bits(dtype, width):
+def test_halves_are_rotated_to_the_same_bits(dtype, width):
     x, cos, sin = (torch.randn(shape).to(dtype) for shape in ((7, 3, 16), (7, 1, width), (7, 1, width)))
     assert torch.equal(apply_rotary(x, cos, sin), apply_rotary_in_halves(x, cos, sin))
 

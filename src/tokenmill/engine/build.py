@@ -20,15 +20,15 @@ from tokenmill.config import EngineConfig, ResolvedConfig, from_keywords
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import Forms, attention_shapes, cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import Forms, cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.model.fusion import fuse
 from tokenmill.program.aot.manifest import check as check_package
 from tokenmill.program.aot.manifest import made_for
 from tokenmill.registry import lookup
@@ -97,13 +97,15 @@ def load_model(
     tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
     torch.set_num_threads(resolved.threads)
     spec = cache_spec(resolved, model_config)
-    kernel_name, kernel = choose_kernel(resolved.kernel, spec, resolved.max_length, attention_shapes(model_config))
+    kernel_name, kernel = choose_kernel(
+        resolved.kernel, spec, device, resolved.max_length, describe(model_config).attention_shapes
+    )
     forms = choose_forms(resolved, model_config, device)
     resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.proposer, "proposer")
     digests = _fingerprint(checkpoint, resolved)  # before the weights: later the files may be others
     resolved, forms = _with_package(resolved, forms, digests, model_config, device)
-    decoder = empty_decoder(model_config, forms.scheme, kernel, resolved.max_length)
+    decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
     pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
@@ -111,12 +113,11 @@ def load_model(
         fill(checkpoint, decoder, getattr(torch, resolved.dtype), device, progress)
     else:
         decoder.to(getattr(torch, resolved.dtype))  # it has no memory
-    _fuse(decoder, resolved)
     try:
-        program = forms.program(decoder, pool, packed, resolved)
+        program = forms.program(decoder, pool, kernel, packed, resolved)
     except PackageMismatch as error:
         resolved, forms = _without_package(error, resolved, model_config, device)
-        program = forms.program(decoder, pool, packed, resolved)
+        program = forms.program(decoder, pool, kernel, packed, resolved)
     return LoadedModel(
         resolved,
         model_config,
@@ -142,12 +143,11 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
     return tokenizer
 
 
-def _fuse(decoder: Decoder, config: EngineConfig) -> None:
-    if config.fuse == EngineConfig.fuse:
-        return
+def _fused(config: ResolvedConfig) -> tuple[str, ...]:
+    """The operations that are one; only plain matrices can be taken apart."""
     if not {"qkv", "gate_up"} <= set(config.fused) and config.scheme != "dense":
         raise ConfigError("fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not dense")
-    fuse(decoder, config.fused)
+    return config.fused
 
 
 def _with_package(

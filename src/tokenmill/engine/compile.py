@@ -27,4 +27,6 @@ def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path,
     }
     program = engine.core.loaded.program
     assert isinstance(program, InPieces), "program compiled is one"
-    return write_package(folder, program.decoder, engine.core.loaded.pool, config.compile_phases, facts, progress)
+    return write_package(
+        folder, program.decoder, engine.core.loaded.pool, program.padded, config.compile_phases, facts, progress
+    )

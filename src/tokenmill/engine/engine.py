@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
+from tokenmill.config import ResolvedConfig, SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, is_batch

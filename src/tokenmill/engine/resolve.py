@@ -8,7 +8,6 @@ from tokenmill.cache.formats import FORMATS
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig, as_keywords
 from tokenmill.errors import ConfigError
-from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program
 from tokenmill.program import choose as choose_program
@@ -16,7 +15,7 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.registry import lookup
 
-__all__ = ["Forms", "attention_shapes", "cache_spec", "choose_forms", "find_device", "resolve_config"]
+__all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
@@ -94,11 +93,6 @@ def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
         block_size=config.block_size,
         num_blocks=-(-config.cache_tokens // config.block_size),
     )
-
-
-def attention_shapes(model: ModelConfig) -> frozenset[AttentionShape]:
-    """Every shape that some layer needs."""
-    return frozenset(AttentionShape(model.scale, window, model.attention_softcap) for window in model.windows)
 
 
 def find_device(name: str) -> torch.device:

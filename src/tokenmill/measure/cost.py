@@ -16,6 +16,7 @@ from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import LayerDescription, describe
 from tokenmill.model.parameters import count_parameters
 from tokenmill.registry import lookup
 
@@ -54,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one step, or one prefill, moves and computes at the least."""
+    """The minimum that one step, or one prefill, has to move and compute."""
 
     read_bytes: float
     operations: float
@@ -81,7 +82,7 @@ class Storage:
     @classmethod
     def of_engine(cls, engine: Engine) -> "Storage":
         """As the engine really holds them."""
-        weights, _ = _matrix_parameters(engine.model_config, engine.config.max_length or 1)
+        weights = describe(engine.model_config).num_read(engine.config.max_length or 1)
         integer = engine.config.scheme in INTEGER_SCHEMES
         config = engine.config
         return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
@@ -115,46 +116,32 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
     """
     if not cache:
         return prefill_traffic(model, storage, batch, depth + 1)
-    weights, active = _matrix_parameters(model, batch)
-    seen = _mean_seen(model, depth)
-    read_bytes = weights * storage.bytes_per_weight + batch * seen * kv_bytes_per_token(
-        model, storage.dtype, storage.cache_format
-    )
-    return Traffic(read_bytes, batch * (2 * active + _attention_operations(model, seen)))
+    read_bytes = describe(model).num_read(batch) * storage.bytes_per_weight
+    read_bytes += batch * _mean_seen(model, depth) * kv_bytes_per_token(model, storage.dtype, storage.cache_format)
+    return Traffic(read_bytes, batch * (2 * describe(model).num_read(1) + _attention_operations(model, depth)))
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
     """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
-    weights, active = _matrix_parameters(model, batch * max(round(num_tokens), 1))
-    head = model.vocab_size * model.hidden_size
-    seen = _mean_seen(model, depth + num_tokens / 2)
-    operations = batch * (num_tokens * (2 * (active - head) + _attention_operations(model, seen)) + 2 * head)
-    read_bytes = weights * storage.bytes_per_weight + batch * depth * kv_bytes_per_token(
-        model, storage.dtype, storage.cache_format
-    )
-    return Traffic(read_bytes, operations)
-
-
-def _matrix_parameters(model: ModelConfig, num_tokens: int) -> tuple[float, float]:
-    """Parameters that a step of so many tokens reads, and those that each token is multiplied with."""
-    parts = count_parameters(model)
-    head = model.vocab_size * model.hidden_size  # tied or not, it is multiplied with; of the embedding a row is read
-    rest = parts["attention"] + parts["norms"] + head
-    if not model.num_experts:
-        return rest + parts["mlp"], rest + parts["mlp"]
-    expert = parts["mlp"] / model.num_experts
-    touched = min(model.num_experts, num_tokens * model.num_experts_per_token)
-    return rest + touched * expert, rest + model.num_experts_per_token * expert
+    read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
+    read_bytes += batch * depth * kv_bytes_per_token(model, storage.dtype, storage.cache_format)
+    head = describe(model).head.num_parameters
+    each = 2 * (describe(model).num_read(1) - head) + _attention_operations(model, depth + num_tokens / 2)
+    return Traffic(read_bytes, batch * (num_tokens * each + 2 * head))
 
 
 def _mean_seen(model: ModelConfig, depth: float) -> float:
-    """Past tokens that a query looks at, over the layers: a window cuts it."""
-    return sum(min(depth, window or depth) for window in model.windows) / model.num_layers
+    """Past tokens that a query attends to, over the layers: a window cuts it."""
+    return sum(_seen(layer, depth) for layer in describe(model).layers) / model.num_layers
 
 
-def _attention_operations(model: ModelConfig, seen: float) -> float:
+def _seen(layer: LayerDescription, depth: float) -> float:
+    return min(depth, layer.attention.block.shape.window or depth)
+
+
+def _attention_operations(model: ModelConfig, depth: float) -> float:
     """Of one token in all layers: a product with K and one with V for every head and past token."""
-    return 4 * model.num_layers * model.num_heads * model.head_dim * seen
+    return sum(4 * layer.attention.block.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:
@@ -184,13 +171,13 @@ def _value_of(file: Path, key: str) -> str:
 def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     """The activations that live together at the widest point of the largest step, the logits, and the rotary table."""
     assert config.max_length is not None, "resolve_config comes first"
-    itemsize, hidden = DTYPES[config.dtype], model.hidden_size
+    itemsize, decoder = DTYPES[config.dtype], describe(model)
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
-    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    # Residual and normed input; then either q, k, v with their turned copies and the result, or the two halves of the
+    # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the
     # MLP with their product. Norms and logits are computed in float32 beside their own dtype.
-    attention, mlp = 3 * q + 4 * kv, (4 if model.gated_mlp else 2) * model.intermediate_size
-    activations = tokens * ((2 * hidden + max(attention, mlp)) * itemsize + 2 * hidden * 4)
-    logits = config.max_sequences * model.vocab_size * (itemsize + 2 * 4)
-    rotary = 2 * config.max_length * model.rope.dim * itemsize if model.rope is not None else 0
+    attention = max(2 * block.qkv.outputs + block.out.inputs for block in decoder.attentions)
+    mlp = max((4 if block.gated else 2) * block.width for block in decoder.mlps)
+    activations = tokens * ((2 * decoder.hidden_size + max(attention, mlp)) * itemsize + 2 * decoder.hidden_size * 4)
+    logits = config.max_sequences * decoder.vocab_size * (itemsize + 2 * 4)
+    rotary = sum(2 * config.max_length * rope.dim * itemsize for rope in decoder.ropes)
     return activations + logits + rotary

@@ -1,17 +1,21 @@
-"""Self-attention of one layer: project, turn, hand over to the kernel, project back.
+"""Self-attention of one layer: project, norm and rotate, hand over to the kernel, project back.
 
-Multi-head, grouped-query and multi-query attention are the same code with another number of kv heads. Q, K and V are
-one matrix. The cache is never seen here: `attend` writes and reads it.
+Multi-head, grouped-query and multi-query attention are the same code with another number of kv heads. The cache is
+never seen here: `attend`, a kernel of kernels/attend, writes and reads it.
 """
 
+from collections.abc import Collection
+
+import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.cache.step import Step
-from tokenmill.kernels.attend import Attend, AttentionShape
-from tokenmill.model.config import ModelConfig
-from tokenmill.model.layers import RMSNorm
-from tokenmill.model.rope import apply_rotary
+from tokenmill.cache.step import PaddedStep, Step
+from tokenmill.kernels.attend import Attend
+from tokenmill.model.blocks import AttentionBlock
+from tokenmill.model.fusion import make_linear
+from tokenmill.model.layers import norm_or_none
+from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.schemes import Scheme
 
 __all__ = ["Attention"]
@@ -20,31 +24,38 @@ __all__ = ["Attention"]
 class Attention(nn.Module):
     """One layer's attention; `shape` holds what may differ from layer to layer."""
 
-    def __init__(self, config: ModelConfig, layer: int, scheme: Scheme, attend: Attend) -> None:
+    def __init__(self, block: AttentionBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        wide = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        self.qkv = scheme.linear(config.hidden_size, wide, config.qkv_bias)
-        self.out = scheme.linear(self.num_heads * self.head_dim, config.hidden_size, config.o_bias)
-        self.q_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, config.norm_eps) if config.qk_norm else None
-        self.shape = AttentionShape(config.scale, config.windows[layer], config.attention_softcap)
-        self.attend, self.rotate = attend, apply_rotary  # the latter set by model/fusion.py
+        self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
+        self.qkv = make_linear(block.qkv, scheme, fused)
+        self.out = make_linear(block.out, scheme, fused)
+        self.q_norm, self.k_norm = norm_or_none(block.q_norm, fused), norm_or_none(block.k_norm, fused)
+        self.norms_heads = block.q_norm is not None and block.q_norm.size == block.head_dim
+        self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
+        self.shape = block.shape
+        self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
-    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
+    ) -> Tensor:
         """[T, D] → [T, D]; this layer's cache rows for the step are written on the way."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
         v_TKH = qkv_TNH[:, heads + kv_heads :]
         if self.q_norm is None or self.k_norm is None:
             qk_TNH = qkv_TNH[:, : heads + kv_heads]
-            if rotary is not None:
-                qk_TNH = self.rotate(qk_TNH, *rotary)
+            if angles is not None:
+                qk_TNH = self.rotate(qk_TNH, *angles)
             q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
         else:
-            q_TNH = self.q_norm(qkv_TNH[:, :heads])
-            k_TKH = self.k_norm(qkv_TNH[:, heads : heads + kv_heads])
-            if rotary is not None:
-                q_TNH, k_TKH = self.rotate(q_TNH, *rotary), self.rotate(k_TKH, *rotary)
-        out_TNH = self.attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape)
+            q_TNH = self._normed(self.q_norm, qkv_TNH[:, :heads])
+            k_TKH = self._normed(self.k_norm, qkv_TNH[:, heads : heads + kv_heads])
+            if angles is not None:
+                q_TNH, k_TKH = self.rotate(q_TNH, *angles), self.rotate(k_TKH, *angles)
+        out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
+
+    def _normed(self, norm: nn.Module, x_TNH: Tensor) -> Tensor:
+        """Each head by itself, or all heads of a token as one row."""
+        normed: Tensor = norm(x_TNH) if self.norms_heads else norm(x_TNH.flatten(1)).view(x_TNH.shape)
+        return normed

@@ -1,6 +1,6 @@
 """What a decoder-only transformer is made of, as data.
 
-A family file turns a checkpoint's config.json into one ModelConfig; everything after that (decoder, cache, planner)
+A family file makes one ModelConfig of a checkpoint's config.json; everything after that (decoder, cache, planner)
 reads only this. Families differ in these fields, not in code. Reading is strict: a key that changes the arithmetic
 and is not understood is an error, never ignored.
 """
@@ -21,7 +21,7 @@ QUANT_METHODS = ("tokenmill", "gptq", "awq")
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary positions. `dim` is how many of a head's entries turn (head_dim, or fewer when partial)."""
+    """Rotary positions. `dim` is how many of a head's entries are rotated (head_dim, or fewer)."""
 
     dim: int
     theta: float
@@ -34,8 +34,11 @@ class ModelConfig:
     """The shape and the arithmetic of one model.
 
     windows: per layer, how many past tokens a query sees (itself included), None for all.
-    positions: "rope" or "learned". norm: "rms" or "layer".
+    positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
+    norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
     residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX).
+    qk_norm: a norm of each "head" of q and k, or of "all" their heads together.
+    router_scores: "softmax" or "sigmoid". shared_expert_size: width of an expert that every token takes; 0 without.
     """
 
     family: str
@@ -49,23 +52,35 @@ class ModelConfig:
     max_position_embeddings: int
     norm: str = "rms"
     norm_eps: float = 1e-5
+    norm_bias: bool = True  # of "layer" only
+    norm_unit_offset: bool = False  # multiply by 1 + weight
+    norm_placement: str = "before"
     activation: str = "silu"
     gated_mlp: bool = True
     positions: str = "rope"
     rope: Rope | None = None
+    ropes: tuple[Rope | None, ...] = ()
     residual: str = "serial"
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    qk_norm: bool = False
+    router_bias: bool = False
+    qk_norm: str | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_multiplier: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     logit_softcap: float | None = None
     windows: tuple[int | None, ...] = ()
     num_experts: int = 0
     num_experts_per_token: int = 0
     norm_top_k: bool = True
+    router_scores: str = "softmax"
+    shared_expert_size: int = 0
+    shared_expert_gate: bool = False
     tie_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # of the checkpoint, for dtype="auto"

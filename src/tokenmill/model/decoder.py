@@ -1,10 +1,11 @@
-"""The decoder: embed, a stack of layers, norm, head. Every family is this module with another ModelConfig.
+"""The decoder: embed, a stack of layers, norm, head. Every family is this module with another description.
 
-Tokens of all sequences come packed in one dimension T. The cache is an input, not a buffer of the module. Only the rows
-whose logits are wanted reach the last norm and the head, which is the largest matrix of a small model.
+Tokens of all sequences come packed in one dimension T. The cache and the attention kernel are inputs of the forward,
+not parts of the module. Only the rows whose logits are wanted reach the last norm and the head, which is the largest
+matrix of a small model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,13 @@ from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.attention import Attention
+from tokenmill.model.blocks import ExpertsBlock
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.layers import MLP, Embedding, make_norm
+from tokenmill.model.description import LayerDescription, describe
+from tokenmill.model.fusion import DEFAULT_FUSED, make_linear
+from tokenmill.model.layers import MLP, Embedding, make_norm, norm_or_none
 from tokenmill.model.moe import MoE
-from tokenmill.model.rope import RotaryTable
+from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Matrix, Scheme
 
@@ -26,58 +30,87 @@ __all__ = ["Decoder", "Layer", "run_layer"]
 class Layer(nn.Module):
     """Attention and MLP with their norms, in series or side by side."""
 
-    def __init__(self, config: ModelConfig, index: int, scheme: Scheme, attend: Attend) -> None:
+    def __init__(self, description: LayerDescription, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        self.attention_norm = make_norm(config, config.hidden_size)
-        self.attention = Attention(config, index, scheme, attend)
-        self.mlp_norm = make_norm(config, config.hidden_size)
-        self.mlp = MoE(config, scheme) if config.num_experts else MLP(config, scheme)
-        self.parallel = config.residual == "parallel"
+        attention, mlp = description.attention, description.mlp
+        self.description = description
+        self.attention_norm = norm_or_none(attention.before, fused)
+        self.attention = Attention(attention.block, scheme, fused)
+        self.attention_after_norm = norm_or_none(attention.after, fused)
+        self.mlp_norm = norm_or_none(mlp.before, fused)
+        block = mlp.block
+        self.mlp = MoE(block, scheme, fused) if isinstance(block, ExpertsBlock) else MLP(block, scheme, fused)
+        self.mlp_after_norm = norm_or_none(mlp.after, fused)
+        self.parallel = description.parallel
+        self.multipliers = (attention.multiplier, mlp.multiplier)
 
-    def forward(self, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step) -> Tensor:
+    def forward(
+        self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
+    ) -> Tensor:
         """[T, D] → [T, D]"""
-        attended_TD = self.attention(self.attention_norm(x_TD), rotary, layer_kv, step)
+        normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
+        attended_TD = self.attention(normed_TD, angles, layer_kv, step, attend)
+        attended_TD = _ended(attended_TD, self.attention_after_norm, self.multipliers[0])
         if self.parallel:
-            return self.mlp(self.mlp_norm(x_TD)) + attended_TD + x_TD  # type: ignore[no-any-return]
+            return self._mlp(x_TD) + attended_TD + x_TD
         x_TD = x_TD + attended_TD
-        return x_TD + self.mlp(self.mlp_norm(x_TD))  # type: ignore[no-any-return]
+        return x_TD + self._mlp(x_TD)
+
+    def _mlp(self, x_TD: Tensor) -> Tensor:
+        out_TD = self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(x_TD))
+        return _ended(out_TD, self.mlp_after_norm, self.multipliers[1])
+
+
+def _ended(x_TD: Tensor, norm: nn.Module | None, multiplier: float) -> Tensor:
+    """What a branch adds to the residual stream."""
+    x_TD = x_TD if norm is None else norm(x_TD)
+    return x_TD if multiplier == 1.0 else x_TD * multiplier
 
 
 def run_layer(
-    layer: nn.Module, x_TD: Tensor, rotary: tuple[Tensor, Tensor] | None, layer_kv: LayerKV, step: Step
+    layer: nn.Module,
+    x_TD: Tensor,
+    angles: Angles | None,
+    layer_kv: LayerKV,
+    step: Step | PaddedStep,
+    attend: Attend,
 ) -> Tensor:
     """[T, D] → [T, D]"""
-    return layer(x_TD, rotary, layer_kv, step)  # type: ignore[no-any-return]
+    return layer(x_TD, angles, layer_kv, step, attend)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
-    """The whole model. `num_positions` bounds the position tables; it is the engine's max_length."""
+    """The whole model. `num_positions` bounds the rotary tables: the engine's max_length. fused: see fusion.py."""
 
-    def __init__(self, config: ModelConfig, scheme: Scheme, attend: Attend, num_positions: int) -> None:
+    def __init__(
+        self, config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str] = DEFAULT_FUSED
+    ) -> None:
         super().__init__()
         self.config, self.num_positions = config, num_positions
-        self.embedding = Embedding(config.vocab_size, config.hidden_size)
-        self.position_embedding = (
-            Embedding(config.max_position_embeddings, config.hidden_size) if config.positions == "learned" else None
-        )
-        self.layers = nn.ModuleList(Layer(config, index, scheme, attend) for index in range(config.num_layers))
-        self.norm = make_norm(config, config.hidden_size)
+        self.description = whole = describe(config)
+        positions = whole.num_learned_positions
+        self.embedding = Embedding(whole.vocab_size, whole.hidden_size)
+        self.position_embedding = Embedding(positions, whole.hidden_size) if positions else None
+        self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
+        self.norm = make_norm(whole.norm, fused)
         # Tied to the embedding, the head needs a matrix of its own only where the scheme stores it in another form.
-        self.head = None
-        if not config.tie_embeddings or scheme.copies_tied_head:
-            self.head = scheme.linear(config.hidden_size, config.vocab_size, config.head_bias)
-        self.rotary: RotaryTable | None = None  # made by `finish`, once there is a device
-        self.run_layer: Callable[..., Tensor] = run_layer  # for a compiler to mark as what is repeated
+        needs_head = not whole.tied or scheme.copies_tied_head
+        self.head = make_linear(whole.head, scheme, fused) if needs_head else None
+        ropes = whole.ropes
+        self.rope_numbers = [
+            None if (rope := layer.attention.block.rope) is None else ropes.index(rope) for layer in whole.layers
+        ]
+        self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After the weights were filled: make what follows from them, a tied head and the rotary table."""
+        """After the weights were filled: make what follows from them, a tied head and the rotary tables."""
         embedding = self.embedding.weight
-        if self.config.tie_embeddings and self.head is not None:
+        if self.description.tied and self.head is not None:
             self.head.weight = embedding
             self.head.finish()
-        if self.config.rope is not None:
-            self.rotary = RotaryTable(self.config.rope, self.num_positions, embedding.dtype, embedding.device)
+        for rope in self.description.ropes:
+            self.rotary.append(RotaryTable(rope, self.num_positions, embedding.dtype, embedding.device))
 
     @property
     def num_bytes(self) -> int:
@@ -90,27 +123,43 @@ class Decoder(nn.Module):
     def _matrices(self) -> list[Matrix]:
         return [module for module in self.modules() if isinstance(module, Matrix)]
 
-    def forward(self, step: Step | PaddedStep, layers_kv: list[LayerKV]) -> Tensor:
-        """Logits of the wanted rows, [R, V] in the model's dtype."""
-        x_TD, rotary = self.begin(step)
-        for layer, layer_kv in zip(self.layers, layers_kv, strict=True):
-            x_TD = self.run_layer(layer, x_TD, rotary, layer_kv, step)
+    def forward(
+        self,
+        step: Step | PaddedStep,
+        layers_kv: list[LayerKV],
+        attend: Attend,
+        run_layer: Callable[..., Tensor] = run_layer,
+    ) -> Tensor:
+        """Logits of the wanted rows, [R, V] in the model's dtype. `run_layer` may be a compiler's form of that."""
+        x_TD, angles = self.begin(step)
+        for layer, layer_angles, layer_kv in zip(self.layers, angles, layers_kv, strict=True):
+            x_TD = run_layer(layer, x_TD, layer_angles, layer_kv, step, attend)
         if not step.num_rows:
-            nothing_RV: Tensor = x_TD.new_empty((0, self.config.vocab_size))
+            nothing_RV: Tensor = x_TD.new_empty((0, self.description.vocab_size))
             return nothing_RV  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
-    def begin(self, step: Step | PaddedStep) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """What the layers start from: [T, D], and the angles of each position."""
+    def begin(self, step: Step | PaddedStep) -> tuple[Tensor, list[Angles | None]]:
+        """What the layers start from: [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
+        if self.description.embedding_multiplier != 1.0:
+            x_TD = x_TD * self.description.embedding_multiplier
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T)
-        return x_TD, None if self.rotary is None else self.rotary(step.positions_T)
+        return x_TD, self.angles(step.positions_T)
+
+    def angles(self, positions_T: Tensor) -> list[Angles | None]:
+        """For each layer the rows of its rotary table, or None where it has no rope."""
+        found = [table(positions_T) for table in self.rotary]
+        return [None if number is None else found[number] for number in self.rope_numbers]
 
     def end(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of what the layers end with."""
         x_RD = self.norm(x_RD)
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
-        if self.config.logit_softcap is not None:
-            logits_RV = torch.tanh(logits_RV / self.config.logit_softcap) * self.config.logit_softcap
+        multiplier, softcap = self.description.logit_multiplier, self.description.logit_softcap
+        if multiplier != 1.0:
+            logits_RV = logits_RV * multiplier
+        if softcap is not None:
+            logits_RV = torch.tanh(logits_RV / softcap) * softcap
         return logits_RV

@@ -4,17 +4,18 @@ Parameters are made empty, for the loader to fill. torch's own modules would ini
 imports its whole reference library: 1 s and 78 MB at every start.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ModelConfig
+from tokenmill.model.blocks import MlpBlock, Norm
+from tokenmill.model.fusion import make_linear
 from tokenmill.quant.schemes import Scheme
 
-__all__ = ["ACTIVATIONS", "MLP", "Embedding", "LayerNorm", "RMSNorm", "activation", "make_norm"]
+__all__ = ["ACTIVATIONS", "MLP", "Embedding", "LayerNorm", "RMSNorm", "activation", "make_norm", "norm_or_none"]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
@@ -43,14 +44,14 @@ class RMSNorm(nn.Module):
     """x / rms(x) · weight over the last dimension (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     In float32, rounded to x's dtype before the weight, as the Llama reference does: in bfloat16 the order of the two
-    shows in the tokens.
+    shows in the tokens. With a unit offset it is rounded after the weight, as the Gemma reference does.
     """
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, norm: Norm, fused: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-        self.fused = False  # set by model/fusion.py
+        self.weight = nn.Parameter(torch.empty(norm.size))
+        self.eps, self.unit_offset = norm.eps, norm.unit_offset
+        self.fused = fused and not norm.unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
         """Any leading dimensions."""
@@ -58,17 +59,19 @@ class RMSNorm(nn.Module):
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.unit_offset:
+            return (wide * (1.0 + self.weight.float())).to(x.dtype)
         return self.weight * wide.to(x.dtype)
 
 
 class LayerNorm(nn.Module):
     """(x - mean) / deviation · weight + bias over the last dimension (Ba et al. 2016, arXiv 1607.06450)."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, norm: Norm) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.bias = nn.Parameter(torch.empty(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(norm.size))
+        self.bias = nn.Parameter(torch.empty(norm.size)) if norm.bias else None
+        self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """Any leading dimensions."""
@@ -87,21 +90,24 @@ class Embedding(nn.Module):
         return F.embedding(ids_T, self.weight)
 
 
-def make_norm(config: ModelConfig, size: int) -> nn.Module:
-    """RMSNorm or LayerNorm, as the family has it."""
-    return (RMSNorm if config.norm == "rms" else LayerNorm)(size, config.norm_eps)
+def make_norm(norm: Norm, fused: Collection[str]) -> nn.Module:
+    """The module of a norm."""
+    return RMSNorm(norm, "norm" in fused) if norm.kind == "rms" else LayerNorm(norm)
+
+
+def norm_or_none(norm: Norm | None, fused: Collection[str]) -> nn.Module | None:
+    """The module of a norm, or None where there is none."""
+    return None if norm is None else make_norm(norm, fused)
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) · up(x)), or down(act(up(x))) where the family has no gate. Gate and up are one matrix."""
+    """down(act(gate(x)) · up(x)), or down(act(up(x))) where the family has no gate."""
 
-    def __init__(self, config: ModelConfig, scheme: Scheme) -> None:
+    def __init__(self, block: MlpBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        wide = config.intermediate_size * (2 if config.gated_mlp else 1)
-        self.up = scheme.linear(config.hidden_size, wide, config.mlp_bias)
-        self.down = scheme.linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
-        self.gated, self.num_hidden = config.gated_mlp, config.intermediate_size
-        self.act = activation(config.activation)
+        self.up = make_linear(block.up, scheme, fused)
+        self.down = make_linear(block.down, scheme, fused)
+        self.gated, self.act = block.gated, activation(block.activation)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, D] → [T, D]"""

@@ -2,8 +2,8 @@
 
 A head's first `dim` entries are paired (i, i + dim/2) and each pair is rotated by position · inv_freq[i]. The kinds
 differ only in inv_freq and in a factor on the result. The table is made once, so a token's angle is a function of its
-position alone. For "dynamic" (NTK) that means: beyond the trained context each position turns by the base that fits
-its own length, as transformers computes it when it decodes with a cache; what a prompt's length was cannot matter.
+position alone. For "dynamic" (NTK) that means: beyond the trained context each position is rotated by the base that
+fits its own length, as transformers computes it when it decodes with a cache; the length of the prompt cannot matter.
 """
 
 import math
@@ -17,7 +17,10 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, Rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["KINDS", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "read_rope"]
+__all__ = ["KINDS", "Angles", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "read_rope"]
+
+Angles = tuple[Tensor, Tensor]
+"""cos and sin for each token of a step, [T, 1, dim] each."""
 
 
 class RotaryTable(nn.Module):
@@ -33,29 +36,29 @@ class RotaryTable(nn.Module):
         self.register_buffer("cos_PH", (angles_PH.cos() * factor).to(device, dtype), persistent=False)
         self.register_buffer("sin_PH", (angles_PH.sin() * factor).to(device, dtype), persistent=False)
 
-    def forward(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows for these positions, [T, 1, dim] each."""
+    def forward(self, positions_T: Tensor) -> Angles:
+        """The rows for these positions."""
         return self.cos_PH[positions_T].unsqueeze(1), self.sin_PH[positions_T].unsqueeze(1)
 
 
 def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
     """Rotate the leading entries of every head, as many as the table is wide; the others are unchanged."""
     dim = cos_T1H.shape[-1]
-    turned = x_TNH if dim == x_TNH.shape[-1] else x_TNH[..., :dim]
+    rotated = x_TNH if dim == x_TNH.shape[-1] else x_TNH[..., :dim]
     half = dim // 2
-    swapped = torch.cat((-turned[..., half:], turned[..., :half]), dim=-1)
-    turned = turned * cos_T1H + swapped * sin_T1H
-    return turned if dim == x_TNH.shape[-1] else torch.cat((turned, x_TNH[..., dim:]), dim=-1)
+    swapped = torch.cat((-rotated[..., half:], rotated[..., :half]), dim=-1)
+    rotated = rotated * cos_T1H + swapped * sin_T1H
+    return rotated if dim == x_TNH.shape[-1] else torch.cat((rotated, x_TNH[..., dim:]), dim=-1)
 
 
 def apply_rotary_in_halves(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """The same numbers, to the bit, without a swapped copy."""
+    """What apply_rotary computes, bit for bit, without a swapped copy."""
     dim = cos_T1H.shape[-1]
     half = dim // 2
-    turned = x_TNH[..., :dim] * cos_T1H
-    turned[..., :half] -= x_TNH[..., half:dim] * sin_T1H[..., :half]
-    turned[..., half:] += x_TNH[..., :half] * sin_T1H[..., half:]
-    return turned if dim == x_TNH.shape[-1] else torch.cat((turned, x_TNH[..., dim:]), dim=-1)
+    rotated = x_TNH[..., :dim] * cos_T1H
+    rotated[..., :half] -= x_TNH[..., half:dim] * sin_T1H[..., :half]
+    rotated[..., half:] += x_TNH[..., :half] * sin_T1H[..., half:]
+    return rotated if dim == x_TNH.shape[-1] else torch.cat((rotated, x_TNH[..., dim:]), dim=-1)
 
 
 def _angles(rope: Rope, num_positions: int) -> tuple[Tensor, float]:
@@ -117,10 +120,10 @@ def _yarn(inv_freq: Tensor, rope: Rope, numbers: dict[str, Any]) -> tuple[Tensor
     context = numbers["original_max_position_embeddings"]
     factor = numbers.get("factor") or numbers["max_position_embeddings"] / context
 
-    def pair_that_turns(times: float) -> float:
+    def pair_with_periods(times: float) -> float:
         return rope.dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low, high = pair_that_turns(numbers.get("beta_fast") or 32), pair_that_turns(numbers.get("beta_slow") or 1)
+    low, high = pair_with_periods(numbers.get("beta_fast") or 32), pair_with_periods(numbers.get("beta_slow") or 1)
     if numbers.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)

@@ -14,6 +14,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import SCHEMES
@@ -64,9 +65,17 @@ class Program(Protocol):
         """What num_weight_bytes will be."""
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
-        """With a packed model, which was made for this program, the decoder has no weights."""
+        """attend: the kernel for steps as they come; one that attends by itself has no use for it.
+
+        With a packed model, which was made for this program, the decoder has no weights.
+        """
 
     @property
     def num_weight_bytes(self) -> int:

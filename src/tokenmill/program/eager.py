@@ -10,9 +10,11 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
-from tokenmill.model.parameters import count_biases, count_parameters, matrices
+from tokenmill.model.description import describe
+from tokenmill.model.parameters import count_parameters
 from tokenmill.program import Output
 from tokenmill.quant.schemes import SCHEMES
 from tokenmill.quant.stored import GROUP
@@ -42,31 +44,39 @@ class Eager:
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
         """See Program."""
-        parts, shapes = count_parameters(model), matrices(model)
-        numbers = sum(count * outputs * inputs for _, outputs, inputs, count in shapes)
+        decoder = describe(model)
+        matrices = decoder.matrices.items()
+        numbers = sum(count * matrix.outputs * matrix.inputs for matrix, count in matrices)
         copied = lookup(SCHEMES, scheme, "scheme").copies_tied_head
-        tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
-        rest = (sum(parts.values()) - numbers + tied) * dtype.itemsize
+        tied = decoder.head.outputs * decoder.head.inputs if decoder.tied else 0
+        rest = (sum(count_parameters(model).values()) - numbers + tied) * dtype.itemsize
         if scheme == "file" and model.code_bits:
             scheme = "q4" if model.code_bits < 7 else "q8"  # a byte for each code in any case
         if scheme not in ("q8", "q4"):
             return rest + (numbers - (0 if copied else tied)) * dtype.itemsize
         # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.
         group = GROUP + (8 if scheme == "q4" else 4)
-        biases = count_biases(model)
+        biases = sum(count * matrix.outputs for matrix, count in matrices if matrix.bias)
         codes = sum(
-            count * outputs * (inputs * dtype.itemsize if role == "router" else -(-inputs // GROUP) * group)
-            for role, outputs, inputs, count in shapes
+            count
+            * matrix.outputs
+            * (matrix.inputs * dtype.itemsize if matrix.role == "router" else -(-matrix.inputs // GROUP) * group)
+            for matrix, count in matrices
         )
         return rest + codes + biases * (4 - dtype.itemsize)
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
         del config
         if packed is not None:
             self.packed_weights()
-        self._decoder, self._layers = decoder, pool.layers
+        self._decoder, self._layers, self._attend = decoder, pool.layers, attend
 
     @property
     def num_weight_bytes(self) -> int:
@@ -94,4 +104,4 @@ class Eager:
     @torch.inference_mode()
     def run(self, step: Step) -> Output:
         """See Program."""
-        return Output(self._decoder(step, self._layers))
+        return Output(self._decoder(step, self._layers, self._attend))

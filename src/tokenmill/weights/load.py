@@ -7,17 +7,17 @@ the weights, only of one matrix.
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 
 import torch
 from torch import nn
 
 from tokenmill.errors import CheckpointError
-from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import Family, find_family
+from tokenmill.model.fusion import DEFAULT_FUSED
 from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
@@ -28,10 +28,12 @@ __all__ = ["allocate", "empty_decoder", "load_decoder", "match_tensors", "return
 Progress = Callable[[int, int], None]
 
 
-def empty_decoder(config: ModelConfig, scheme: Scheme, attend: Attend, num_positions: int) -> Decoder:
+def empty_decoder(
+    config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str] = DEFAULT_FUSED
+) -> Decoder:
     """A decoder of the right shape whose parameters have no memory yet."""
     with torch.device("meta"):
-        return Decoder(config, scheme, attend, num_positions).eval().requires_grad_(False)
+        return Decoder(config, scheme, num_positions, fused).eval().requires_grad_(False)
 
 
 def load_decoder(

@@ -65,8 +65,8 @@ def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
     """The view of a merged parameter that one tensor of the file fills."""
     if not part:
         return parameter
-    q, kv, wide = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
-    rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv), "gate": (0, wide), "up": (wide, wide)}
+    q, kv, half = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, parameter.shape[0] // 2
+    rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv), "gate": (0, half), "up": (half, half)}
     return parameter.narrow(0, *rows[part])
 
 

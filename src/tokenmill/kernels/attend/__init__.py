@@ -1,6 +1,6 @@
 """The seam between a model and its cache: attend(q, k, v, layer, step, shape) writes the new rows, then attends.
 
-A kernel is one file and one line in ATTEND. Whether it can serve a cache is asked once, when the engine is built; the
+A kernel is one file and one line in ATTEND. Whether it can serve a cache is asked once, when a program is built; the
 answer is None or the reason why not. The order is that of preference. No kernel lets one sequence's arithmetic depend
 on another's: each span is attended to by itself.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import Step
+from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.errors import NoKernel
 from tokenmill.registry import lookup
 
@@ -22,16 +22,26 @@ __all__ = ["ATTEND", "Attend", "AttentionShape", "choose"]
 ATTEND = {
     "rows": "tokenmill.kernels.attend.rows:Rows",
     "gather": "tokenmill.kernels.attend.gather:Gather",
+    "padded": "tokenmill.kernels.attend.padded:Padded",
 }
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What differs between layers. window: past tokens a query sees, itself included. softcap: cap · tanh(x / cap)."""
+    """What differs between layers. window: past tokens a query sees, itself included. softcap: cap · tanh(x / cap).
+
+    sinks: one more score per head, learned, that takes its share of the weights and has no value.
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weights are the softmax of the scaled products alone, which is what torch's SDPA computes."""
+        return self.softcap is None and not self.sinks
 
     def capped(self, scores: Tensor) -> Tensor:
         """Scores of any shape, within the cap if there is one."""
@@ -41,21 +51,46 @@ class AttentionShape:
 class Attend(Protocol):
     """One attention kernel."""
 
-    def refuse(self, cache: CacheSpec, max_length: int, shapes: frozenset[AttentionShape]) -> str | None:
+    padded: bool
+    """True when it serves PaddedStep, False when it serves Step."""
+
+    def refuse(
+        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
+    ) -> str | None:
         """Why this kernel cannot serve, or None."""
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        layer: LayerKV,
+        step: Step | PaddedStep,
+        shape: AttentionShape,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Write k and v to the step's slots, then return the attention of each query, [T, N, H]."""
 
 
-def choose(name: str, cache: CacheSpec, max_length: int, shapes: frozenset[AttentionShape]) -> tuple[str, Attend]:
-    """The kernel of that name, or with "auto" the first that does not refuse; NoKernel with every reason."""
+def choose(
+    name: str,
+    cache: CacheSpec,
+    device: torch.device,
+    max_length: int,
+    shapes: frozenset[AttentionShape],
+    padded: bool = False,
+) -> tuple[str, Attend]:
+    """The kernel of that name, or with "auto" the first that does not refuse; NoKernel with every reason.
+
+    padded: for padded steps, which compiled programs make.
+    """
     reasons = {}
     for candidate in ATTEND if name == "auto" else [name]:
         kernel: Attend = lookup(ATTEND, candidate, "kernel")()
-        reason = kernel.refuse(cache, max_length, shapes)
+        if kernel.padded == padded:
+            reason = kernel.refuse(cache, device, max_length, shapes)
+        else:
+            reason = f"serves {'padded' if kernel.padded else 'packed'} steps only"
         if reason is None:
             return candidate, kernel
         reasons[candidate] = reason

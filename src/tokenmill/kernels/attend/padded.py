@@ -9,36 +9,58 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.cache.step import PaddedStep
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import AttentionShape
 
-__all__ = ["attend_padded"]
+__all__ = ["Padded"]
 
 
-def attend_padded(
-    q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: PaddedStep, shape: AttentionShape
-) -> Tensor:
-    """See Attend."""
-    layer.write(step.slots_T, k_TKH, v_TKH)
-    num_sequences, num_keys = step.keys_BL.shape
-    _, num_kv_heads, head_dim = k_TKH.shape
-    positions_BC = step.positions_T.view(num_sequences, -1)
-    keys_L = torch.arange(num_keys, device=step.keys_BL.device)
-    seen_BCL = keys_L <= positions_BC[..., None]
-    if shape.window is not None:
-        seen_BCL = seen_BCL & (keys_L > positions_BC[..., None] - shape.window)
-    k_BLKH, v_BLKH = (
-        rows.view(num_sequences, num_keys, num_kv_heads, head_dim) for rows in layer.gather(step.keys_BL.flatten())
-    )
-    q_BCKGH = q_TNH.view(num_sequences, -1, num_kv_heads, q_TNH.shape[1] // num_kv_heads, head_dim)
-    if q_BCKGH.shape[1] == 1:
-        out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape)
-    else:
-        # Rows behind the end are any rows, and 0 times not-a-number is not 0.
-        there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
-        k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
-        out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape)
-    return out.reshape(q_TNH.shape).to(q_TNH.dtype)
+class Padded:
+    """Every format and device."""
+
+    padded = True
+
+    def refuse(
+        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
+    ) -> str | None:
+        """Needs scores without sinks."""
+        del cache, device, max_length  # any
+        return "has no attention sinks" if any(shape.sinks for shape in shapes) else None
+
+    def __call__(
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        layer: LayerKV,
+        step: Step | PaddedStep,
+        shape: AttentionShape,
+        sinks_N: Tensor | None = None,
+    ) -> Tensor:
+        """See `Attend`."""
+        assert isinstance(step, PaddedStep), "chosen for padded steps"
+        assert sinks_N is None, "refused"
+        layer.write(step.slots_T, k_TKH, v_TKH)
+        num_sequences, num_keys = step.keys_BL.shape
+        _, num_kv_heads, head_dim = k_TKH.shape
+        positions_BC = step.positions_T.view(num_sequences, -1)
+        keys_L = torch.arange(num_keys, device=step.keys_BL.device)
+        seen_BCL = keys_L <= positions_BC[..., None]
+        if shape.window is not None:
+            seen_BCL = seen_BCL & (keys_L > positions_BC[..., None] - shape.window)
+        k_BLKH, v_BLKH = (
+            rows.view(num_sequences, num_keys, num_kv_heads, head_dim) for rows in layer.gather(step.keys_BL.flatten())
+        )
+        q_BCKGH = q_TNH.view(num_sequences, -1, num_kv_heads, q_TNH.shape[1] // num_kv_heads, head_dim)
+        if q_BCKGH.shape[1] == 1:
+            out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape)
+        else:
+            # Rows behind the end are any rows, and 0 times not-a-number is not 0.
+            there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
+            k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
+            out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape)
+        return out.reshape(q_TNH.shape).to(q_TNH.dtype)
 
 
 def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape) -> Tensor:
@@ -58,7 +80,7 @@ def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Ten
     k_BKGLH = k_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)
     v_BKGLH = v_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)
     mask_B1CL = seen_BCL[:, None]
-    if shape.softcap is None:
+    if shape.is_plain:
         q_BNCH, k_BNLH, v_BNLH = (x.flatten(1, 2) for x in (q_BKGCH, k_BKGLH, v_BKGLH))
         out_BNCH = scaled_dot_product_attention(q_BNCH, k_BNLH, v_BNLH, mask_B1CL, scale=shape.scale)
     else:

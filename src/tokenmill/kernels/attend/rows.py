@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import Span, Step
+from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.sdpa import attend_span
 
@@ -15,18 +15,32 @@ __all__ = ["Rows"]
 class Rows:
     """Views and SDPA."""
 
-    def refuse(self, cache: CacheSpec, max_length: int, shapes: frozenset[AttentionShape]) -> str | None:
+    padded = False
+
+    def refuse(
+        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
+    ) -> str | None:
         """Needs one block per sequence and plain scores."""
+        del device  # any
         if cache.block_size < max_length:
             return f"needs one block per sequence, and block_size {cache.block_size} is under max_length {max_length}"
-        if any(shape.softcap is not None for shape in shapes):
-            return "cannot cap attention scores"
+        if not all(shape.is_plain for shape in shapes):
+            return "has neither caps of attention scores nor attention sinks"
         return None
 
     def __call__(
-        self, q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step, shape: AttentionShape
+        self,
+        q_TNH: Tensor,
+        k_TKH: Tensor,
+        v_TKH: Tensor,
+        layer: LayerKV,
+        step: Step | PaddedStep,
+        shape: AttentionShape,
+        sinks_N: Tensor | None = None,
     ) -> Tensor:
         """See `Attend`."""
+        assert isinstance(step, Step), "chosen for packed steps"
+        assert sinks_N is None, "refused"
         layer.write(step.slots_T, k_TKH, v_TKH)
         if len(step.spans) == 1:
             return self._span(q_TNH, layer, step, step.spans[0], shape)

@@ -18,7 +18,7 @@ def _read(reader: ConfigReader) -> ModelConfig:
     bias = reader.flag("attention_bias", False)
     head_dim = reader.count("head_dim", 128)
     windows = read_windows(reader)
-    return read_shared(reader, qkv_bias=bias, o_bias=bias, qk_norm=True, head_dim=head_dim, windows=windows)
+    return read_shared(reader, qkv_bias=bias, o_bias=bias, qk_norm="head", head_dim=head_dim, windows=windows)
 
 
 FAMILY = Family(_read, _NAMES, prefix="model.")

@@ -19,8 +19,9 @@ from torch.export import Dim, export
 
 from tokenmill.cache.pool import Pool
 from tokenmill.errors import ConfigError, PackageMismatch
+from tokenmill.kernels.attend import Attend
 from tokenmill.memory.atomic_file import beside
-from tokenmill.model.decoder import Decoder
+from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.program.aot.manifest import MANIFEST, digest, seal_manifest
 from tokenmill.program.aot.parts import End, OneLayer, Part, kind_of, weights_of
 from tokenmill.program.compiled.compiling import check_backend
@@ -50,11 +51,11 @@ class _Package:
 
 
 def write_package(
-    folder: Path, decoder: Decoder, pool: Pool, phases: str, facts: Mapping[str, Any], progress: Any
+    folder: Path, decoder: Decoder, pool: Pool, attend: Attend, phases: str, facts: Mapping[str, Any], progress: Any
 ) -> int:
-    """Compile and write all, then rename: never half a package. Bytes on disk.
+    """Compile and write all, then rename: never half a package. Bytes on disk. PackageMismatch where it cannot be written.
 
-    PackageMismatch where it cannot be written. `progress` has stage(text) and advance(done, total).
+    attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total).
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
@@ -62,7 +63,7 @@ def write_package(
     temporary = beside(folder)
     try:
         temporary.mkdir()
-        layers, packages = _packages(decoder, pool, KINDS[phases])
+        layers, packages = _packages(decoder, pool, attend, KINDS[phases])
         for number, package in enumerate(packages):
             progress.stage(f"compiling {package.name}, {number + 1} of {len(packages)}")
             progress.advance(number, len(packages))
@@ -96,16 +97,16 @@ def _put(temporary: Path, folder: Path) -> None:
         temporary.rename(folder)
 
 
-def _packages(decoder: Decoder, pool: Pool, kinds: tuple[str, ...]) -> tuple[list[int], list[_Package]]:
+def _packages(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[_Package]]:
     """Which code each layer takes, and what there is to compile."""
     known: dict[object, int] = {}
-    layers = [known.setdefault(kind_of(layer), len(known)) for layer in decoder.layers]
+    layers = [known.setdefault(kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     packages = []
     for kind in kinds:
         for number in range(len(known)):
             index = layers.index(number)
-            layer = OneLayer(decoder.layers[index], pool.layers[index])
-            inputs, sizes = _layer_inputs(decoder, pool.layers[index].tensors, kind)
+            layer = OneLayer(decoder.layers[index], pool.layers[index], attend)
+            inputs, sizes = _layer_inputs(decoder, index, pool.layers[index].tensors, kind)
             packages.append(_Package(f"layer-{kind}-{number}", Part(layer), inputs, sizes, weights_of(layer)))
     end = End(decoder)
     for kind in [kind for kind in ("one", "many") if kind in kinds]:
@@ -116,21 +117,20 @@ def _packages(decoder: Decoder, pool: Pool, kinds: tuple[str, ...]) -> tuple[lis
 
 
 def _layer_inputs(
-    decoder: Decoder, cache: tuple[Tensor, ...], kind: str
+    decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Of OneLayer, and which of their sizes stay open."""
     num_tokens = EXAMPLE[kind]
     device = cache[0].device
     positions_T = torch.arange(num_tokens, device=device)
     x_TD = torch.zeros(num_tokens, decoder.config.hidden_size).to(decoder.embedding.weight)
-    rotary = None if decoder.rotary is None else decoder.rotary(positions_T)
+    angles = decoder.angles(positions_T)[index]
     keys_BL = torch.zeros((num_tokens if kind == "many" else 1, KEYS), dtype=torch.int64, device=device)
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
     length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
     keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
-    angles = None if rotary is None else (tokens, tokens)
-    inputs = (x_TD, rotary, positions_T, positions_T.clone(), keys_BL, list(cache))
-    return inputs, (tokens, angles, tokens, tokens, keys, [slots] * len(cache))
+    inputs = (x_TD, angles, positions_T, positions_T.clone(), keys_BL, list(cache))
+    return inputs, (tokens, None if angles is None else (tokens, tokens), tokens, tokens, keys, [slots] * len(cache))
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """The parts of a forward that an AOT package has compiled code for: a layer, and what follows the last one.
 
-Weights are inputs of a part, so that one code serves every layer that is alike, and code and weights lie apart. Before
+Weights are inputs of a part, so that one code serves all layers of one kind, and code and weights lie apart. Before
 the first layer there are only lookups, which run as they stand.
 """
 
@@ -11,24 +11,25 @@ from torch.func import functional_call
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import PaddedStep
-from tokenmill.model.attention import Attention
-from tokenmill.model.decoder import Decoder
+from tokenmill.kernels.attend import Attend
+from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.rope import Angles
 from tokenmill.quant.quantized import QuantizedLinear
 
 __all__ = ["End", "OneLayer", "Part", "kind_of", "weights_of"]
 
 
 class OneLayer(nn.Module):
-    """A layer of a padded step."""
+    """A layer as a function of a padded step and of its cache."""
 
-    def __init__(self, layer: nn.Module, layer_kv: LayerKV) -> None:
+    def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
         super().__init__()
-        self.layer, self._layer_kv = layer, layer_kv
+        self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
 
     def forward(
         self,
         x_TD: Tensor,
-        rotary: tuple[Tensor, Tensor] | None,
+        angles: Angles | None,
         positions_T: Tensor,
         slots_T: Tensor,
         keys_BL: Tensor,
@@ -36,7 +37,7 @@ class OneLayer(nn.Module):
     ) -> Tensor:
         """[T, D] → [T, D]; the rows are written."""
         step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
-        out_TD: Tensor = self.layer(x_TD, rotary, self._layer_kv.over(*cache), step)
+        out_TD: Tensor = self.layer(x_TD, angles, self._layer_kv.over(*cache), step, self._attend)
         return out_TD
 
 
@@ -78,9 +79,8 @@ def _named(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def kind_of(layer: nn.Module) -> Hashable:
-    """Layers of which this is alike have the same code."""
-    attentions = [module.shape for module in layer.modules() if isinstance(module, Attention)]
+def kind_of(layer: Layer) -> Hashable:
+    """Layers of equal kind run the same code: their description is equal, and how their tensors are stored."""
     bits = [[part.bits for part in module.parts()] for module in layer.modules() if isinstance(module, QuantizedLinear)]
-    shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in _named(layer)]
-    return str((attentions, bits, shapes))
+    stored = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in _named(layer)]
+    return layer.description, str((bits, stored))

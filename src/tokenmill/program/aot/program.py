@@ -11,9 +11,10 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, PackageMismatch
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.manifest import REMEDY, read_manifest
-from tokenmill.program.aot.parts import End, OneLayer, weights_of
+from tokenmill.program.aot.parts import End, weights_of
 from tokenmill.program.compiled.form import Call, Inputs
 from tokenmill.program.compiled.pieces import InPieces
 from tokenmill.program.compiled.shapes import Piece
@@ -30,15 +31,20 @@ class Aot(InPieces):
     description = "compiled code from disk"
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
         if config is None or config.aot_package is None:
             raise ConfigError("aot_package", None, "a directory from `tokenmill compile`")
         facts = read_manifest(Path(config.aot_package))
         self._kinds, self._layer_code = facts["kinds"], facts["layers"]
         self._code = _load(Path(config.aot_package), facts["files"], pool.layers[0].tensors[0].device)
-        super().__init__(decoder, pool, packed, config)
-        self._layer_weights = [weights_of(OneLayer(*each)) for each in zip(decoder.layers, pool.layers, strict=True)]
+        super().__init__(decoder, pool, attend, packed, config)
+        self._layer_weights = [weights_of(layer) for layer in decoder.layers]
         self._end_weights = weights_of(End(decoder))
 
     def find(self, piece: Piece, step: Step) -> Call | None:
@@ -50,12 +56,13 @@ class Aot(InPieces):
     def _run_code(self, kind: str, inputs: Inputs, cache: list[Tensor]) -> Tensor:
         """Logits of the wanted rows."""
         step = inputs.padded(self.block_size)
-        x_TD, rotary = self.decoder.begin(step)
-        around = [*(rotary or ()), step.positions_T, step.slots_T, step.keys_BL]
+        x_TD, angles = self.decoder.begin(step)
+        places = [step.positions_T, step.slots_T, step.keys_BL]
         each = len(cache) // len(self._layer_code)
         for number, code in enumerate(self._layer_code):
             rows = cache[each * number : each * (number + 1)]
-            (x_TD,) = self._code[f"layer-{kind}-{code}.pt2"].run([x_TD, *around, *rows, *self._layer_weights[number]])
+            given = [x_TD, *(angles[number] or ()), *places, *rows, *self._layer_weights[number]]
+            (x_TD,) = self._code[f"layer-{kind}-{code}.pt2"].run(given)
         x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
         name = f"end-{'one' if len(x_RD) == 1 else 'many'}.pt2"
         if name not in self._code:

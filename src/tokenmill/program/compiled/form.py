@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import PaddedStep, Span, Step
-from tokenmill.kernels.attend import Attend, AttentionShape
-from tokenmill.kernels.attend.padded import attend_padded
+from tokenmill.kernels.attend import Attend
 from tokenmill.memory.transfer import to_device
-from tokenmill.model.attention import Attention
 from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program.compiled.shapes import Piece, Shape
 
-__all__ = ["Call", "Form", "Inputs", "flat_cache", "padded_attention", "stage"]
+__all__ = ["Call", "Form", "Inputs", "flat_cache", "stage"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Inputs:
         return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
 
     def copy(self) -> "Inputs":
-        """The same numbers at addresses of their own."""
+        """Copies of all tensors."""
         rows_B = None if self.rows_B is None else self.rows_B.clone()
         return Inputs(
             self.token_ids_BC.clone(), self.positions_BC.clone(), self.tables_BM.clone(), self.offsets_L.clone(), rows_B
@@ -69,11 +67,11 @@ Call = Callable[[Inputs, list[Tensor]], Tensor]
 class Form(nn.Module):
     """A decoder over padded steps."""
 
-    def __init__(self, decoder: Decoder, pool: Pool) -> None:
+    def __init__(self, decoder: Decoder, pool: Pool, attend: Attend) -> None:
         super().__init__()
         self.decoder = decoder
-        self._layers, self._block_size = pool.layers, pool.spec.block_size
-        decoder.run_layer = torch.compiler.nested_compile_region(run_layer)  # compiled once for all that are alike
+        self._layers, self._block_size, self._attend = pool.layers, pool.spec.block_size, attend
+        self._run_layer = torch.compiler.nested_compile_region(run_layer)  # equal layers are compiled once
 
     def forward(
         self,
@@ -89,28 +87,8 @@ class Form(nn.Module):
         step = inputs.padded(self._block_size)
         each = len(cache) // len(self._layers)
         layers = [layer.over(*cache[each * i : each * (i + 1)]) for i, layer in enumerate(self._layers)]
-        logits_RV: Tensor = self.decoder(step, layers)
+        logits_RV: Tensor = self.decoder(step, layers, self._attend, self._run_layer)
         return logits_RV
-
-
-def padded_attention(decoder: Decoder) -> None:
-    """Let its attention take padded steps too; plain ones go to the kernel that it has."""
-    for module in decoder.modules():
-        if isinstance(module, Attention):
-            module.attend = _either(module.attend)
-
-
-def _either(plain: Attend) -> Attend:
-    """One kernel for steps as they come, another for padded ones."""
-
-    def attend(
-        q_TNH: Tensor, k_TKH: Tensor, v_TKH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape
-    ) -> Tensor:
-        if isinstance(step, PaddedStep):
-            return attend_padded(q_TNH, k_TKH, v_TKH, layer, step, shape)
-        return plain(q_TNH, k_TKH, v_TKH, layer, step, shape)
-
-    return attend  # type: ignore[return-value]
 
 
 def flat_cache(layers: Sequence[LayerKV]) -> list[Tensor]:
@@ -119,7 +97,10 @@ def flat_cache(layers: Sequence[LayerKV]) -> list[Tensor]:
 
 
 def stage(piece: Piece, shape: Shape, step: Step, offsets_P: Tensor, num_blocks: int) -> Inputs:
-    """A piece of a step in `shape`. offsets_P: 0, 1, 2, … on the device; num_blocks: length of every block table."""
+    """The inputs of a form of `shape` for a piece of a step.
+
+    offsets_P: 0, 1, 2, … on the device. num_blocks: length of every block table.
+    """
     token_ids: list[list[int]] = []
     positions: list[list[int]] = []
     tables: list[list[int]] = []

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
+from tokenmill.kernels.attend import Attend, choose
 from tokenmill.memory.arena import Arena
 from tokenmill.model.decoder import Decoder
 from tokenmill.program import Output
-from tokenmill.program.compiled.form import Call, Inputs, flat_cache, padded_attention, stage
+from tokenmill.program.compiled.form import Call, Inputs, flat_cache, stage
 from tokenmill.program.compiled.shapes import Exact, Piece, Shape, Shapes, cut
 from tokenmill.program.eager import Eager
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -28,14 +29,20 @@ class InPieces(Eager):
     shapes: Shapes | Exact
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
-        super().__init__(decoder, pool, packed)
+        super().__init__(decoder, pool, attend, packed)
         config = config or EngineConfig()
         self.decoder, self.device = decoder, pool.layers[0].tensors[0].device
         if self.device.type == "cpu":
             _into_huge_pages(decoder)
-        padded_attention(decoder)
+        shapes = decoder.description.attention_shapes
+        _, self.padded = choose("auto", pool.spec, self.device, decoder.num_positions, shapes, padded=True)
         self.cache, self.block_size, self._most = flat_cache(pool.layers), pool.spec.block_size, config.max_sequences
         self._num_blocks = -(-decoder.num_positions // self.block_size)
         self._offsets_P = torch.arange(self._num_blocks * self.block_size, device=self.device)

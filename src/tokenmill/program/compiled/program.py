@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.compiled.captured import Captured, cuda_graph
 from tokenmill.program.compiled.compiling import Compiler
@@ -33,9 +34,14 @@ class Compiled(InPieces):
     description = "torch.compile of the PyTorch modules"
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
-        super().__init__(decoder, pool, packed, config)
+        super().__init__(decoder, pool, attend, packed, config)
         config = config or EngineConfig()
         self._phases, self._aside = config.compile_phases, config.compile_in_background
         mode = config.compile
@@ -43,7 +49,7 @@ class Compiled(InPieces):
             mode = "static" if self.device.type == "cuda" else "dynamic"
         if mode != "dynamic":
             self.shapes = Shapes(config.max_sequences, config.max_step_tokens, decoder.num_positions)
-        self._form = Form(decoder, pool)
+        self._form = Form(decoder, pool, self.padded)
         self._compiler = None if mode == "no" else Compiler(self._form, config.compile_backend, mode)
         self._captures = self.device.type == "cuda" and mode != "dynamic"
         self._ready: dict[Shape, Call] = {}

@@ -1,10 +1,10 @@
-"""A decoder as the flat list of operations that the native program runs: embed, then per layer norm, qkv, attend, out,
-norm, MLP, at last norm and head. Families differ in what is in the list, not in C++.
+"""A decoder's description as the flat list of operations that the native program runs: embed, then per layer norm,
+qkv, attend, out, norm, MLP, at last norm and head. Families differ in what is in the list, not in C++.
 
 A parallel layer norms for both its halves before either adds to the residual stream.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.model.attention import Attention
+from tokenmill.model.blocks import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.layers import MLP
 from tokenmill.model.moe import MoE
-from tokenmill.model.parameters import count_parameters, matrices
+from tokenmill.model.parameters import count_parameters
 from tokenmill.program.native.abi import Op, Unit, library
 from tokenmill.program.native.pack import SCHEMES, TILE
 from tokenmill.program.native.weights import Linear, Weights
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import GROUP
 
-__all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
+__all__ = ["Ops", "packed_bytes", "refuse"]
 
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
@@ -39,11 +40,19 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": 3,
     "relu": 4,
 }
+ABLE = ("norm with unit offset",)
+"""Departures of a description that the operations can compute; the plain decoder goes without saying."""
+
+
+def refuse(decoder: DecoderDescription) -> str | None:
+    """Why no list of operations computes this decoder, or None."""
+    unknown = [mlp.activation for mlp in decoder.mlps if mlp.activation not in ACTIVATIONS]
+    return f"has no activation {unknown[0]!r}" if unknown else decoder.refuse(ABLE)
 
 
 @dataclass
 class Ops:
-    """The list. Of the decoder it is told what there is; `weights` say where it lies."""
+    """The list. The decoder's description says what there is to do, its modules hold tensors, `weights` places them."""
 
     decoder: Decoder
     layers_kv: list[LayerKV]
@@ -53,25 +62,17 @@ class Ops:
     _linears: list[Linear] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = self.decoder.config
-        table, learned = self.decoder.embedding.weight, self.decoder.position_embedding
+        decoder, whole = self.decoder, self.decoder.description
+        table, learned = decoder.embedding.weight, decoder.position_embedding
         positions = None if learned is None else self.weights.keep(learned.weight)
         number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
         self._add(EMBED, table=self.weights.keep(table), positions=positions, scheme=number)
-        for layer, layer_kv in zip(self.decoder.layers, self.layers_kv, strict=True):
+        for layer, layer_kv in zip(decoder.layers, self.layers_kv, strict=True):
             assert isinstance(layer, Layer)
-            self._norm(layer.attention_norm, ATTENTION_IN)
-            if config.residual == "parallel":
-                self._norm(layer.mlp_norm, MLP_IN)
-            self._attention(layer.attention, layer_kv, config)
-            if config.residual != "parallel":
-                self._norm(layer.mlp_norm, MLP_IN)
-            if isinstance(layer.mlp, MoE):
-                self._experts(layer.mlp, config)
-            else:
-                self._mlp([layer.mlp], config, MLP_IN, ADD)
-        self._norm(self.decoder.norm, MLP_IN, LOGITS)
-        self._head(config)
+            self._layer(layer, layer_kv)
+        self._norm(decoder.norm, whole.norm, MLP_IN, LOGITS)
+        heads = [] if decoder.head is None else [decoder.head]
+        self._linear(heads, whole.head, LOGITS, MLP_IN, softcap=whole.logit_softcap or 0.0)
         self._place()
 
     def array(self) -> Any:
@@ -80,86 +81,86 @@ class Ops:
 
     # ---- one method per operation
 
-    def _norm(self, norm: Any, to: int, epilogue: int = 0) -> None:
-        bias = getattr(norm, "bias", None)
-        self._add(
-            NORM,
-            to=to,
-            epilogue=epilogue,
-            weight=self._floats(norm.weight),
-            bias=None if bias is None else self._floats(bias),
-            eps=norm.eps,
-            centred=int(bias is not None),
-        )
+    def _layer(self, layer: Layer, layer_kv: LayerKV) -> None:
+        attention, mlp, parallel = layer.description.attention, layer.description.mlp, layer.description.parallel
+        assert attention.before is not None and mlp.before is not None, "refused"
+        self._norm(layer.attention_norm, attention.before, ATTENTION_IN)
+        if parallel:
+            self._norm(layer.mlp_norm, mlp.before, MLP_IN)
+        self._attention(layer.attention, attention.block, layer_kv)
+        if not parallel:
+            self._norm(layer.mlp_norm, mlp.before, MLP_IN)
+        module: Any = layer.mlp
+        if isinstance(mlp.block, ExpertsBlock):
+            self._experts(module, mlp.block)
+        else:
+            self._mlp([module], mlp.block, MLP_IN, ADD)
 
-    def _attention(self, attention: Attention, layer_kv: LayerKV, config: ModelConfig) -> None:
-        heads, dim = config.num_heads + 2 * config.num_kv_heads, config.head_dim
+    def _norm(self, module: Any, norm: Norm, to: int, epilogue: int = 0) -> None:
+        weight, bias = self._factors(module, norm), self._floats(module.bias) if norm.bias else None
+        centred = int(norm.kind == "layer")
+        self._add(NORM, to=to, epilogue=epilogue, weight=weight, bias=bias, eps=norm.eps, centred=centred)
+
+    def _attention(self, module: Any, block: AttentionBlock, layer_kv: LayerKV) -> None:
         names = ("k_rows", "v_rows", "k_scales", "v_scales")  # the dense format has no scales
         cache: dict[str, Any] = {name: part.data_ptr() for name, part in zip(names, layer_kv.tensors, strict=False)}
         norms: dict[str, Any] = {}
-        if attention.q_norm is not None and attention.k_norm is not None:
-            norms = {"q_norm": self._floats(attention.q_norm.weight), "k_norm": self._floats(attention.k_norm.weight)}
-            norms["eps"] = attention.q_norm.eps
-        firsts = range(0, heads * dim, dim)
-        self._linear([attention.qkv], QKV, ATTENTION_IN, config.hidden_size, heads * dim, dim, firsts, **cache, **norms)
-        shape = attention.shape
+        if block.q_norm is not None and block.k_norm is not None:
+            q_norm, k_norm = self._factors(module.q_norm, block.q_norm), self._factors(module.k_norm, block.k_norm)
+            norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": block.q_norm.eps}
+        self._linear([module.qkv], block.qkv, QKV, ATTENTION_IN, unit=block.head_dim, **cache, **norms)
+        shape = block.shape
         softcap = shape.softcap or 0.0
         self._add(ATTEND, to=ATTENDED, scale=shape.scale, softcap=softcap, window=shape.window or 0, **cache)
-        wide, hidden = config.num_heads * dim, config.hidden_size
-        self._linear([attention.out], ADD, ATTENDED, wide, hidden, GROUP, range(0, hidden, GROUP))
+        self._linear([module.out], block.out, ADD, ATTENDED)
 
-    def _experts(self, moe: MoE, config: ModelConfig) -> None:
-        experts = config.num_experts
-        mixture: dict[str, Any] = {"experts": experts, "chosen": config.num_experts_per_token}
-        self._linear([moe.router], ROUTER, MLP_IN, config.hidden_size, experts, TILE, range(0, experts, TILE))
-        self._add(CHOOSE, from_=MLP_IN, to=GATHERED, normalise=int(moe.norm_top_k), **mixture)
-        mlps = [expert for expert in moe.experts if isinstance(expert, MLP)]
-        self._mlp(mlps, config, GATHERED, EXPERT, **mixture)
+    def _experts(self, module: MoE, block: ExpertsBlock) -> None:
+        mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
+        self._linear([module.router], block.router, ROUTER, MLP_IN, unit=TILE)
+        self._add(CHOOSE, from_=MLP_IN, to=GATHERED, normalise=int(block.normalise), **mixture)
+        mlps = [expert for expert in module.experts if isinstance(expert, MLP)]
+        self._mlp(mlps, block.expert, GATHERED, EXPERT, **mixture)
         self._add(COMBINE, **mixture)
 
-    def _mlp(self, mlps: Sequence[MLP], config: ModelConfig, source: int, epilogue: int, **mixture: Any) -> None:
-        wide, hidden = config.intermediate_size, config.hidden_size
-        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[config.activation], **mixture}
-        columns = range(0, wide, GROUP)
-        if config.gated_mlp:
-            ups = [wide + column for column in columns]
-            self._linear([m.up for m in mlps], GATED, source, hidden, wide, GROUP, ups, gates=columns, **inner)
-        else:
-            self._linear([m.up for m in mlps], ACTIVATED, source, hidden, wide, GROUP, columns, **inner)
-        rows = range(0, hidden, GROUP)
-        self._linear([m.down for m in mlps], epilogue, MLP_INNER, wide, hidden, GROUP, rows, **mixture)
-
-    def _head(self, config: ModelConfig) -> None:
-        softcap = config.logit_softcap or 0.0
-        firsts = range(0, config.vocab_size, GROUP)
-        heads = [] if self.decoder.head is None else [self.decoder.head]
-        self._linear(heads, LOGITS, MLP_IN, config.hidden_size, config.vocab_size, GROUP, firsts, softcap=softcap)
+    def _mlp(self, modules: Sequence[MLP], block: MlpBlock, source: int, epilogue: int, **mixture: Any) -> None:
+        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[block.activation], **mixture}
+        self._linear([mlp.up for mlp in modules], block.up, GATED if block.gated else ACTIVATED, source, **inner)
+        self._linear([mlp.down for mlp in modules], block.down, epilogue, MLP_INNER, **mixture)
 
     def _linear(
         self,
-        matrices: list[Matrix],
+        modules: list[Matrix],
+        matrix: Projection,
         epilogue: int,
         source: int,
-        inputs: int,
-        outputs: int,
-        count: int,
-        firsts: Iterable[int],
-        gates: Iterable[int] = (),
+        unit: int = GROUP,
         **fields: Any,
     ) -> None:
-        biases = [matrix.bias for matrix in matrices if matrix.bias is not None]
+        """One matrix, or the same one of every expert; no module where it is the embedding."""
+        biases = [module.bias for module in modules if module.bias is not None]
         assert len(biases) < 2, "refused: experts with biases"
         bias = self._floats(biases[0]) if biases else None
-        op = self._add(LINEAR, epilogue=epilogue, from_=source, inputs=inputs, outputs=outputs, bias=bias, **fields)
-        tied = None if matrices else self.decoder.embedding.weight
-        self._linears.append(Linear(op, matrices, tied, count, list(firsts), list(gates), whole=epilogue == QKV))
+        firsts, gates, outputs = list(_firsts(matrix, unit)), list[int](), matrix.outputs
+        if epilogue == GATED:
+            half, outputs = len(firsts) // 2, outputs // 2
+            gates, firsts = firsts[:half], firsts[half:]
+        op = self._add(
+            LINEAR, epilogue=epilogue, from_=source, inputs=matrix.inputs, outputs=outputs, bias=bias, **fields
+        )
+        tied = None if modules else self.decoder.embedding.weight
+        self._linears.append(Linear(op, modules, tied, unit, firsts, gates, whole=epilogue == QKV))
 
-    # ---- what pointers point to
+    # ---- what the operations point to
 
     def _add(self, kind: int, **fields: Any) -> Op:
         op = Op(kind=kind, **fields)
         self.ops.append(op)
         return op
+
+    def _factors(self, module: Any, norm: Norm) -> int:
+        """What a norm multiplies by."""
+        weight = module.weight.detach()
+        return self._floats(1.0 + weight.float() if norm.unit_offset else weight)
 
     def _floats(self, tensor: Tensor) -> int:
         return self.weights.keep(tensor.detach().float().clone())
@@ -179,26 +180,32 @@ class Ops:
             self._units.append(units)
 
 
-def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
-    """What the weights will take, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
+def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
+    """The first row of each unit of so many rows; a unit lies within one part."""
+    begin = 0
+    for _, rows in matrix.parts:
+        yield from range(begin, begin + rows, unit)
+        begin += rows
 
-    Of scheme "file" about: its tensors may have codes of several kinds.
+
+def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
+
+    An estimate for scheme "file", whose tensors may have codes of several kinds.
     """
     layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
-    tiles = {
-        "router": -(-model.num_experts // TILE),
-        "qkv": (model.num_heads + 2 * model.num_kv_heads) * -(-model.head_dim // TILE),
-        "up": (1 + model.gated_mlp) * -(-model.intermediate_size // GROUP) * GROUP // TILE,
-    }
+    units = {"router": TILE, "qkv": model.head_dim}
+    decoder = describe(model)
     packed = numbers = 0
-    for role, outputs, inputs, count in matrices(model):
-        stored = str(dtype).removeprefix("torch.") if role == "router" else layout  # which no scheme rounds
-        tile = int(library().tm_tile_bytes(SCHEMES[stored], inputs))
-        packed += count * tile * tiles.get(role, -(-outputs // GROUP) * GROUP // TILE)
-        numbers += count * outputs * inputs
+    for matrix, count in decoder.matrices.items():
+        unit = units.get(matrix.role, GROUP)
+        stored = str(dtype).removeprefix("torch.") if matrix.role == "router" else layout  # which no scheme rounds
+        tile = int(library().tm_tile_bytes(SCHEMES[stored], matrix.inputs))
+        packed += count * tile * len(list(_firsts(matrix, unit))) * -(-unit // TILE)
+        numbers += count * matrix.outputs * matrix.inputs
     if scheme == "file" and model.code_bits:
         packed = int(numbers * model.code_bits / 8)
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]
-    tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
+    tied = decoder.head.outputs * decoder.head.inputs if decoder.tied else 0
     return packed + tables * dtype.itemsize + 4 * (sum(parts.values()) + tied - numbers - tables)

@@ -19,12 +19,14 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.model.description import describe
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program import Output
 from tokenmill.program.native import abi
-from tokenmill.program.native.ops import ACTIVATIONS, Ops, packed_bytes
+from tokenmill.program.native.ops import Ops, packed_bytes, refuse
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.weights.packed.model import PackedCheckpoint
 
@@ -54,18 +56,14 @@ class Native:
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Needs the library, a CPU, float32 or bfloat16, and an activation that it knows."""
+        """Needs the library, a CPU, float32 or bfloat16, and a decoder that its operations can express."""
         if device.type != "cpu":
             return f"runs on the CPU, and the device is {device}"
         if (reason := abi.why_not()) is not None:
             return f"its library {reason}"
         if dtype not in (torch.float32, torch.bfloat16):
             return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-        if model.num_experts and model.mlp_bias:
-            return "has no biases within a mixture of experts"
-        if model.activation not in ACTIVATIONS:
-            return f"has no activation {model.activation!r}"
-        return None
+        return refuse(describe(model))
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
@@ -73,10 +71,15 @@ class Native:
         return packed_bytes(model, dtype, scheme)
 
     def __init__(
-        self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None
+        self,
+        decoder: Decoder,
+        pool: Pool,
+        attend: Attend,
+        packed: PackedCheckpoint | None = None,
+        config: EngineConfig | None = None,
     ) -> None:
         """With a packed model the decoder has no weights, and only its shape is read."""
-        del config
+        del attend, config
         shape = decoder.config
         self._pool, self._vocab_size = pool, shape.vocab_size
         self._weights = Packing() if packed is None else Packed(packed.payload(), packed.facts["weights"])
@@ -91,7 +94,7 @@ class Native:
             head_dim=shape.head_dim,
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
-            rotary=0 if shape.rope is None else shape.rope.dim,
+            rotary=0 if cosines is None else 2 * cosines.shape[1],
             cache_format=CACHE_FORMATS[pool.layers[0].tensors[0].dtype],
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
@@ -171,8 +174,9 @@ def _numbers(span: Span) -> tuple[int, int, int, int, int]:
 
 def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """cos and sin of each pair at every position, [P, rotary / 2] float32 whatever the model's dtype."""
-    rope = decoder.config.rope
-    if rope is None:
+    ropes = decoder.description.ropes
+    if not ropes:
         return None, None
+    (rope,) = ropes  # several are refused
     table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
     return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

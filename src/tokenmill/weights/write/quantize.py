@@ -18,7 +18,6 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.download import Progress
-from tokenmill.kernels.attend.gather import Gather
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family, read_config
 from tokenmill.quant.dense import Dense
@@ -142,7 +141,7 @@ class _Work:
 
     def _matrices(self) -> dict[str, Target]:
         """The checkpoint's name of each matrix that is multiplied with → where it goes."""
-        decoder, family = empty_decoder(self.model, Dense(), Gather(), 1), find_family(self.checkpoint.config)
+        decoder, family = empty_decoder(self.model, Dense(), 1), find_family(self.checkpoint.config)
         paths = {path for path, module in decoder.named_modules() if isinstance(module, Matrix)}
         targets = expand(family, self.model, dict(decoder.named_parameters()))
         found = {}
