@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self, script):
         self.script, self.bodies, self.headers, self.paths = script, [], [], []
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.max_in_flight = 0
         self.lock, self.closing = threading.Lock(), threading.Event()
         handler = type("Handler", (_Handler,), {"server_of": self})
         # The default of 5 makes a sixth caller wait for a second.
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
             server.paths.append(self.path)
             self.number = len(server.bodies)
             server.in_flight += 1
-            server.most_in_flight = max(server.most_in_flight, server.in_flight)
+            server.max_in_flight = max(server.max_in_flight, server.in_flight)
         self.left = False
         server.script(self)
         self.leave()
@@ -325,7 +325,7 @@ def test_a_closed_loop_keeps_just_so_many_in_flight():
     with Server(together(3)) as server:
         outcome = run(server, concurrency=3, num_prompts=21)
     assert all(record.ok for record in outcome.records)
-    assert server.most_in_flight == outcome.most_in_flight == 3
+    assert server.max_in_flight == outcome.max_in_flight == 3
     assert len(server.bodies) == 21
 
 
@@ -342,7 +342,7 @@ def test_an_open_loop_does_not_wait_for_answers():
 def test_both_loops_together():
     with Server(together(2)) as server:
         outcome = run(server, rate=5000, concurrency=2, num_prompts=10)
-    assert server.most_in_flight == 2
+    assert server.max_in_flight == 2
     facts = figures(outcome, {}, open_loop=True, detailed=False)
     assert facts["completed"] == 10
     assert facts["p99_client_queue_time_ms"] >= facts["p50_client_queue_time_ms"] > 0

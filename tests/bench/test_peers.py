@@ -49,11 +49,11 @@ FAKES = {
     "hangs with a child": """import subprocess
 alive = open(sys.argv[0] + ".alive", "w")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=alive)
-wire._answers.write('{"ok": true}\\n'); wire._answers.flush(); time.sleep(600)
+wire.answers.write('{"ok": true}\\n'); wire.answers.flush(); time.sleep(600)
 """,
-    "garbage": "sys.stdin.readline(); wire._answers.write('hello\\n'); wire._answers.flush(); time.sleep(600)",
-    "list": "sys.stdin.readline(); wire._answers.write('[1]\\n'); wire._answers.flush(); time.sleep(600)",
-    "endless": "wire._answers.write('x' * 200)\nwire._answers.flush()\nsys.stdin.readline(); time.sleep(600)",
+    "garbage": "sys.stdin.readline(); wire.answers.write('hello\\n'); wire.answers.flush(); time.sleep(600)",
+    "list": "sys.stdin.readline(); wire.answers.write('[1]\\n'); wire.answers.flush(); time.sleep(600)",
+    "endless": "wire.answers.write('x' * 200)\nwire.answers.flush()\nsys.stdin.readline(); time.sleep(600)",
 }
 
 
@@ -256,7 +256,7 @@ def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_pa
     [
         (("--only", "pytorch"), "--only = 'pytorch' is not allowed: one of tokenmill, transformers"),
         (("--peer", "vllm"), "--peer = 'vllm' is not allowed: NAME=PATH"),
-        (("--batch", "0"), "--batch = '0' is not allowed: whole numbers of 1 or more"),
+        (("--batch", "0"), "--batch = '0' is not allowed: integers of at least 1"),
         (("--peer", "vllm=/nowhere"), "--peer = 'vllm=/nowhere' is not allowed: the path of a Python interpreter"),
     ],
 )

@@ -261,7 +261,7 @@ show = generate.show
 def paused(pieces):
     yield next(pieces)
     threading.Event().wait()
-generate.show = lambda engine, pieces, *aloud: show(engine, paused(pieces), *aloud)
+generate.show = lambda engine, pieces, *visible: show(engine, paused(pieces), *visible)
 main.run()
 """
 

@@ -87,7 +87,7 @@ def test_cost_is_held_against_the_scatter_of_unmeasured_runs():
     found = Profile("light", [], (1.0, 3.0), measured_s=3.0)
     assert found.cost_share == 0.5
     assert found.scatter_share == 1.0
-    words = verb._cost(
+    words = verb.cost_line(
         {
             "plain_s": [1.0, 3.0],
             "measured_s": 3.0,
