@@ -8,7 +8,10 @@
 #
 # PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest: make test ARGS="-k law".
 
-PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3,$(if $(shell command -v $(name)),$(name))) python3)
+# The newest that is there. Each is tried, since a name may stand for nothing that runs (as with pyenv) or cannot make
+# an environment (as on Debian without python3-venv).
+PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
+	$$name -c 'import ensurepip' 2>/dev/null && echo $$name && exit; done; echo python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
@@ -55,9 +58,9 @@ clean:
 
 .venv/.made:
 	@test -x $(BIN)/python || command -v $(PYTHON) >/dev/null || \
-		{ echo "error: no $(PYTHON): install Python 3.11 or 3.12, or give one as PYTHON=path"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
-		{ echo "error: $$($(PYTHON) --version) does not do: give Python 3.11 or 3.12 as PYTHON=path"; exit 1; }
+		{ echo "error: no $(PYTHON): install Python 3.11 or newer, or give one as PYTHON=path"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $$($(PYTHON) --version) is too old: give Python 3.11 or newer as PYTHON=path"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 		{ rm -rf .venv; echo "error: no venv: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 	touch $@

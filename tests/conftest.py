@@ -9,9 +9,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would 
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, settings
 
 from tests.tiny_models import save
 from tokenmill.hub.names import locate
+
+# No test may depend on how fast the machine is.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 torch.set_num_threads(2)  # the machines that run these tests have two cores, and the laws hold for any number
 

@@ -252,8 +252,8 @@ class SessionCase:
                 session.rewind(2)
         finally:
             with engine.alone():
-                engine.scheduler.check_integrity()
-            assert engine.scheduler.allocator.num_free == engine.scheduler.allocator.num_blocks
+                engine.core.scheduler.check_integrity()
+            assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
     @staticmethod
     def write(rng: Random, good: Path, bad: Path) -> None:

@@ -1,8 +1,9 @@
 """`tokenmill bench peers`: engines in processes of their own, and what becomes of those that do not behave."""
 
 import json
+import os
 import sys
-import time
+from pathlib import Path
 
 import pytest
 
@@ -45,9 +46,14 @@ FAKES = {
     "crashes": "raise SystemExit('no module named fake')",
     "crashes later": GOOD.replace("tokens = [[", "import os; os.kill(os.getpid(), 11)\n        tokens = [["),
     "hangs": GOOD.replace("tokens = [[", "time.sleep(600)\n        tokens = [["),
-    "garbage": "sys.stdin.readline(); wire._answers.write('hello\\n'); wire._answers.flush(); time.sleep(600)",
-    "list": "sys.stdin.readline(); wire._answers.write('[1]\\n'); wire._answers.flush(); time.sleep(600)",
-    "endless": "wire._answers.write('x' * 200)\nwire._answers.flush()\nsys.stdin.readline(); time.sleep(600)",
+    "hangs with a child": """import subprocess
+alive = open(sys.argv[0] + ".alive", "w")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=alive)
+wire.answers.write('{"ok": true}\\n'); wire.answers.flush(); time.sleep(600)
+""",
+    "garbage": "sys.stdin.readline(); wire.answers.write('hello\\n'); wire.answers.flush(); time.sleep(600)",
+    "list": "sys.stdin.readline(); wire.answers.write('[1]\\n'); wire.answers.flush(); time.sleep(600)",
+    "endless": "wire.answers.write('x' * 200)\nwire.answers.flush()\nsys.stdin.readline(); time.sleep(600)",
 }
 
 
@@ -112,12 +118,19 @@ def test_one_that_misbehaves_is_marked_and_the_others_go_on(contest, name, says)
         raise AssertionError(bad["reason"])
 
 
-def test_one_that_hangs_is_killed(contest):
-    started_s = time.monotonic()
-    [[ours, bad]] = contest("good", "hangs", rounds=1, run_limit_s=1.0)
-    assert ours["status"] == "ok" and bad["status"] == "failed"
-    assert bad["reason"] == "no answer to run within 1 s"
-    assert time.monotonic() - started_s < 60
+def test_one_that_hangs_is_marked(contest):
+    [[bad]] = contest("hangs", rounds=1, run_limit_s=0.1)
+    assert (bad["status"], bad["reason"]) == ("failed", "no answer to run within 0.1 s")
+
+
+def test_a_process_that_is_killed_takes_its_children_with_it(script):
+    command = script("hangs with a child")
+    os.mkfifo(f"{command[1]}.alive")
+    process = PeerProcess(command, 1)
+    with Path(f"{command[1]}.alive").open() as alive:
+        assert process.ask({"op": "load"}, 600) == {}
+        process.kill()
+        assert alive.read() == ""  # which waits until both that write to it are gone
 
 
 def test_a_refusal_is_of_one_point_only(contest):
@@ -147,7 +160,7 @@ def test_a_process_says_no_and_listens_on(script):
     process = PeerProcess(script("refuses load"), 1)
     for _ in range(2):
         with pytest.raises(PeerRefused, match=r"ValueError: reads \.gguf"):
-            process.ask({"op": "load", "model": "", "threads": 1, "dtype": "", "max_length": 1, "batch": 1}, 30)
+            process.ask({"op": "load", "model": "", "threads": 1, "dtype": "", "max_length": 1, "batch": 1}, 600)
     process.stop()
     process.stop()
 
@@ -156,7 +169,7 @@ def test_a_process_that_talks_without_end_is_not_read_without_end(script, monkey
     monkeypatch.setattr("tokenmill.bench.peers.process.LONGEST_ANSWER", 100)
     process = PeerProcess(script("endless"), 1)
     with pytest.raises(PeerFailed, match="does not stop talking"):
-        process.ask({"op": "load"}, 30)
+        process.ask({"op": "load"}, 600)
     process.kill()
 
 
@@ -243,7 +256,7 @@ def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_pa
     [
         (("--only", "pytorch"), "--only = 'pytorch' is not allowed: one of tokenmill, transformers"),
         (("--peer", "vllm"), "--peer = 'vllm' is not allowed: NAME=PATH"),
-        (("--batch", "0"), "--batch = '0' is not allowed: whole numbers of 1 or more"),
+        (("--batch", "0"), "--batch = '0' is not allowed: integers of at least 1"),
         (("--peer", "vllm=/nowhere"), "--peer = 'vllm=/nowhere' is not allowed: the path of a Python interpreter"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from tests.tiny_models import save
 from tokenmill.bench import golden
 from tokenmill.bench.rows import COLUMNS, read_rows
-from tokenmill.cli.bench_rows import HEADER, _lines
+from tokenmill.cli.bench_rows import HEADER, lines_of
 from tokenmill.cli.main import main
 from tokenmill.kernels.attend import sdpa
 from tokenmill.measure import machine
@@ -60,10 +60,10 @@ def test_every_column_has_its_figure(tm, path):
     lines = out.splitlines()
     start = next(number for number, line in enumerate(lines) if "medians of 1" in line)
     assert "itl p50 p90 p99" in lines[start + 1] and code == 0
-    rows = list(_lines({**dict.fromkeys(COLUMNS, 1.0), "status": "ok", "hash": "h"}))
+    rows = list(lines_of({**dict.fromkeys(COLUMNS, 1.0), "status": "ok", "hash": "h"}))
     assert [len(row) for row in rows] == [len(HEADER)] * 2 and rows[0][-1] == rows[1][-1] == "h"
     assert rows[1][HEADER.index("itl p50 p90 p99")] == "1.0 1.0 1.0"
-    assert len(_lines({"status": "refused", "test": "pp1"})[0]) == len(HEADER)
+    assert len(lines_of({"status": "refused", "test": "pp1"})[0]) == len(HEADER)
 
 
 def test_the_verb_run_may_be_left_out(tm, path):

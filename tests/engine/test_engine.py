@@ -230,7 +230,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"block_size": -1}, ConfigError, "block_size = -1"),
         ({"max_sequences": 600}, ConfigError, r"max_step_tokens = 512 .*max_sequences, which is 600"),
         ({"threads": True}, ConfigError, "threads = True"),
-        ({"colour": "red"}, ConfigError, r"colour = 'red' .*EngineConfig has model, program"),
+        ({"colour": "red"}, ConfigError, r"colour = 'red' .*EngineConfig has compile"),
         (
             {"kernel": "rows", "block_size": 4},
             NoKernel,

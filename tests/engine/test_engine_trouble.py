@@ -10,7 +10,7 @@ import torch
 import tokenmill
 from tests.text.test_tokenizer import trained
 from tests.tiny_models import prompt, save
-from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError
+from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams
 from tokenmill.engine.outputs import Tracker
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
@@ -142,9 +142,10 @@ def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
     good = engine.stream(prompt(6), max_new_tokens=8)
     tokens = next(good).tokens
-    bad = engine.stream(prompt(9), max_new_tokens=8)
+    request = engine.core.request(prompt(9), SamplingParams(max_new_tokens=8))
+    bad = engine.core.follow(request)
     next(bad)
-    tracker = next(t for t in engine._trackers.values() if t.sequence.num_prompt_tokens == 9)
+    (tracker,) = request.trackers
 
     def push(*_):
         raise ValueError("no such text")

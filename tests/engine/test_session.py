@@ -409,7 +409,9 @@ OPERATIONS = st.lists(
 
 
 # 167 runs of 60 and more: over 10,000 operations.
-@settings(max_examples=167, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=167, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(operations=OPERATIONS)
 def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, llama, tmp_path):
     """Whatever happened to a session, its next tokens are those of a fresh run over its tokens."""

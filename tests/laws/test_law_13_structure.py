@@ -36,23 +36,6 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
-# What is still to be mended, by module. Both tables must be empty in the end: an entry that is no longer needed fails.
-# Calls of `resolve` outside the registry, which hide an import in a string:
-BY_NAME = {
-    "tokenmill.cache.compatibility",
-    "tokenmill.cli.image",
-    "tokenmill.engine.build",
-    "tokenmill.engine.engine",
-    "tokenmill.weights.checkpoint",
-}
-# Imports for types alone that go against the order of the rooms, or close a circle:
-FOR_TYPES = {
-    ("tokenmill.cache.compatibility", "tokenmill.engine.engine"),
-    ("tokenmill.engine.engine", "tokenmill.engine.session"),
-    ("tokenmill.engine.scoring", "tokenmill.engine.engine"),
-    ("tokenmill.weights.quantized_checkpoint", "tokenmill.weights.checkpoint"),
-}
-
 
 def room(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -107,12 +90,6 @@ def test_no_module_imports_itself_through_others():
         visit(name, ())
 
 
-@pytest.mark.parametrize(("name", "other"), sorted(FOR_TYPES))
-def test_a_leftover_for_types_is_still_needed(name, other):
-    path = ROOT.joinpath(*name.split(".")[1:]).with_suffix(".py")
-    assert f"from {other} import" in path.read_text(encoding="utf-8"), "delete its line in FOR_TYPES"
-
-
 def test_nothing_imports_the_command_line():
     for path in FILES:
         if room(path) != "cli":
@@ -127,9 +104,6 @@ def test_only_registries_import_by_name(path):
     tree = parsed(path)
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert not names & {"import_module", "__import__"}, f"{path} imports by name"
-    if module(path) in BY_NAME:
-        assert "resolve" in names, f"delete {module(path)} in BY_NAME"
-        return
     assert "resolve" not in names, f"{path} resolves a name: import it, or look it up in a registry"
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "lookup":

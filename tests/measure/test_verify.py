@@ -40,7 +40,7 @@ def test_all_rows_are_compared(llama, how):
     with verified(engine, eager(llama)) as distance:
         engine.generate([START, START[:3]], max_new_tokens=4, ignore_eos=True)
     assert distance.num_rows == 8
-    assert 0.97 < distance.least_correlation <= 1 + 1e-9
+    assert 0.97 < distance.min_correlation <= 1 + 1e-9
     assert ("run" in vars(engine.core.loaded.runner)) is False
 
 
@@ -48,7 +48,7 @@ def test_drafts_are_compared_too(llama):
     engine = load(llama, dtype="float32", proposer="prompt_lookup")
     with verified(engine, eager(llama)) as distance:
         engine.generate([1, 2, 3] * 5, max_new_tokens=12, ignore_eos=True)
-    assert distance.least_correlation > 0.9999
+    assert distance.min_correlation > 0.9999
 
 
 def test_wrong_numbers_are_found(llama, monkeypatch):

@@ -137,17 +137,20 @@ def test_the_plain_modules_serve_until_it_is_ready(llama, caplog):
     @register_backend(name="patient")
     def patient(graph, _inputs):
         begun.set()
-        assert go_on.wait(60)
+        go_on.wait()
         return graph.forward
 
     engine = compiled(llama, compile_backend="patient", compile_in_background=True, compile_phases="decode")
     reference = engine_for(llama, program="eager")
-    same(engine, reference)
-    assert begun.wait(60) and not engine.core.loaded.program._ready
-    go_on.set()
+    try:
+        same(engine, reference)
+        begun.wait()
+        assert not engine.core.loaded.program._ready
+    finally:
+        go_on.set()
     for thread in threading.enumerate():
         if thread.name == "compile":
-            thread.join(60)
+            thread.join()
     assert len(engine.core.loaded.program._ready) == 2
     same(engine, reference)
 

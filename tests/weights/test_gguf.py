@@ -104,7 +104,9 @@ def test_lies_anywhere_in_the_header(every_type, tmp_path, lie):
         outcome(tmp_path / "lie.gguf", data[:at] + struct.pack("<Q", lie) + data[at + 8 :])
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(1, 255)), min_size=1, max_size=6))
 def test_flipped_bits_in_the_header(every_type, tmp_path, flips):
     data, size = bytearray(every_type.read_bytes()), read_header(every_type).data_offset

@@ -1,1 +1,1 @@
-"""COMPARING RUNS: points, series, the ladder, other engines by turns, load on a server, pictures."""
+"""COMPARING RUNS: points, series, the ladder, other engines in turn, load on a server, pictures."""

@@ -17,7 +17,7 @@ from tokenmill.model.parameters import count_parameters
 
 __all__ = ["card_of", "card_rows"]
 
-MOST_FLOORS = 6  # that people are shown
+MAX_FLOORS = 6  # that people are shown
 
 
 def card_of(
@@ -47,7 +47,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
     rates = [f"{machine['float32_gflop_s']:,.0f} float32", f"{machine['bfloat16_gflop_s']:,.0f} bfloat16"]
     rates += [f"{machine['int8_gop_s']:,.0f} int8"] if machine["int8_gop_s"] else []
     floors = [f"{name} {rate:,.0f}" for name, rate in card["floor_tok_s"].items()]
-    more = f" and {len(floors) - MOST_FLOORS} more in --json" if len(floors) > MOST_FLOORS else ""
+    more = f" and {len(floors) - MAX_FLOORS} more in --json" if len(floors) > MAX_FLOORS else ""
     return [
         ("parameters", f"{card['parameters'] / 1e6:,.1f} M in {card['dtype']}"),
         ("read per token", f"{card['bytes_read_per_token'] / 1e6:,.1f} MB of weights"),
@@ -56,7 +56,7 @@ def card_rows(card: dict[str, Any]) -> list[tuple[str, str]]:
         ("this machine", f"{machine['processor']}, {machine['threads']} threads, {machine['instructions']}"),
         ("it reads", f"{machine['read_gb_s']:.1f} GB/s{cached}"),
         ("it computes", f"{', '.join(rates)} GFLOP/s"),
-        ("floor, tokens per second", ", ".join(floors[:MOST_FLOORS]) + more),
+        ("floor, tokens per second", ", ".join(floors[:MAX_FLOORS]) + more),
     ]
 
 

@@ -1,12 +1,12 @@
-"""Texts that every right engine gives: a benchmark of wrong numbers is worth nothing.
+"""Texts that every right engine gives: the speed of a wrong computation is worth nothing.
 
 Greedy continuations of SmolLM2-135M-Instruct as transformers computes them. Only prompts were taken whose first 32
 tokens transformers gives alike in float32, bfloat16 and float16, and where in float32 the likeliest token leads the
 next by 0.15 or more at every step, so that no order of summation in bfloat16 can excuse a difference.
 `python benchmarks/golden_texts.py` makes them anew and compares.
 
-Schemes with integer products round the activations to 8 bits, which may turn such a lead. They are asked for each token
-of the texts after the right ones before it, and may differ in a few.
+Schemes with integer products round the activations to 8 bits, which may overturn such a lead. For them
+each token of a text is predicted from the right tokens before it, and a few may differ.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ NEW_TOKENS = 32
 EXACT_SCHEMES = ("dense", "packed")
 # Of tokens, for the others: 255 of 256 were measured with the file's codes, 242 with all matrices rounded to 4 bits.
 # Attention scores that are 1.3 times too large give 245.
-LEAST_AGREEMENT = {"q4": 0.9}
+MIN_AGREEMENT = {"q4": 0.9}
 USUAL_AGREEMENT = 0.98
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {
@@ -96,6 +96,6 @@ def _check_tokens(engine: Engine, reference: Mapping[str, str]) -> str:
         right += sum(a == b for a, b in zip(found, expected, strict=True))
         total += len(expected)
     share = f"{right} of {total} tokens as transformers' (scheme {engine.config.scheme} rounds activations)"
-    if right < LEAST_AGREEMENT.get(engine.config.scheme, USUAL_AGREEMENT) * total:
+    if right < MIN_AGREEMENT.get(engine.config.scheme, USUAL_AGREEMENT) * total:
         raise WrongText(f"{share}: figures of a wrong computation are not reported")
     return share

@@ -216,7 +216,7 @@ class _Run:
         self.tls = httpx2.create_ssl_context(trust_env=False)
         self.places = asyncio.Semaphore(load.concurrency) if load.concurrency else contextlib.nullcontext()
         self.ended: dict[int, Record] = {}
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.max_in_flight = 0
         self.start_s = self.lag_s = 0.0
 
     def now_s(self) -> float:
@@ -243,7 +243,7 @@ class _Run:
                 task.cancel()
             await asyncio.gather(watch, *tasks, return_exceptions=True)
         records = [self.ended[index] for index in sorted(self.ended)]
-        return Outcome(records, len(asks), duration_s, self.most_in_flight, self.lag_s, interrupted)
+        return Outcome(records, len(asks), duration_s, self.max_in_flight, self.lag_s, interrupted)
 
     async def warm_up(self) -> None:
         """The first connection of a program imports what all others find: the first request must not pay for it."""
@@ -263,7 +263,7 @@ class _Run:
         record = Record(due_s=due_s, input_tokens=ask.length)
         async with self.places:
             self.in_flight += 1
-            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+            self.max_in_flight = max(self.max_in_flight, self.in_flight)
             try:
                 await self.exchange(ask, record)
             except Failure as failure:

@@ -91,8 +91,8 @@ class Outcome:
     records: Sequence[Record]
     num_asked: int
     duration_s: float
-    most_in_flight: int = 0
-    lag_s: float = 0.0  # most by which this program itself was late
+    max_in_flight: int = 0
+    lag_s: float = 0.0  # the longest delay of this program's own event loop
     interrupted: bool = False
 
 
@@ -100,7 +100,7 @@ class Failure(Exception):
     """This request failed: a few words to count by, and what the server said."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, _tame(detail)
+        self.reason, self.detail = reason, _printable(detail)
 
 
 class Stream:
@@ -126,7 +126,7 @@ class Stream:
                 self._event(data, now_s)
 
     def end(self) -> None:
-        """Nothing more comes: raises unless it was a whole answer."""
+        """The stream has ended: raises Failure unless the answer is complete."""
         if not (self.done or self.finished):
             raise Failure("ended early", "the stream ended without finish_reason or [DONE]")
         if not self.record.chunks_s:
@@ -180,7 +180,7 @@ def message_of(answer: bytes | Mapping[str, Any]) -> str:
     return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
-def _tame(text: str) -> str:
+def _printable(text: str) -> str:
     """One short line that may be shown on a terminal, whoever wrote it."""
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]
@@ -213,7 +213,7 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         else None,
         "output_throughput": _per_second(outputs, outcome.duration_s),
         "total_token_throughput": _per_second(inputs + outputs, outcome.duration_s),
-        "max_concurrent_requests": outcome.most_in_flight,
+        "max_concurrent_requests": outcome.max_in_flight,
         "max_client_lag_ms": outcome.lag_s * 1000,
     }
     for name, values in latencies_s.items():

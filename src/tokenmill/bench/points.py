@@ -41,7 +41,7 @@ class Point:
 
     @property
     def num_fed(self) -> int:
-        """Tokens of each sequence before it generates: a sequence starts from one at least."""
+        """Tokens of each sequence before it generates: a sequence starts from at least one."""
         return self.depth + self.prompt or 1
 
     @property
@@ -55,19 +55,19 @@ def parse_tests(text: str) -> list[tuple[int, int]]:
     tests = []
     for word in text.split(","):
         match = _NAME.fullmatch(word.strip())
-        numbers = (int(match["prompt"] or 0), int(match["new"] or 0)) if match else (0, 0)
-        if not any(numbers):
+        test = (int(match["prompt"] or 0), int(match["new"] or 0)) if match else (0, 0)
+        if not any(test):
             allowed = "pp and tg with a number of tokens, as pp512,tg128 or pp128+tg32"
             raise ConfigError("--tests", word.strip(), allowed)
-        tests.append(numbers)
+        tests.append(test)
     return tests
 
 
-def parse_counts(text: str, option: str, least: int = 1) -> list[int]:
+def parse_counts(text: str, option: str, minimum: int = 1) -> list[int]:
     """ "1,4,16" → [1, 4, 16]."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(option, text, f"whole numbers of {least} or more with commas between, as 1,4,16")
+    if not all(word.isdecimal() and int(word) >= minimum for word in words):
+        raise ConfigError(option, text, f"integers of at least {minimum} separated by commas, as 1,4,16")
     return [int(word) for word in words]
 
 

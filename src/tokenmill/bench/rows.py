@@ -43,7 +43,7 @@ COLUMNS = (
     "commit tokenmill torch python processor instructions cores when itl_ms"
 ).split()
 
-# Never numbers: "12e4" may be a hash.
+# Read back as text: "12e4" may be a hash.
 _TEXTS = "hash commit tokenmill torch python test label model reason note".split()
 
 

@@ -19,7 +19,7 @@ from tokenmill.measure.recorder import StepRecord, record
 
 __all__ = ["Measured", "Sample", "chunk_for", "make_prompts", "measure_point", "sample_of", "take_sample"]
 
-MOST_PREFILL_CHUNK = 2048
+MAX_PREFILL_CHUNK = 2048
 WARM_TOKENS = 8
 
 
@@ -61,8 +61,8 @@ class Measured:
 
 def make_prompts(point: Point, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """Random ids, other ones for each sequence and the same on every run."""
-    numbers = random.Random(f"{seed} {point}")  # noqa: S311  (no secret)
-    return [[numbers.randrange(vocab_size) for _ in range(point.num_fed)] for _ in range(point.batch)]
+    rng = random.Random(f"{seed} {point}")  # noqa: S311  (no secret)
+    return [[rng.randrange(vocab_size) for _ in range(point.num_fed)] for _ in range(point.batch)]
 
 
 def measure_point(
@@ -137,4 +137,4 @@ def chunk_for(point: Point, usual: int) -> int:
     """Tokens per step, such that a step ends where the depth ends and the measured prefill begins there."""
     if not point.prompt or not point.depth:
         return usual
-    return -(-point.depth // -(-point.depth // MOST_PREFILL_CHUNK))
+    return -(-point.depth // -(-point.depth // MAX_PREFILL_CHUNK))

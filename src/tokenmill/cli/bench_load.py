@@ -1,4 +1,4 @@
-"""`tokenmill bench load`: how a server that speaks OpenAI's protocol bears requests."""
+"""`tokenmill bench load`: load on a server that speaks OpenAI's protocol."""
 
 import json as json_format
 import math
@@ -55,14 +55,19 @@ Burstiness = Annotated[
 Concurrency = Annotated[
     int | None,
     typer.Option(
-        "--concurrency", help="Most requests in flight; others wait for their place.", rich_help_panel=ARRIVAL
+        "--concurrency", help="Maximum number of requests in flight; the others wait.", rich_help_panel=ARRIVAL
     ),
 ]
 NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Requests to send.", rich_help_panel=ARRIVAL)]
 Prompt = Annotated[
-    int, typer.Option("--prompt", help="Tokens of a prompt: so many ids, or short words.", rich_help_panel=PROMPT)
+    int,
+    typer.Option(
+        "--prompt",
+        help="Tokens of each prompt (made of short words, or of ids with --vocab-size).",
+        rich_help_panel=PROMPT,
+    ),
 ]
-New = Annotated[int, typer.Option("--new", help="Most tokens of an answer.", rich_help_panel=PROMPT)]
+New = Annotated[int, typer.Option("--new", help="Maximum number of tokens of an answer.", rich_help_panel=PROMPT)]
 Seed = Annotated[
     int, typer.Option("--seed", help="The same seed gives the same prompts and times.", rich_help_panel=PROMPT)
 ]
@@ -189,7 +194,7 @@ def _report(facts: dict[str, Any], output: Path | None, json: bool, quiet: bool)
 
 
 def _head(load: "Load", model: str) -> dict[str, Any]:
-    """What was asked; under vLLM's keys where it has one."""
+    """The settings of the run, under vLLM's keys where it has one."""
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": "openai-chat" if load.chat else "openai",
@@ -228,7 +233,7 @@ def _show(facts: dict[str, Any]) -> None:
         ("completed", f"{facts['completed']:,}"),
         ("failed", f"{facts['failed']:,}"),
         ("unfinished", f"{facts['unfinished']:,}"),
-        ("most in flight", f"{facts['max_concurrent_requests']:,}"),
+        ("max in flight", f"{facts['max_concurrent_requests']:,}"),
         ("duration", f"{facts['duration']:.2f} s"),
         ("input tokens", f"{facts['total_input_tokens']:,}"),
         ("output tokens" + counted[facts["token_counts_from"]], f"{facts['total_output_tokens']:,}"),

@@ -1,4 +1,4 @@
-"""`tokenmill bench machine`: what this machine could do at most."""
+"""`tokenmill bench machine`: the limits of this machine."""
 
 from dataclasses import asdict
 from typing import Annotated

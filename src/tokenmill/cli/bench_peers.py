@@ -1,4 +1,4 @@
-"""`tokenmill bench peers`: the same model and tokens on other engines, in one run, by turns."""
+"""`tokenmill bench peers`: the same model and tokens on other engines, taking turns in one run."""
 
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,8 +109,8 @@ def _points(*texts: str) -> "list[Point]":
     from tokenmill.bench.points import parse_counts, sweep
 
     counts = [
-        parse_counts(text, option, least)
-        for text, option, least in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
+        parse_counts(text, option, minimum)
+        for text, option, minimum in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
     ]
     return sweep(*counts)
 

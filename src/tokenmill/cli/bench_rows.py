@@ -26,6 +26,7 @@ __all__ = [
     "ShapeName",
     "ending",
     "keep_rows",
+    "lines_of",
     "make_series",
     "print_card",
     "print_rows",
@@ -58,7 +59,7 @@ Check = Annotated[
     bool,
     typer.Option(
         "--check/--no-check",
-        help="Compare greedy text with transformers' first, where a reference is known; a difference is a failure.",
+        help="First compare greedy text with transformers', where a reference is known; a difference is an error.",
         rich_help_panel=MEASURED,
     ),
 ]
@@ -88,8 +89,8 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) ->
 
     model = read_config(series.checkpoint.config)
     longest = max(point.length for point in points)
-    roomy = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
-    card = card_of(roomy, model, series.limits(engine), points, series.checkpoint.num_bytes)
+    planned = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
+    card = card_of(planned, model, series.limits(engine), points, series.checkpoint.num_bytes)
     print_table(f"{engine.model}: what it costs", card_rows(card))
     typer.echo()
     return card
@@ -113,11 +114,12 @@ HEADER = ("test", "tokens/s", "min to max", "ms", "GB/s", "GFLOP/s", "of floor",
 
 def print_rows(title: str, rows: Sequence[Row]) -> None:
     """A line per phase of each row, with what it reached and how near to the floor that is."""
-    lines = [line for row in rows for line in _lines(row)]
+    lines = [line for row in rows for line in lines_of(row)]
     print_table(title, lines, HEADER)
 
 
-def _lines(row: Row) -> list[tuple[str, ...]]:
+def lines_of(row: Row) -> list[tuple[str, ...]]:
+    """The lines of a table for one row: prefill and decode, or one line with the status of a row without figures."""
     if row["status"] != "ok":
         return [(row["test"], row["status"], *[""] * (len(HEADER) - 2))]
     lines = []

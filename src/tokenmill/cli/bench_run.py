@@ -39,8 +39,12 @@ Tests = Annotated[
         "--tests", "-t", help="ppN: prefill of N tokens; tgN: N new ones; ppN+tgM: both.", rich_help_panel=MEASURED
     ),
 ]
-Depths = Annotated[str, typer.Option("--depth", "-d", help="Tokens that lie before, 0,1000.", rich_help_panel=MEASURED)]
-Batches = Annotated[str, typer.Option("--batch", "-b", help="Sequences together, 1,4,16.", rich_help_panel=MEASURED)]
+Depths = Annotated[
+    str, typer.Option("--depth", "-d", help="Tokens in the cache before, as 0,1000.", rich_help_panel=MEASURED)
+]
+Batches = Annotated[
+    str, typer.Option("--batch", "-b", help="Sequences at a time, as 1,4,16.", rich_help_panel=MEASURED)
+]
 
 
 @with_settings(without=OWN, engine=EngineConfig)

@@ -63,9 +63,9 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open(file, convert)
-    asked = {name: value for name, value in as_keywords(sampling).items() if is_given(context, name)}
+    given = {name: value for name, value in as_keywords(sampling).items() if is_given(context, name)}
     started_s = time.perf_counter()
-    completion = show(loaded, session.stream(more[0] if more else None, **asked), stream and not json)
+    completion = show(loaded, session.stream(more[0] if more else None, **given), stream and not json)
     elapsed_s = time.perf_counter() - started_s
     if save is not None:
         session.save(save)

@@ -66,13 +66,15 @@ Stride = Annotated[
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=2, help="Take only the first so many.", rich_help_panel=EVALUATED),
+    typer.Option(
+        "--max-tokens", min=2, help="Evaluate only this many tokens from the start.", rich_help_panel=EVALUATED
+    ),
 ]
 CompareDense = Annotated[
     bool,
     typer.Option(
         "--compare-dense",
-        help="Set it beside the same model with dense weights in float32; both are held at once.",
+        help="Compare with the same model with dense weights in float32; both are in memory at once.",
         rich_help_panel=EVALUATED,
     ),
 ]

@@ -165,16 +165,16 @@ def _conversation(text: str, system: str | None) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def show(engine: "Engine", pieces: Iterator["Piece"], aloud: bool = True) -> "Completion":
+def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "Completion":
     """Print pieces as they come; the text so far ends with a line break also when it is interrupted."""
     done = None
     try:
         for piece in pieces:
-            if aloud:
+            if visible:
                 typer.echo(piece.text if engine.tokenizer else _ids(piece.tokens), nl=False)
             done = piece.done
     finally:
-        if aloud:
+        if visible:
             typer.echo()
     assert done is not None, "the last piece carries the completion"
     return done

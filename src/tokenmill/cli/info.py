@@ -51,7 +51,7 @@ def command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type; or in what was saved of it.
+    """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Also of saved sessions.
 
     Only headers are read; a model that is not on this machine is fetched first.
     """

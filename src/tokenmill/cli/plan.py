@@ -37,12 +37,12 @@ def command(
     Weights and cache are computed exactly from the config; nothing is loaded unless --check asks for it. Exit code 0
     when it fits and 2 when it does not.
     """
-    asked = replace(engine, model=model)
+    wanted = replace(engine, model=model)
     with progress_on_stderr(quiet) as progress:
         model_config = read_model_config(model, progress)
-        facts = _plan(asked, model_config)
+        facts = _plan(wanted, model_config)
         if check:
-            facts["allocated"] = load_engine(asked, progress).memory
+            facts["allocated"] = load_engine(wanted, progress).memory
     if json:
         print_json(facts)
     else:
@@ -51,15 +51,15 @@ def command(
         raise typer.Exit(2)
 
 
-def _plan(asked: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
+def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     import torch
 
     from tokenmill.engine.resolve import find_device, resolve_config
     from tokenmill.measure.cost import available_bytes, cost_of
 
-    torch_device = find_device(asked.device)
-    config = resolve_config(asked, model)
+    torch_device = find_device(wanted.device)
+    config = resolve_config(wanted, model)
     cost = cost_of(config, model, torch_device)
     if torch_device.type == "cuda":
         available, _ = torch.cuda.mem_get_info(torch_device)

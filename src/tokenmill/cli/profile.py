@@ -19,7 +19,7 @@ from tokenmill.errors import ConfigError
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "cost_line"]
 
 EXAMPLES = examples(
     'tokenmill profile -p "Why is the sky blue?" -n 32',
@@ -64,7 +64,7 @@ def command(
     The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
     again; the tokens are the same. It goes on past the model's own end, so that there is something to measure.
     """
-    from tokenmill.measure.files import check_writable, write_whole
+    from tokenmill.measure.files import check_writable, write_atomically
     from tokenmill.measure.profile import check_level, profile
     from tokenmill.measure.trace import as_bytes
 
@@ -84,7 +84,7 @@ def command(
     if output is not None:
         assert found.trace is not None, "every level but none makes one"
         data = as_bytes(found.trace)
-        write_whole(output, data, "--output")
+        write_atomically(output, data, "--output")
         document["trace"] = str(output)
     if json:
         print_json(document)
@@ -131,7 +131,7 @@ def _show(document: dict[str, Any]) -> None:
         print_table("Costliest operations, watched", rows, ("name", "calls", "total ms", "share"))
     typer.echo()
     typer.echo(_memory(document["memory"]))
-    typer.echo(_cost(document["cost"], document["level"]))
+    typer.echo(cost_line(document["cost"], document["level"]))
 
 
 def _phase_header(steps: dict[str, Any]) -> tuple[str, ...]:
@@ -160,8 +160,8 @@ def _memory(readings: list[dict[str, Any]]) -> str:
     return "; ".join(parts)
 
 
-def _cost(cost: dict[str, Any], level: str) -> str:
-    """The difference, and whether it means anything."""
+def cost_line(cost: dict[str, Any], level: str) -> str:
+    """What measuring cost, and whether that can be told from the scatter of the unmeasured runs."""
     first, second = cost["plain_s"]
     words = (
         f"cost of measuring: {cost['measured_s']:.3f} s with level {level}, {first:.3f} s and {second:.3f} s without: "

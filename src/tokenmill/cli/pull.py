@@ -26,7 +26,7 @@ def command(
         str | None, typer.Option("--revision", help="Branch, tag or commit of a hub name.", rich_help_panel=MODEL)
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Take it from the cache or not at all.", rich_help_panel=MODEL)
+        bool, typer.Option("--offline", help="Use only what is in the cache.", rich_help_panel=MODEL)
     ] = False,
     out: Annotated[
         Path | None,
@@ -38,7 +38,7 @@ def command(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Fetch a model and print where it lies.
+    """Fetch a model and print its path.
 
     What is here already is not fetched again: an interrupted pull goes on when it is started once more. Hashes are
     checked. With --out any model that can be read, also a GGUF file, is written as a directory in Hugging Face layout.

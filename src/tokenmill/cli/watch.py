@@ -45,7 +45,7 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 
 @contextmanager
 def watched(engine: "Engine", trace: bool, reference: "Engine | None", json: bool) -> Iterator[None]:
-    """Shows what was asked for when the steps inside are done."""
+    """Run the steps inside, then show the trace, the distance to the reference, or both."""
     if not trace and reference is None:
         yield
         return

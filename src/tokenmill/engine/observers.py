@@ -27,6 +27,9 @@ class Observers:
         self._observers: list[Observer] = []
         self._num_in_order = 0
 
+    def __len__(self) -> int:
+        return len(self._observers)
+
     @property
     def in_order(self) -> bool:
         """See the class."""

@@ -1,1 +1,1 @@
-"""HOW FAST, HOW GOOD: what a model costs, what it reaches, and how near to the machine's limit that is."""
+"""WHAT A RUN COSTS AND TOOK: its memory and traffic, its steps, its perplexity, and what the machine can do."""

@@ -1,7 +1,7 @@
-"""Files that measuring leaves behind: whole or not at all, and refused before the work rather than after it.
+"""Output files of measurements: checked before the work begins, and written atomically.
 
-A measurement takes minutes. So whether its output can be written is asked first (`check_writable`), and what is
-written appears under its name only when it is complete (`write_whole`), or a line at a time (`check_appendable`).
+A measurement takes minutes. So a verb checks first that its output can be written (`check_writable`). The file then
+appears under its name only when it is complete (`write_atomically`), or grows a line at a time (`check_appendable`).
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.memory.atomic_file import beside, writing
 
-__all__ = ["check_appendable", "check_writable", "make_directory", "write_whole"]
+__all__ = ["check_appendable", "check_writable", "make_directory", "write_atomically"]
 
 
 def check_writable(path: Path, setting: str) -> None:
@@ -46,7 +46,7 @@ def make_directory(path: Path, setting: str) -> None:
         raise ConfigError(setting, str(path), f"a directory that can be written ({error.strerror})") from None
 
 
-def write_whole(path: Path, data: bytes, setting: str) -> None:
+def write_atomically(path: Path, data: bytes, setting: str) -> None:
     """Write under a temporary name, then rename: a reader sees the old file or the new one."""
     try:
         with writing(path, sync=False) as out:

@@ -1,7 +1,7 @@
-"""What this machine could do at most: read bandwidth and arithmetic, measured with torch's own large kernels.
+"""The limits of this machine: read bandwidth and arithmetic, measured with torch's own large kernels.
 
 Looked-up figures say nothing about the machine at hand, and shared machines change within seconds; so the limits are
-measured, kept per machine for a day, and a quick probe beside every measurement tells which minute it was taken in.
+measured and kept for a day, and a quick bandwidth probe beside every measurement shows how busy the machine was then.
 On 2 Zen 4 cores these probes reach what hand-written ones do: a sum reads 33 to 63 GB/s, matrix products reach
 0.2 TFLOP/s in float32, 0.45 in bfloat16 and 0.9 Top/s in int8.
 """

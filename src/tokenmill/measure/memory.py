@@ -10,19 +10,19 @@ _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
-    """What is held right now; where the system does not say, the most that was ever held."""
+    """Resident memory of this process now; its peak where the system does not report the current value."""
     return _status("VmRSS:") or peak_bytes()
 
 
 def peak_bytes() -> int:
-    """The most that was held since the start, or since `reset_peak`."""
+    """Peak resident memory since the start of the process, or since `reset_peak`."""
     # The kernel counts ru_maxrss in kB, on macOS in bytes.
     ever = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return _status("VmHWM:") or ever
 
 
 def reset_peak() -> bool:
-    """Let the peak begin anew from what is held now; False where the system cannot."""
+    """Restart the peak from the current resident memory; False where the system does not support that."""
     try:
         _CLEAR.write_text("5")  # see proc(5): resets the peak resident set size
     except OSError:

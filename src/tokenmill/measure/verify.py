@@ -19,14 +19,14 @@ from tokenmill.schedule.sequence import Plan
 
 __all__ = ["Distance", "TraceRow", "traced", "verified"]
 
-LEAST_CORRELATION = {"float32": 0.9999, "bfloat16": 0.998, "float16": 0.999}
+MIN_CORRELATION = {"float32": 0.9999, "bfloat16": 0.998, "float16": 0.999}
 """Of logits in dense weights of a dtype. Where weights or activations are in 8 or 4 bits, CODES."""
 CODES = 0.97
 
 
 @dataclass(frozen=True)
 class TraceRow:
-    """One sequence in one step. without_cache: tokens to feed if nothing were kept. chosen: the new tokens."""
+    """One sequence in one step. without_cache: tokens it would have fed without a cache. chosen: the new tokens."""
 
     step: int
     sequence: int
@@ -74,8 +74,8 @@ class _Tracer(Observer):
 class Distance:
     """Of all rows that were compared: the smallest correlation, the largest difference, and how many they were."""
 
-    least_correlation: float = 1.0
-    largest_difference: float = 0.0
+    min_correlation: float = 1.0
+    max_difference: float = 0.0
     num_rows: int = 0
     num_other_choices: int = 0
 
@@ -84,15 +84,15 @@ class Distance:
         pairs = zip(ours_RV.double(), theirs_RV.double(), strict=True)
         for ours_V, theirs_V in pairs:
             correlation = float(torch.corrcoef(torch.stack([ours_V, theirs_V]))[0, 1])
-            self.least_correlation = min(self.least_correlation, correlation)
-            self.largest_difference = max(self.largest_difference, float((ours_V - theirs_V).abs().max()))
+            self.min_correlation = min(self.min_correlation, correlation)
+            self.max_difference = max(self.max_difference, float((ours_V - theirs_V).abs().max()))
             self.num_other_choices += int(ours_V.argmax() != theirs_V.argmax())
             self.num_rows += 1
 
     def __str__(self) -> str:
         return (
-            f"{self.num_rows} rows against float32: correlation at least {self.least_correlation:.6f}, "
-            f"largest difference {self.largest_difference:.3g}, {self.num_other_choices} other likeliest tokens"
+            f"{self.num_rows} rows against float32: correlation at least {self.min_correlation:.6f}, "
+            f"largest difference {self.max_difference:.3g}, {self.num_other_choices} other likeliest tokens"
         )
 
 
@@ -100,7 +100,7 @@ class Distance:
 def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
     scheme, dtype = engine.config.scheme, engine.config.dtype
-    bound = LEAST_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
+    bound = MIN_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
     comparer = _Comparer(reference, bound)
     with engine.core.observers.added(comparer, in_order=True):  # the reference is fed from the host
         yield comparer.distance
@@ -122,6 +122,6 @@ class _Comparer(Observer):
                 ours_RV = logits_RV[first : first + num_logits].float().cpu()
                 self.distance.add(ours_RV, last_logits(self._reference.core, fed, num_logits))
                 first += num_logits
-            if not self.distance.least_correlation >= self._bound:
+            if not self.distance.min_correlation >= self._bound:
                 expected = f"at least {self._bound} was expected"
                 raise WrongText(f"position {start + count - 1} is wrong: {self.distance}; {expected}")

@@ -8,7 +8,7 @@ with a model file is executed: `.bin` files are read with weights_only=True.
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,56 +19,33 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.families import read_config
 from tokenmill.model.parameters import count_parameters
 from tokenmill.quant.stored import Stored
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import Tokenizer, read_json
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.generation import defaults_of_directory
 from tokenmill.weights.packed.header import is_packed_model
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.weights.protocol import Checkpoint
 from tokenmill.weights.quantized_checkpoint import QuantizedCheckpoint, say_codes
 
 __all__ = ["BinCheckpoint", "Checkpoint", "SafetensorsCheckpoint", "open_checkpoint"]
 
 
-class Checkpoint(Protocol):
-    """What the loader needs of a model on disk."""
-
-    path: Path
-    config: dict[str, Any]
-    shapes: Mapping[str, tuple[int, ...]]
-    """Every tensor's name (Hugging Face's) and shape."""
-    num_bytes: int
-    """Size of the tensors on disk."""
-    rounded: str
-    """What `read_codes` rounds again, in a sentence; empty where it gives everything as it is stored."""
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, in the file's own floating type (quantised ones dequantised to float32)."""
-
-    def read_codes(self, name: str) -> Stored | None:
-        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round.
-
-        None where it is stored as numbers, or in a way that is not kept.
-        """
-
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that travels with the model, if one does."""
-
-    def generation_defaults(self) -> dict[str, Any]:
-        """The sampling settings that the model's files recommend, by their names in SamplingParams."""
+# Kinds of files by suffix. By name, since gguf is slow to import.
+FILES = {".gguf": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
     """Open a `.gguf` file, a packed model, or a directory in Hugging Face layout (safetensors before `.bin`).
 
-    `reader` may have begun to read an image already. CheckpointError for what is damaged, of an unknown kind, or has a
+    `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or has a
     config whose sizes are far from those of its tensors.
     """
     if path.is_file() and is_packed_model(path):
         opened: Checkpoint = PackedCheckpoint(path, reader)
-    elif path.is_file() and path.suffix == ".gguf":
-        opened = resolve("tokenmill.weights.gguf.checkpoint:GGUFCheckpoint")(path)  # gguf imports slowly
+    elif path.is_file() and path.suffix in FILES:
+        opened = lookup(FILES, path.suffix, "model")(path)
     elif path.is_dir():
         opened = _open_directory(path)
     else:

@@ -6,7 +6,7 @@ loader keeps exactly. Everything else is the plain checkpoint's.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.codes import Layout, Shape, part_shapes, read_layout, shape_of, unpack
 from tokenmill.weights.names import expand
-
-if TYPE_CHECKING:
-    from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.protocol import Checkpoint
 
 __all__ = ["QuantizedCheckpoint", "say_codes"]
 
@@ -43,7 +41,7 @@ def say_codes(config: dict[str, Any]) -> dict[str, Any]:
 class QuantizedCheckpoint:
     """One such directory, over the checkpoint that reads its tensors. See Checkpoint for the attributes."""
 
-    def __init__(self, plain: "Checkpoint") -> None:
+    def __init__(self, plain: Checkpoint) -> None:
         self._plain, self._layout = plain, read_layout(plain.config)
         self.path: Path = plain.path
         self.rounded = ""
@@ -87,7 +85,7 @@ class QuantizedCheckpoint:
         return unpack(self._layout, parts, base)
 
 
-def _find_parts(layout: Layout, plain: "Checkpoint") -> dict[str, dict[str, Shape]]:
+def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
     """X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
     found, missing, misshapen = {}, [], []
     for name, shape in plain.shapes.items():
@@ -111,7 +109,7 @@ def _find_parts(layout: Layout, plain: "Checkpoint") -> dict[str, dict[str, Shap
     return found
 
 
-def _empty_biases(plain: "Checkpoint", parts: Mapping[str, Any]) -> Iterator[str]:
+def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
     """Biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its issue 555)."""
     model, family = read_config(plain.config), find_family(plain.config)
     has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}

@@ -1,6 +1,6 @@
 """The same model, the same tokens, the same threads: engines measured in turn, in one run, on one machine.
 
-Each engine is a process of its own (`peer_process`) that is asked for the same prompts (`peer_prompts`). All are loaded
+Each engine is a process of its own (`process.py`) and gets the same prompts (`prompts.py`). All are loaded
 first; then come rounds, each beginning with another engine, with a bandwidth probe before each run, so that a machine
 that changes from second to second treats all alike. One that is absent, crashes, hangs or answers nonsense is marked
 with the reason, and the others go on.
@@ -187,8 +187,8 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
     """PeerFailed for an answer that cannot be."""
     try:
         times = {name: float(answer[name]) for name in ("prefill_s", "decode_s", "total_s")}
-        told = answer["tokens"]
-        tokens = None if told is None else tuple(tuple(int(token) for token in tokens) for tokens in told)
+        reported = answer["tokens"]
+        tokens = None if reported is None else tuple(tuple(int(token) for token in tokens) for tokens in reported)
         decoded = int(answer.get("decode_tokens", point.batch * (new - 1)))
     except (KeyError, TypeError, ValueError):
         raise PeerFailed(f"a run without prefill_s, decode_s, total_s and tokens: {str(answer)[:80]}") from None

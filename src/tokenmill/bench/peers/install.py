@@ -14,7 +14,7 @@ __all__ = ["install"]
 
 
 def install(peer: Peer, again: bool, progress: Progress) -> Path:
-    """Its Python, whole or absent: an environment that could not be finished is taken away. pip's output is shown."""
+    """Make the environment and return its Python. One that could not be finished is deleted. pip's output is shown."""
     folder = environment(peer)
     if folder.exists() and not again:
         return folder / "bin" / "python"

@@ -1,7 +1,7 @@
-"""One peer program in a process of its own: asked line by line, never waited for longer than was allowed.
+"""One peer program in a process of its own: one request and one answer per line, each with a time limit.
 
-Whatever it does, what comes out is an answer or a PeerFailed with one line that says why: it hangs, it crashes, it is
-killed, it prints what is no answer. See `programs/` for what is asked.
+Whatever the program does (hang, crash, be killed, print something else), the caller gets an answer or a PeerFailed
+whose one line says why. `programs/wire.py` has the other end of the protocol.
 """
 
 import json
@@ -46,7 +46,7 @@ class PeerProcess:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-                start_new_session=True,  # a group to end as a whole; and Ctrl-C is ours to handle
+                start_new_session=True,  # a group to end together; and Ctrl-C is ours to handle
             )
         except OSError as error:
             self._log.close()
@@ -58,7 +58,7 @@ class PeerProcess:
     def ask(self, request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
         """The answer to one request, a dict without its "ok"; PeerFailed when there is none within limit_s."""
         if self._received:
-            raise PeerFailed(f"said more than it was asked: {_excerpt(self._received)}")
+            raise PeerFailed(f"wrote more than one answer: {_excerpt(self._received)}")
         pending, deadline_s = json.dumps(request).encode() + b"\n", time.monotonic() + limit_s
         with selectors.DefaultSelector() as pipes:
             pipes.register(self._stdin, selectors.EVENT_WRITE)

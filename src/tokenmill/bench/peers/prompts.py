@@ -35,7 +35,7 @@ def make_prompts(checkpoint: Checkpoint, vocab_size: int, length: int, batch: in
     """
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
-        numbers = random.Random(0)  # noqa: S311  (no secret)
-        return [[numbers.randrange(vocab_size) for _ in range(length)] for _ in range(batch)]
+        rng = random.Random(0)  # noqa: S311  (no secret)
+        return [[rng.randrange(vocab_size) for _ in range(length)] for _ in range(batch)]
     ids = tokenizer.encode(TEXT.strip(), add_special_tokens=False)
     return [[ids[(start + at) % len(ids)] for at in range(length)] for start in range(0, 31 * batch, 31)]

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from tokenmill.bench.plot.series import Row, Series, number, short_model, unmeasured
-from tokenmill.measure.files import write_whole
+from tokenmill.measure.files import write_atomically
 
 __all__ = [
     "GREY",
@@ -275,4 +275,4 @@ def save(figure: Any, path: Path, setting: str) -> None:
     buffer = io.BytesIO()
     kind = path.suffix.removeprefix(".")
     figure.savefig(buffer, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    write_whole(path, buffer.getvalue(), setting)
+    write_atomically(path, buffer.getvalue(), setting)

@@ -38,7 +38,7 @@ def place_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, float, st
     taken = [line.get_window_extent(renderer).padded(2) for line in axes.lines if line.get_linestyle() == "None"]
     for line in axes.lines:
         if line.get_linestyle() != "None":
-            taken += _pieces(axes.transData.transform(line.get_xydata()))
+            taken += _boxes_along(axes.transData.transform(line.get_xydata()))
     # A slanted text fills a part of its box only; its line, which is taken, keeps others away from it.
     taken += [text.get_window_extent(renderer) for text in axes.texts if not text.get_rotation()]
     extent = Text.get_window_extent  # of the words alone, without the line to the point
@@ -53,20 +53,20 @@ def place_labels(figure: Any, axes: Any, labels: Sequence[tuple[float, float, st
             free = all(inside.contains(*corner) for corner in boxes[0].corners())
             if place >= _FAR:
                 top, bottom = axes.transData.transform((x, y)) - (0, 12), boxes[0].corners()[1] + (0, 2)
-                boxes += _pieces([top, (top[0], bottom[1])])
+                boxes += _boxes_along([top, (top[0], bottom[1])])
             if free and not any(box.overlaps(other) for other in taken for box in boxes):
                 taken += [boxes[0].padded(4), *boxes[1:]]
                 break
             text.remove()
 
 
-def _pieces(corners: Any) -> list[Any]:
+def _boxes_along(corners: Any) -> list[Any]:
     """A line in display coordinates as many small boxes."""
     make = Bbox.from_bounds
-    pieces = []
+    boxes = []
     for (x0, y0), (x1, y1) in pairwise(corners):
         num = 1 + int(max(abs(x1 - x0), abs(y1 - y0)) // 4)
         for step in range(num):
             x, y = x0 + (x1 - x0) * step / num, y0 + (y1 - y0) * step / num
-            pieces.append(make(x - 1.5, y - 1.5, 3, 3))
-    return pieces
+            boxes.append(make(x - 1.5, y - 1.5, 3, 3))
+    return boxes

@@ -18,7 +18,7 @@ __all__ = ["draw"]
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MARKERS = {"p50": "o", "p90": "s", "p99": "^"}
 _WIDE = 7.6  # inches
-_MOST = 7  # curves; one for each colour
+_MAX_CURVES = 7  # curves; one for each colour
 
 
 def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
@@ -68,10 +68,10 @@ def _marks(rows: Sequence[Row]) -> dict[str, float]:
 
 def _choose(series: Sequence[Series]) -> list[Series]:
     """All, or as many as stay readable, evenly from the fastest to the slowest."""
-    if len(series) <= _MOST:
+    if len(series) <= _MAX_CURVES:
         return list(series)
     ordered = sorted(series, key=lambda one: _marks(one.rows)["p50"])
-    return [ordered[round(place * (len(ordered) - 1) / (_MOST - 1))] for place in range(_MOST)]
+    return [ordered[round(place * (len(ordered) - 1) / (_MAX_CURVES - 1))] for place in range(_MAX_CURVES)]
 
 
 def _draw_axes(axes: Any, chosen: Sequence[Series], lost: Sequence[Series]) -> None:

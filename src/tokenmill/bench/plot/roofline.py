@@ -21,7 +21,7 @@ __all__ = ["Roof", "draw"]
 
 _PHASES = {"decode": "o", "prefill": "s"}
 _WIDE = 7.6  # inches
-_MOST_LABELS = 14
+_MAX_LABELS = 14
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ def _labels(spots: Sequence[_Spot]) -> list[tuple[float, float, str]]:
             if spot.phase == phase:
                 best[spot.words] = spot
         own = sorted(best.values(), key=lambda spot: (spot.intensity, spot.gflop_s))
-        most = _MOST_LABELS // len(_PHASES)
-        if len(own) > most:
-            own = [own[round(place * (len(own) - 1) / (most - 1))] for place in range(most)]
+        limit = _MAX_LABELS // len(_PHASES)
+        if len(own) > limit:
+            own = [own[round(place * (len(own) - 1) / (limit - 1))] for place in range(limit)]
         chosen += own
     return [(spot.intensity, spot.gflop_s, f"{spot.words}: {100 * spot.share:.0f} %") for spot in chosen]
 

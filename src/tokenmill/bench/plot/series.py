@@ -123,14 +123,14 @@ def _spread(row: Row, value: str, y: float) -> tuple[float, float]:
     if low is not None and high is not None:
         return min(low, y), max(high, y)
     phase = value.partition("_")[0]
-    middle, least, most = (number(row.get(f"{phase}_ms{end}")) for end in ("", "_min", "_max"))
-    if middle is None or least is None or most is None:
+    middle, shortest, longest = (number(row.get(f"{phase}_ms{end}")) for end in ("", "_min", "_max"))
+    if middle is None or shortest is None or longest is None:
         return y, y
-    return min(y, y * middle / most), max(y, y * middle / least)
+    return min(y, y * middle / longest), max(y, y * middle / shortest)
 
 
 def _telling(rows: Sequence[Row], along: str, leave: Collection[str]) -> list[str]:
-    """The fields that tell series apart: each one that still divides a group which those before it have left whole."""
+    """The fields that tell series apart: each one that divides a group of rows which those before it do not."""
     fields: list[str] = []
     # A sweep labels its rows with a fingerprint of its settings: words only where no setting tells them apart.
     last = ["label"] if any(row.get("kind") == "sweep" for row in rows) else []

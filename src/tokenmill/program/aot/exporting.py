@@ -53,7 +53,7 @@ class _Package:
 def write_package(
     folder: Path, decoder: Decoder, pool: Pool, attend: Attend, phases: str, facts: Mapping[str, Any], progress: Any
 ) -> int:
-    """Compile and write all, then rename: never half a package. Bytes on disk. PackageMismatch where it cannot be written.
+    """Compile and write all, then rename: never half a package. Bytes on disk. PackageMismatch if it cannot be written.
 
     attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total).
     """

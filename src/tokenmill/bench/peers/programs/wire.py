@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 __all__ = ["Peer", "serve", "times"]
 
-_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 
 
@@ -39,8 +39,8 @@ def serve(peer: Peer) -> None:
             answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
         if operation == peer.load:
             answer["load_s"] = time.perf_counter() - started_s
-        _answers.write(json.dumps(answer) + "\n")
-        _answers.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
 
 
 def times(started_s: float, first_s: float, ended_s: float) -> dict[str, float]:
