@@ -60,7 +60,7 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.startswith("tokenmill")]
         assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}: relative import"
-    return [name for name in found if (module(path), name) not in FOR_TYPES]
+    return found
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
