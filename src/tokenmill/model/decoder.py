@@ -42,29 +42,25 @@ class Layer(nn.Module):
         self.mlp = MoE(block, scheme, fused) if isinstance(block, ExpertsBlock) else MLP(block, scheme, fused)
         self.mlp_after_norm = norm_or_none(mlp.after, fused)
         self.parallel = description.parallel
-        self.multipliers = (attention.multiplier, mlp.multiplier)
+        self.attention_multiplier, self.mlp_multiplier = attention.multiplier, mlp.multiplier
 
     def forward(
         self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
     ) -> Tensor:
         """[T, D] → [T, D]"""
-        normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
-        attended_TD = self.attention(normed_TD, angles, layer_kv, step, attend)
-        attended_TD = _ended(attended_TD, self.attention_after_norm, self.multipliers[0])
-        if self.parallel:
-            return self._mlp(x_TD) + attended_TD + x_TD
-        x_TD = x_TD + attended_TD
-        return x_TD + self._mlp(x_TD)
-
-    def _mlp(self, x_TD: Tensor) -> Tensor:
-        out_TD = self.mlp(x_TD if self.mlp_norm is None else self.mlp_norm(x_TD))
-        return _ended(out_TD, self.mlp_after_norm, self.multipliers[1])
-
-
-def _ended(x_TD: Tensor, norm: nn.Module | None, multiplier: float) -> Tensor:
-    """What a branch adds to the residual stream."""
-    x_TD = x_TD if norm is None else norm(x_TD)
-    return x_TD if multiplier == 1.0 else x_TD * multiplier
+        attended_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
+        attended_TD = self.attention(attended_TD, angles, layer_kv, step, attend)
+        if self.attention_after_norm is not None:
+            attended_TD = self.attention_after_norm(attended_TD)
+        if self.attention_multiplier != 1.0:
+            attended_TD = attended_TD * self.attention_multiplier
+        left_TD = x_TD if self.parallel else x_TD + attended_TD
+        out_TD = self.mlp(left_TD if self.mlp_norm is None else self.mlp_norm(left_TD))
+        if self.mlp_after_norm is not None:
+            out_TD = self.mlp_after_norm(out_TD)
+        if self.mlp_multiplier != 1.0:
+            out_TD = out_TD * self.mlp_multiplier
+        return out_TD + attended_TD + x_TD if self.parallel else left_TD + out_TD  # type: ignore[no-any-return]
 
 
 def run_layer(
