@@ -21,13 +21,15 @@ from tokenmill.errors import (
     TokenmillError,
 )
 from tokenmill.registry import resolve
-from tokenmill.version import __version__ as __version__
+from tokenmill.version import VERSION
 
 if TYPE_CHECKING:
     from tokenmill.engine.build import load
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
+
+__version__ = VERSION
 
 __all__ = [
     "CapacityError",

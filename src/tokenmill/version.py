@@ -1,5 +1,5 @@
-"""The version of tokenmill, which saved files name."""
+"""The version of tokenmill, which files and result rows carry."""
 
-__all__ = ["__version__"]
+__all__ = ["VERSION"]
 
-__version__ = "0.1.0.dev0"
+VERSION = "0.1.0.dev0"

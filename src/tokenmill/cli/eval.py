@@ -115,7 +115,11 @@ def command(
         arguments = (text.tokens, window, stride, progress)
         compared: Comparison | None = None
         if compare_dense:
-            dense = _load(checkpoint, replace(engine, dtype="float32", scheme="dense"), progress)
+            dense = _load(
+                checkpoint,
+                replace(engine, dtype="float32", scheme=resolve("tokenmill.quant.schemes:REFERENCE")),
+                progress,
+            )
             progress.stage(f"reading {len(text.tokens):,} tokens twice")
             compared = resolve(f"{ROOM}:compare")(loaded, dense, *arguments)
             found = compared.ours

@@ -50,7 +50,11 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     reader = PackedReader(path) if is_packed_model(path) else None  # goes on while torch is imported
     checkpoint: Checkpoint = resolve("tokenmill.weights.checkpoint:open_checkpoint")(path, reader)
     engine: Engine = resolve("tokenmill.engine.build:build")(checkpoint, config, progress.advance)
-    if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
+    if (
+        resolve("tokenmill.quant.schemes:find_scheme")(engine.config.scheme).keeps_codes
+        and checkpoint.rounded
+        and not isinstance(progress, Silent)
+    ):
         remark(checkpoint.rounded)
     _prepare(engine, progress)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.compatibility import whose
-from tokenmill.cache.formats import FORMATS
+from tokenmill.cache.formats import find_format
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.spec import CacheSpec
@@ -28,11 +28,11 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import read_config
 from tokenmill.model.fusion import fuse
-from tokenmill.program import Program
+from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
 from tokenmill.program.aot.manifest import check as check_package
 from tokenmill.program.aot.manifest import made_for
-from tokenmill.quant.schemes import Scheme
+from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, find_scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
@@ -142,8 +142,10 @@ def _memory(program: Program, pool: Pool) -> dict[str, int]:
 def _fuse(decoder: Decoder, config: EngineConfig) -> None:
     if config.fuse == EngineConfig.fuse:
         return
-    if not {"qkv", "gate_up"} <= set(config.fused) and config.scheme != "dense":
-        raise ConfigError("fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not dense")
+    if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
+        raise ConfigError(
+            "fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
+        )
     fuse(decoder, config.fused)
 
 
@@ -190,9 +192,9 @@ class Forms:
 def choose_forms(config: EngineConfig, model: ModelConfig, device: torch.device) -> Forms:
     """For a resolved config. ConfigError where nothing fits, with every reason."""
     dtype = getattr(torch, config.dtype)
-    program_name, reason, program = choose_program(config, device, model)
-    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
-    num_bytes = program.weight_bytes(model, dtype, scheme_name)
+    program_name, reason, program = choose_program(config, model, cache_spec(config, model), device)
+    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, preferred_schemes(program))
+    num_bytes = program.weight_bytes(model, dtype, scheme)
     return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
 
 
@@ -249,7 +251,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         cache_tokens=config.cache_tokens or default_tokens,
         run_ahead=ahead,
     )
-    kept = replace(resolved, scheme="file")
+    kept = replace(resolved, scheme=AS_STORED)
     return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
 
 
@@ -258,15 +260,15 @@ def _keeps_codes(kept: EngineConfig, asked: str, model: ModelConfig) -> bool:
     if asked != "auto" or not model.codes:
         return False
     try:
-        _, _, program = choose_program(kept, find_device(kept.device), model)
+        _, _, program = choose_program(kept, model, cache_spec(kept, model), find_device(kept.device))
     except ConfigError:
         return False
-    return kept.scheme in program.schemes
+    return program.prefers(find_scheme(kept.scheme))
 
 
 def cache_spec(config: EngineConfig, model: ModelConfig) -> CacheSpec:
     """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
-    lookup(FORMATS, config.cache_format, "cache_format")
+    find_format(config.cache_format)
     assert config.block_size is not None and config.cache_tokens is not None, "resolve_config comes first"
     return CacheSpec(
         num_layers=model.num_layers,

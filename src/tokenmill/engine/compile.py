@@ -9,7 +9,7 @@ from tokenmill.hub.download import Progress
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.manifest import made_for
 from tokenmill.program.compiled.pieces import InPieces
-from tokenmill.version import __version__
+from tokenmill.version import VERSION
 from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["save_aot_package"]
@@ -22,7 +22,7 @@ def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path,
     facts = {
         **made_for(engine.config, engine.fingerprint, find_device(engine.config.device)),
         "source": str(checkpoint.path.resolve()),
-        "tokenmill": __version__,
+        "tokenmill": VERSION,
     }
     program = engine.runner.program
     assert isinstance(program, InPieces), "program compiled is one"

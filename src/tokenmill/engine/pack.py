@@ -9,7 +9,8 @@ import torch
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.errors import CheckpointError
-from tokenmill.version import __version__
+from tokenmill.quant.schemes import find_scheme
+from tokenmill.version import VERSION
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.header import is_packed_model
 from tokenmill.weights.packed.model import write_packed_model
@@ -37,8 +38,8 @@ def save_packed_model(
         "fingerprint": engine.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
-        "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
+        "rounded": checkpoint.rounded if find_scheme(engine.config.scheme).keeps_codes else "",
         "weights": weights,
-        "versions": {"tokenmill": __version__, "torch": torch.__version__},
+        "versions": {"tokenmill": VERSION, "torch": torch.__version__},
     }
     return write_packed_model(path, facts, engine.tokenizer, pieces, progress)

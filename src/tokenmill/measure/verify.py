@@ -14,6 +14,7 @@ from torch import Tensor
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.scoring import last_logits
 from tokenmill.errors import WrongText
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.sequence import Plan
 
 __all__ = ["Distance", "TraceRow", "traced", "verified"]
@@ -95,8 +96,8 @@ class Distance:
 def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
     distance, run = Distance(), engine.runner.run
-    scheme, dtype = engine.config.scheme, engine.config.dtype
-    bound = LEAST_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
+    scheme, dtype = find_scheme(engine.config.scheme), engine.config.dtype
+    bound = CODES if scheme.is_integer else LEAST_CORRELATION[dtype]
 
     def run_both(plan: Plan, fed_R: Tensor | None = None) -> Tensor:
         logits_RV = run(plan, fed_R)

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.parameters import count_biases, count_parameters, matrices
-from tokenmill.quant.schemes import SCHEMES
-from tokenmill.quant.stored import GROUP
-from tokenmill.registry import resolve
+from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Eager"]
@@ -25,36 +24,40 @@ class Eager:
     """Calls the decoder."""
 
     description = "PyTorch modules as they stand"
-    schemes: tuple[str, ...] = ("packed", "dense")
-    slow_schemes: tuple[str, ...] = ("q8", "q4", "file")
     attends = False
     only_asked = False
     finds_drafts = False
     compile_s = 0.0
 
     @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Never."""
-        del device, dtype, model  # runs wherever torch does
+    def runs(scheme: Scheme) -> bool:
+        """All of them: the module of a matrix multiplies by itself."""
+        del scheme
+        return True
+
+    @staticmethod
+    def prefers(scheme: Scheme) -> bool:
+        """Matrices of numbers: codes are turned into numbers again for each product."""
+        return not scheme.is_integer
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Never: it runs wherever torch does."""
+        del config, model, cache, device
         return None
 
     @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """See Program."""
-        parts, shapes = count_parameters(model), matrices(model)
-        numbers = sum(count * outputs * inputs for _, outputs, inputs, count in shapes)
-        copied = resolve(SCHEMES[scheme]).copies_tied_head
-        tied = model.vocab_size * model.hidden_size if model.tie_embeddings else 0
-        rest = (sum(parts.values()) - numbers + tied) * dtype.itemsize
-        if scheme == "file" and model.code_bits:
-            scheme = "q4" if model.code_bits < 7 else "q8"  # a byte for each code in any case
-        if scheme not in ("q8", "q4"):
-            return rest + (numbers - (0 if copied else tied)) * dtype.itemsize
-        # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.
-        group = GROUP + (8 if scheme == "q4" else 4)
-        biases = count_biases(model)
-        codes = sum(count * outputs * -(-inputs // GROUP) * group for _, outputs, inputs, count in shapes)
-        return rest + codes + biases * (4 - dtype.itemsize)
+        shapes, tied = matrices(model), model.vocab_size * model.hidden_size if model.tie_embeddings else 0
+        numbers = sum(times * outputs * inputs for _, outputs, inputs, times in shapes)
+        rest = (sum(count_parameters(model).values()) - numbers + tied) * dtype.itemsize  # all but matrices
+        shared = 0 if scheme.copies_tied_head else tied * dtype.itemsize  # a tied head that is the embedding itself
+        biases = count_biases(model) * ((scheme.fills_in or dtype).itemsize - dtype.itemsize)
+        stored = sum(
+            times * scheme.matrix_bytes(outputs, inputs, dtype, model.code_bits) for _, outputs, inputs, times in shapes
+        )
+        return rest + stored - shared + biases
 
     def __init__(
         self, decoder: Decoder, pool: Pool, packed: PackedCheckpoint | None = None, config: EngineConfig | None = None

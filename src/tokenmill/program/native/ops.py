@@ -19,9 +19,9 @@ from tokenmill.model.layers import MLP
 from tokenmill.model.moe import MoE
 from tokenmill.model.parameters import count_parameters, matrices
 from tokenmill.program.native.abi import Op, Unit, library
-from tokenmill.program.native.pack import SCHEMES, TILE
+from tokenmill.program.native.pack import LAYOUTS, TILE
 from tokenmill.program.native.weights import Linear, Weights
-from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.quant.stored import GROUP
 
 __all__ = ["ACTIVATIONS", "Ops", "packed_bytes"]
@@ -56,7 +56,7 @@ class Ops:
         config = self.decoder.config
         table, learned = self.decoder.embedding.weight, self.decoder.position_embedding
         positions = None if learned is None else self.weights.keep(learned.weight)
-        number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
+        number = LAYOUTS[str(table.dtype).removeprefix("torch.")]
         self._add(EMBED, table=self.weights.keep(table), positions=positions, scheme=number)
         for layer, layer_kv in zip(self.decoder.layers, self.layers_kv, strict=True):
             assert isinstance(layer, Layer)
@@ -94,8 +94,8 @@ class Ops:
 
     def _attention(self, attention: Attention, layer_kv: LayerKV, config: ModelConfig) -> None:
         heads, dim = config.num_heads + 2 * config.num_kv_heads, config.head_dim
-        names = ("k_rows", "v_rows", "k_scales", "v_scales")  # the dense format has no scales
-        cache: dict[str, Any] = {name: part.data_ptr() for name, part in zip(names, layer_kv.tensors, strict=False)}
+        tensors = zip(layer_kv.native_fields, layer_kv.tensors, strict=True)
+        cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         norms: dict[str, Any] = {}
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = {"q_norm": self._floats(attention.q_norm.weight), "k_norm": self._floats(attention.k_norm.weight)}
@@ -179,12 +179,13 @@ class Ops:
             self._units.append(units)
 
 
-def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
     """What the weights will take, by arithmetic: whole tiles, embeddings as they are, small parameters in float32.
 
-    Of scheme "file" about: its tensors may have codes of several kinds.
+    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
     """
-    layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
+    layout = scheme.native_layout(dtype)
+    assert layout is not None, "other schemes are refused"
     tiles = {
         "router": -(-model.num_experts // TILE),
         "qkv": (model.num_heads + 2 * model.num_kv_heads) * -(-model.head_dim // TILE),
@@ -192,10 +193,10 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
     }
     packed = numbers = 0
     for role, outputs, inputs, count in matrices(model):
-        tile = int(library().tm_tile_bytes(SCHEMES[layout], inputs))
+        tile = int(library().tm_tile_bytes(LAYOUTS[layout], inputs))
         packed += count * tile * tiles.get(role, -(-outputs // GROUP) * GROUP // TILE)
         numbers += count * outputs * inputs
-    if scheme == "file" and model.code_bits:
+    if scheme.keeps_codes and model.code_bits:
         packed = int(numbers * model.code_bits / 8)
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]

@@ -15,22 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.cache.formats import find_format
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.rope import RotaryTable
+from tokenmill.program import refuse_scheme
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import ACTIVATIONS, Ops, packed_bytes
 from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Native"]
 
 WHY_BYTES = 500
-CACHE_FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
+DTYPES = ("float32", "bfloat16")
 
 
 def _free(model: int, process: int) -> None:
@@ -42,32 +46,39 @@ class Native:
     """See Program."""
 
     description = "C++ for this processor, the same bits for any batch and chunk"
-    schemes = ("dense", "q8", "q4", "file")
-    slow_schemes = ()
     attends = True
     only_asked = False
     finds_drafts = True
     compile_s = 0.0
     build = ""
-    """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
+    """Of the library: one of abi.BUILDS, "" for the best that this processor has."""
 
     @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Needs the library, a CPU, float32 or bfloat16, and an activation that it knows."""
-        if device.type != "cpu":
-            return f"runs on the CPU, and the device is {device}"
-        if (reason := abi.why_not()) is not None:
-            return f"its library {reason}"
-        if dtype not in (torch.float32, torch.bfloat16):
-            return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-        if model.num_experts and model.mlp_bias:
-            return "has no biases within a mixture of experts"
-        if model.activation not in ACTIVATIONS:
-            return f"has no activation {model.activation!r}"
-        return None
+    def runs(scheme: Scheme) -> bool:
+        """Those that have a layout here."""
+        return scheme.native_layout(torch.float32) is not None
+
+    prefers = runs
 
     @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Needs the library, a CPU, float32 or bfloat16, and a scheme, cache format and activation that it knows."""
+        why, number = abi.why_not(), find_format(cache.format).native_number(cache.dtype)
+        reasons = (
+            refuse_scheme(Native.runs, config.scheme),
+            config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
+            config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
+            device.type != "cpu" and f"runs on the CPU, and the device is {device}",
+            why and f"its library {why}",
+            config.dtype not in DTYPES and f"computes in {' or '.join(DTYPES)}, not in {config.dtype}",
+            number is None and f"cannot read cache format {cache.format}",
+            model.num_experts and model.mlp_bias and "has no biases within a mixture of experts",
+            model.activation not in ACTIVATIONS and f"has no activation {model.activation!r}",
+        )
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """See Program."""
         return packed_bytes(model, dtype, scheme)
 
@@ -91,7 +102,7 @@ class Native:
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if shape.rope is None else shape.rope.dim,
-            cache_form=CACHE_FORMS[pool.layers[0].tensors[0].dtype],
+            cache_form=find_format(pool.spec.format).native_number(pool.spec.dtype),
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
             ops=array,

@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.arena import ALIGNMENT, Arena
 from tokenmill.program.native.abi import Op, library
-from tokenmill.program.native.pack import SCHEMES, TILE, pack, scheme_of
+from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.load import return_memory
@@ -55,17 +55,17 @@ class Linear:
 
 @dataclass(frozen=True)
 class Run:
-    """`count` units of one scheme and `size` bytes, each `stride` bytes behind the one before."""
+    """`count` units of one layout and `size` bytes, each `stride` bytes behind the one before."""
 
     address: int
-    scheme: int
+    layout: int
     count: int
     size: int
     stride: int
 
     def units(self) -> Iterator[tuple[int, int]]:
-        """Address and scheme of each."""
-        return ((self.address + at * self.stride, self.scheme) for at in range(self.count))
+        """Address and layout of each."""
+        return ((self.address + at * self.stride, self.layout) for at in range(self.count))
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Packing:
 
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
         """See Weights."""
-        sizes = [_most_bytes(linear) for linear in linears]
+        sizes = [_max_bytes(linear) for linear in linears]
         self._arena = Arena(sum(size for size, _ in sizes), sum(pieces for _, pieces in sizes))
         for number, linear in enumerate(linears):
             if number % 16 == 0:
@@ -139,10 +139,10 @@ class Packing:
         count = len(kinds[0][1])
         stride = sum(units.shape[1] for _, units in kinds)
         place, at, runs = self._arena.zeros((count, stride), torch.uint8), 0, []
-        for scheme, units in kinds:
+        for layout, units in kinds:
             size = units.shape[1]
             place[:, at : at + size] = units
-            runs.append(Run(place.data_ptr() + at, scheme, count, size, stride))
+            runs.append(Run(place.data_ptr() + at, layout, count, size, stride))
             at += size
         return runs
 
@@ -198,15 +198,15 @@ class Packed:
         return placed
 
     def _fits(self, linear: Linear, placed: Placed) -> bool:
-        """As many units as the model has, each within the payload and of its scheme's size."""
+        """As many units as the model has, each within the payload and of its layout's size."""
         end = self._payload.data_ptr() + self._payload.nbytes
         for firsts, runs in ((linear.firsts, placed.data), (linear.gates, placed.gates)):
             if sum(run.count for run in runs) != len(firsts) * max(1, len(linear.matrices)):
                 return False
             for run in runs:
-                if run.scheme not in SCHEMES.values():
+                if run.layout not in LAYOUTS.values():
                     return False
-                size = int(library().tm_tile_bytes(run.scheme, linear.op.inputs)) * linear.tiles
+                size = int(library().tm_tile_bytes(run.layout, linear.op.inputs)) * linear.tiles
                 if run.size != size or run.stride < size or run.count < 1:
                     return False
                 if not end - self._payload.nbytes <= run.address <= end - (run.count - 1) * run.stride - size:
@@ -215,17 +215,17 @@ class Packed:
 
 
 def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:
-    """Of each part that has units, its scheme and they, [units, bytes]. A unit lies within one part of the matrix."""
+    """Of each part that has units, its layout and they, [units, bytes]. A unit lies within one part of the matrix."""
     begin = found = 0
     for part in parts:
         end = begin + part.num_rows
         inside = [first for first in firsts if begin <= first < end]
         if inside:
-            scheme, limit = scheme_of(part), inside[-1] + linear.count if linear.whole else end
+            layout, limit = layout_of(part), inside[-1] + linear.count if linear.whole else end
             rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
             limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
-            yield scheme, packed.view(len(inside), -1)
+            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), layout, linear.op.inputs)
+            yield layout, packed.view(len(inside), -1)
         begin, found = end, found + len(inside)
     assert found == len(firsts), "every unit lies within one part"
 
@@ -234,10 +234,10 @@ def _padded(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
-def _most_bytes(linear: Linear) -> tuple[int, int]:
+def _max_bytes(linear: Linear) -> tuple[int, int]:
     """Bytes of a Linear, packed, at most; and pieces."""
-    schemes = {scheme_of(part) for parts in linear.parts() for part in parts}
-    most = max(int(library().tm_tile_bytes(scheme, linear.op.inputs)) for scheme in schemes)
+    layouts = {layout_of(part) for parts in linear.parts() for part in parts}
+    max_bytes = max(int(library().tm_tile_bytes(layout, linear.op.inputs)) for layout in layouts)
     units = (len(linear.firsts) + len(linear.gates)) * max(1, len(linear.matrices))
     pieces = 2 * sum(len(parts) for parts in linear.parts())
-    return most * linear.tiles * units, pieces
+    return max_bytes * linear.tiles * units, pieces
