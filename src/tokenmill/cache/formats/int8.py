@@ -1,4 +1,4 @@
-"""Format int8: rows in 8 bits, with a float32 scale for each token and head. Half the bytes of bfloat16, and 4 per head.
+"""Format int8: rows in 8 bits, with a float32 scale for each token and head. Half the bytes of bfloat16, and 4 a head.
 
 A row is the integers from -127 to 127 nearest to row / scale, scale being the largest entry over 127. A row of zeros
 has scale 0.
