@@ -54,6 +54,7 @@ class Dense:
     keeps_codes = False
     copies_tied_head = False
     fills_in: torch.dtype | None = None
+    rounds_to: int | None = None
     min_agreement = 1.0
 
     @staticmethod

@@ -38,6 +38,8 @@ class Matrix(nn.Module):
     bias: nn.Parameter | None
     fills_in: torch.dtype | None = None
     """The dtype in which the parameters are filled before `finish`; None for the model's own."""
+    keeps_codes = False
+    """True when it takes rows of a checkpoint as codes: then `takes` and `keep` are called before `finish`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
@@ -50,9 +52,8 @@ class Matrix(nn.Module):
         return sum(parameter.nbytes for parameter in self.parameters())
 
     def takes(self, stored: Stored) -> bool:
-        """Whether `keep` accepts these rows of a checkpoint; otherwise their values are filled into `weight`."""
-        del stored
-        return False
+        """Whether `keep` accepts these rows; otherwise their values are filled into `weight`."""
+        raise NotImplementedError
 
     def keep(self, first: int, stored: Stored) -> None:
         """Take the rows from `first` on exactly as the checkpoint stores them."""
@@ -88,6 +89,8 @@ class Scheme(Protocol):
     """True when a head that is tied to the embedding needs a matrix of its own."""
     fills_in: torch.dtype | None
     """See Matrix."""
+    rounds_to: int | None
+    """Bits to which it rounds matrices of numbers; None where it does not."""
     min_agreement: float
     """The share of golden tokens that must be equal; 1 where whole texts must be."""
 

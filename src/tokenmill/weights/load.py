@@ -18,7 +18,6 @@ from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import Family, find_family
-from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
@@ -52,7 +51,7 @@ def load_decoder(
 
 def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
     """A head that is the embedding takes the file's codes of it."""
-    if decoder.config.tie_embeddings and isinstance(decoder.head, QuantizedLinear):
+    if decoder.config.tie_embeddings and isinstance(decoder.head, Matrix) and decoder.head.keeps_codes:
         name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
         stored = checkpoint.read_codes(name)
         if stored is not None and decoder.head.takes(stored):
@@ -130,7 +129,7 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
 
 def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> list[str]:
     """Copy one tensor to its place; what is wrong with its shape, if anything."""
-    if isinstance(module, QuantizedLinear) and _keep(checkpoint, name, target, module, config):
+    if isinstance(module, Matrix) and module.keeps_codes and _keep(checkpoint, name, target, module, config):
         return []
     tensor = TRANSFORMS[target.transform](checkpoint.read(name), config)
     place = part_of(module.get_parameter(target.parameter.rpartition(".")[2]), target.part, config)
@@ -142,7 +141,7 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
     return []
 
 
-def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
+def _keep(checkpoint: Checkpoint, name: str, target: Target, module: Matrix, config: ModelConfig) -> bool:
     """Hand over the file's own codes, if it has any for this tensor and they go where the tensor would."""
     if not target.parameter.endswith(".weight"):
         return False
