@@ -29,7 +29,7 @@ def save_packed_model(
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
     engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
-    weights, pieces = engine.runner.program.packed_weights()
+    weights, tensors = engine.runner.program.packed_weights()
     facts = {
         "program": engine.program_name,
         "dtype": engine.config.dtype,
@@ -42,4 +42,4 @@ def save_packed_model(
         "weights": weights,
         "versions": {"tokenmill": VERSION, "torch": torch.__version__},
     }
-    return write_packed_model(path, facts, engine.tokenizer, pieces, progress)
+    return write_packed_model(path, facts, engine.tokenizer, tensors, progress)

@@ -1,4 +1,4 @@
-"""Matrices into the native program's layout: tiles of 16 rows, interleaved so that one load feeds one dot product.
+"""Matrices in the layouts of the native program: tiles of 16 rows, interleaved so that one load feeds one dot product.
 
 Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 [k][16 rows], bfloat16 [k / 2][16 rows][2].
 Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums), then the
@@ -22,12 +22,12 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "4 bits": 3,
     "4 bits with minimums": 4,
     "4 bits with wide scales": 5,
-    "4 bits in pairs": 6,  # of groups that share scale and minimum: groups of 64 and more
+    "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
 }
 
 
 def layout_of(stored: Stored) -> int:
-    """Which layout holds it without rounding."""
+    """The layout that holds these rows without rounding them."""
     if stored.numbers is not None:
         return LAYOUTS["float32"] if stored.numbers.dtype == torch.float32 else LAYOUTS["bfloat16"]
     assert stored.scales is not None
@@ -42,7 +42,7 @@ def layout_of(stored: Stored) -> int:
 
 
 def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
-    """[num_tiles, tile bytes] uint8 of the given rows, of which -1 is an empty one; there are whole tiles of them."""
+    """[num_tiles, tile bytes] uint8 of the given rows, a multiple of 16; -1 stands for a row of zeros."""
     width = -(-num_inputs // PAD) * PAD
     if layout < LAYOUTS["8 bits"]:
         assert stored.numbers is not None
@@ -60,7 +60,7 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
     if stored.minimums is not None or wide:
         minimums = stored.minimums if stored.minimums is not None else -8 * stored.scales
         header.append(_header(minimums, rows, width, wide, pairs))
-    # Four codes as one number: tile, row, pair, group, quad → tile, pair, group, quad, row
+    # Four codes as one int32: tile, row, pair, group, quad → tile, pair, group, quad, row
     fours = _take(stored.codes, rows, width).view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4)
     quads = fours.permute(0, 2, 3, 4, 1)
     if layout != LAYOUTS["8 bits"]:
@@ -71,20 +71,20 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
 
 
 def _in_pairs(numbers: Tensor) -> bool:
-    """[R, groups]: whether each even group has what the next one has; a last one alone has nobody to differ from."""
+    """Whether in [R, groups] each even group has the value of the next one; a last odd group is ignored."""
     even = numbers.shape[1] // 2 * 2
     return bool(torch.equal(numbers[:, 0:even:2], numbers[:, 1:even:2]))
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
-    """[tiles, pairs, bytes]: of each pair of groups, 16 numbers and 16 numbers; 16 for both where they share them."""
+    """[tiles, pairs, bytes]: for each pair of groups 16 values of each, or 16 where both groups share them."""
     taken = _take(numbers, rows, width // GROUP).view(-1, TILE, width // PAD, PAD // GROUP)
     numbers = taken[..., : 1 if pairs else 2].permute(0, 2, 3, 1).contiguous()
     return (numbers if wide else numbers.half()).flatten(2).view(torch.uint8)
 
 
 def _take(matrix: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Those rows, with zeros for -1 and up to `width`; not copied where all of them lie there in that order."""
+    """Those rows, with zeros for -1 and up to `width`; without a copy where the rows lie in that order already."""
     first, count = int(rows[0]), len(rows)
     if width == matrix.shape[1] and first >= 0 and torch.equal(rows, torch.arange(first, first + count)):
         return matrix[first : first + count].contiguous()

@@ -1,8 +1,8 @@
-"""The fast program for CPUs: the whole step in one call of a C++ library (`native/`), with its own threads and weights.
+"""Program native, for CPUs: the whole step in one call of a C++ library (`native/`) with its own threads and weights.
 
 The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
-threads, sums never are. Weights are packed into one arena in the order in which they are read; the decoder's own
-matrices are given up as that happens.
+threads, sums never are. Weights are packed into one arena in the order in which they are read; the matrices of the
+decoder are released meanwhile.
 """
 
 import ctypes
@@ -135,7 +135,7 @@ class Native:
         """See Program."""
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "a packed model", "the model itself: it is packed already")
-        return self._weights.describe(), self._weights.pieces()
+        return self._weights.describe(), self._weights.tensors()
 
     def run(self, step: Step) -> Tensor:
         """See Program. float32 logits."""
