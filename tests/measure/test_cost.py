@@ -16,11 +16,11 @@ from tokenmill.measure.cost import Cost, available_bytes, cost_of, kv_bytes_per_
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import read_config
 from tokenmill.model.parameters import count_parameters
-from tokenmill.program import PROGRAMS
+from tokenmill.program import PROGRAMS, preferred_schemes
 from tokenmill.registry import resolve
 from tokenmill.weights.checkpoint import open_checkpoint
 
-FORMS = [(program, scheme) for program, name in PROGRAMS.items() for scheme in resolve(name).schemes]
+FORMS = [(program, scheme) for program, name in PROGRAMS.items() for scheme in preferred_schemes(resolve(name))]
 CPU = torch.device("cpu")
 SMOLLM2 = ModelConfig(
     family="llama",

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
-from tokenmill.engine.build import load
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import cache_spec, load, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.download import Silent
 from tokenmill.model.families import read_config
@@ -126,7 +127,8 @@ def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme
     """Groups of 32 are those of the schemes, so the codes are the same and with them everything."""
     source = save(family, models)
     config = read_config(read_config_json(source))
-    reason = resolve(PROGRAMS[program]).refuse(torch.device("cpu"), torch.float32, config)
+    resolved = resolve_config(EngineConfig(program=program, dtype="float32", device="cpu"), config)
+    reason = resolve(PROGRAMS[program]).refuse(resolved, config, cache_spec(resolved, config), torch.device("cpu"))
     if reason is not None:
         pytest.skip(f"{program} {reason}")
     make(source, tmp_path / "out", scheme=scheme, **({} if config.tie_embeddings else {"head": scheme}))

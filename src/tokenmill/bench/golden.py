@@ -5,8 +5,8 @@ tokens transformers gives alike in float32, bfloat16 and float16, and where in f
 next by 0.15 or more at every step, so that no order of summation in bfloat16 can excuse a difference.
 `python benchmarks/golden_texts.py` makes them anew and compares.
 
-Schemes with integer products round the activations to 8 bits, which may overturn such a lead. For them
-each token of a text is predicted from the right tokens before it, and a few may differ.
+Schemes with integer products round the activations to 8 bits, which may overturn such a lead. Each token is then
+predicted from the right tokens before it, and the share `min_agreement` of the scheme must be right.
 """
 
 from collections.abc import Mapping
@@ -15,15 +15,11 @@ from pathlib import Path
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import WrongText
 from tokenmill.hub.names import SHORT_NAMES
+from tokenmill.quant.schemes import find_scheme
 
 __all__ = ["GOLDEN", "NEW_TOKENS", "check_text", "reference_for", "token_ids"]
 
 NEW_TOKENS = 32
-EXACT_SCHEMES = ("dense", "packed")
-# Of tokens, for the others: 255 of 256 were measured with the file's codes, 242 with all matrices rounded to 4 bits.
-# Attention scores that are 1.3 times too large give 245.
-MIN_AGREEMENT = {"q4": 0.9}
-USUAL_AGREEMENT = 0.98
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {
         "1, 2, 3, 4, 5,": (
@@ -73,7 +69,7 @@ def reference_for(path: Path) -> Mapping[str, str] | None:
 
 def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
     """What was compared and found right, in words. Raises WrongText with what differs."""
-    if engine.config.scheme not in EXACT_SCHEMES:
+    if find_scheme(engine.config.scheme).min_agreement < 1:
         return _check_tokens(engine, reference)
     wrong = []
     for prompt, text in reference.items():
@@ -96,6 +92,6 @@ def _check_tokens(engine: Engine, reference: Mapping[str, str]) -> str:
         right += sum(a == b for a, b in zip(found, expected, strict=True))
         total += len(expected)
     share = f"{right} of {total} tokens as transformers' (scheme {engine.config.scheme} rounds activations)"
-    if right < MIN_AGREEMENT.get(engine.config.scheme, USUAL_AGREEMENT) * total:
+    if right < find_scheme(engine.config.scheme).min_agreement * total:
         raise WrongText(f"{share}: figures of a wrong computation are not reported")
     return share

@@ -14,7 +14,8 @@ from tokenmill.config import FUSIBLE, EngineConfig
 from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import PROGRAMS
+from tokenmill.program import PROGRAMS, preferred_schemes
+from tokenmill.quant.schemes import REFERENCE
 from tokenmill.registry import lookup
 from tokenmill.speculate.proposer import PROPOSERS
 
@@ -38,7 +39,7 @@ class Rung:
 
 def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
     """From the bottom up."""
-    slowest = {"program": list(PROGRAMS)[-1], "scheme": "dense"}
+    slowest = {"program": list(PROGRAMS)[-1], "scheme": REFERENCE}
     found = [
         Rung("no cache", {**slowest, "cache": False}),
         Rung(f"{slowest['program']}, static cache", slowest),
@@ -48,7 +49,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
         names = ",".join(FUSIBLE[:count])
         found.append(Rung(f"{slowest['program']}, {names or 'nothing'} fused", {**slowest, "fuse": names or "none"}))
     for program in reversed(PROGRAMS):
-        for scheme in lookup(PROGRAMS, program, "program").schemes:
+        for scheme in preferred_schemes(lookup(PROGRAMS, program, "program")):
             settings = {"program": program, "scheme": scheme}
             if settings != slowest:
                 reason = _refused(config, settings, model)

@@ -9,18 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats import FORMATS, LayerKV
+from tokenmill.cache.formats import LayerKV, find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
-from tokenmill.registry import lookup
 
 __all__ = ["Pool"]
-
-
-KINDS = ("k", "v", "k_scales", "v_scales")
-"""What a layer's tensors hold, in the order of LayerKV.tensors; a format may have fewer."""
 
 
 def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -34,8 +29,8 @@ class Pool:
         self.spec = spec
         self._offsets = torch.arange(spec.block_size, device=device)
         on_cpu = device.type == "cpu"
-        zeros = Arena(spec.num_bytes, len(KINDS) * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
-        make = lookup(FORMATS, spec.format, "cache_format")
+        make = find_format(spec.format)
+        zeros = Arena(spec.num_bytes, len(make.kinds) * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
         self.layers: list[LayerKV] = [
             make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)
         ]
@@ -83,7 +78,7 @@ class Pool:
         return {
             f"{number}.{kind}": tensor
             for number, layer in enumerate(self.layers)
-            for kind, tensor in zip(KINDS, layer.tensors, strict=False)
+            for kind, tensor in zip(layer.kinds, layer.tensors, strict=True)
         }
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -6,8 +6,7 @@ number and the pool allocates exactly it.
 
 from dataclasses import dataclass
 
-from tokenmill.cache.formats import FORMATS
-from tokenmill.registry import lookup
+from tokenmill.cache.formats import find_format
 
 __all__ = ["CacheSpec"]
 
@@ -32,8 +31,7 @@ class CacheSpec:
     @property
     def bytes_per_token(self) -> int:
         """K and V of all layers."""
-        rows = lookup(FORMATS, self.format, "cache_format").row_bytes(self.num_kv_heads, self.head_dim, self.dtype)
-        return 2 * self.num_layers * int(rows)
+        return 2 * self.num_layers * find_format(self.format).row_bytes(self.num_kv_heads, self.head_dim, self.dtype)
 
     @property
     def num_bytes(self) -> int:

@@ -106,6 +106,7 @@ def command(
     """
     from tokenmill.measure.perplexity import choose_window, compare, perplexity
     from tokenmill.model.families import read_config
+    from tokenmill.quant.schemes import REFERENCE
 
     written = _read(file)
     with progress_on_stderr(quiet) as progress:
@@ -118,7 +119,11 @@ def command(
         arguments = (text.tokens, window, stride, progress)
         compared: Comparison | None = None
         if compare_dense:
-            dense = _load(checkpoint, replace(engine, dtype="float32", scheme="dense"), progress)
+            dense = _load(
+                checkpoint,
+                replace(engine, dtype="float32", scheme=REFERENCE),
+                progress,
+            )
             progress.stage(f"reading {len(text.tokens):,} tokens twice")
             compared = compare(loaded, dense, *arguments)
             found = compared.ours

@@ -47,11 +47,12 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     reader = PackedReader(path) if is_packed_model(path) else None
 
     from tokenmill.engine.build import build  # after the reader: it reads while torch is imported here
+    from tokenmill.quant.schemes import find_scheme
     from tokenmill.weights.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(path, reader)
     engine = build(checkpoint, config, progress.advance)
-    if engine.config.scheme == "file" and checkpoint.rounded and not isinstance(progress, Silent):
+    if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     _prepare(engine, progress)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps

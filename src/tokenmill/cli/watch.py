@@ -25,6 +25,8 @@ HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "m
 
 def load_reference(engine: "Engine", progress: Progress) -> "Engine":
     """The same model as float32 modules as they stand; a cache in small blocks, so that little is computed twice."""
+    from tokenmill.quant.schemes import REFERENCE
+
     config = engine.config
     if is_packed_model(Path(config.model)):
         raise ConfigError("--verify", config.model, "the model itself: a packed model cannot be read as float32")
@@ -32,7 +34,7 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
         model=config.model,
         program="eager",
         dtype="float32",
-        scheme="dense",
+        scheme=REFERENCE,
         device=config.device,
         max_length=config.max_length,
         max_sequences=config.max_sequences,

@@ -31,6 +31,7 @@ from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.manifest import check as check_package
 from tokenmill.program.aot.manifest import made_for
+from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
@@ -145,8 +146,9 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
 
 def _fused(config: ResolvedConfig) -> tuple[str, ...]:
     """The operations that are one; only plain matrices can be taken apart."""
-    if not {"qkv", "gate_up"} <= set(config.fused) and config.scheme != "dense":
-        raise ConfigError("fuse", config.fuse, f"with qkv and gate_up, because scheme is {config.scheme!r}, not dense")
+    if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
+        allowed = f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
+        raise ConfigError("fuse", config.fuse, allowed)
     return config.fused
 
 

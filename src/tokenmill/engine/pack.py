@@ -9,6 +9,7 @@ import torch
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.errors import CheckpointError
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.header import is_packed_model
@@ -28,7 +29,7 @@ def save_packed_model(
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
     engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
-    weights, pieces = engine.core.loaded.program.packed_weights()
+    weights, tensors = engine.core.loaded.program.packed_weights()
     facts = {
         "program": engine.program_name,
         "dtype": engine.config.dtype,
@@ -38,8 +39,8 @@ def save_packed_model(
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
         "generation_defaults": checkpoint.generation_defaults(),
-        "rounded": checkpoint.rounded if engine.config.scheme == "file" else "",
+        "rounded": checkpoint.rounded if find_scheme(engine.config.scheme).keeps_codes else "",
         "weights": weights,
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }
-    return write_packed_model(path, facts, engine.tokenizer, pieces, progress)
+    return write_packed_model(path, facts, engine.tokenizer, tensors, progress)

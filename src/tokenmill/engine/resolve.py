@@ -4,16 +4,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tokenmill.cache.formats import FORMATS
+from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig, as_keywords
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import Program
+from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
-from tokenmill.quant.schemes import Scheme
+from tokenmill.quant.schemes import AS_STORED, Scheme, find_scheme
 from tokenmill.quant.schemes import choose as choose_scheme
-from tokenmill.registry import lookup
 
 __all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
 
@@ -45,7 +44,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
             "async_scheduling": scheduling,
         }
     )
-    kept = replace(resolved, scheme="file")
+    kept = replace(resolved, scheme=AS_STORED)
     return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
 
 
@@ -54,10 +53,10 @@ def _keeps_codes(kept: ResolvedConfig, asked: str, model: ModelConfig) -> bool:
     if asked != "auto" or not model.codes:
         return False
     try:
-        _, _, program = choose_program(kept, find_device(kept.device), model)
+        _, _, program = choose_program(kept, model, cache_spec(kept, model), find_device(kept.device))
     except ConfigError:
         return False
-    return kept.scheme in program.schemes
+    return program.prefers(find_scheme(kept.scheme))
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,15 @@ class Forms:
 def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Forms:
     """The program and the scheme for a resolved config. ConfigError where nothing fits, with every reason."""
     dtype = getattr(torch, config.dtype)
-    program_name, reason, program = choose_program(config, device, model)
-    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, program.schemes)
-    num_bytes = program.weight_bytes(model, dtype, scheme_name)
+    program_name, reason, program = choose_program(config, model, cache_spec(config, model), device)
+    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, preferred_schemes(program))
+    num_bytes = program.weight_bytes(model, dtype, scheme)
     return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
 
 
 def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
     """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
-    lookup(FORMATS, config.cache_format, "cache_format")
+    find_format(config.cache_format)
     return CacheSpec(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,

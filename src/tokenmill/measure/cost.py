@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.cache.formats import FORMATS
+from tokenmill.cache.formats import find_format
 from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, describe
 from tokenmill.model.parameters import count_parameters
-from tokenmill.registry import lookup
+from tokenmill.quant.schemes import find_scheme
 
 __all__ = [
     "Cost",
@@ -30,8 +30,6 @@ __all__ = [
     "kv_bytes_per_token",
     "prefill_traffic",
 ]
-
-INTEGER_SCHEMES = ("q8", "q4", "file")
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,10 @@ class Storage:
     dtype: str
     bytes_per_weight: float
     integer: bool = False
-    cache_format: str = "dense"
+    cache_format: str = EngineConfig.cache_format
 
     @classmethod
-    def plain(cls, dtype: str, cache_format: str = "dense") -> "Storage":
+    def plain(cls, dtype: str, cache_format: str = EngineConfig.cache_format) -> "Storage":
         """Matrices in the dtype itself."""
         return cls(dtype, DTYPES[dtype], cache_format=cache_format)
 
@@ -83,7 +81,7 @@ class Storage:
     def of_engine(cls, engine: Engine) -> "Storage":
         """As the engine really holds them."""
         weights = describe(engine.model_config).num_read(engine.config.max_length or 1)
-        integer = engine.config.scheme in INTEGER_SCHEMES
+        integer = find_scheme(engine.config.scheme).is_integer
         config = engine.config
         return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
 
@@ -91,7 +89,7 @@ class Storage:
     def planned(cls, config: ResolvedConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
         """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
         forms = choose_forms(config, model, device)
-        if forms.scheme_name not in INTEGER_SCHEMES:
+        if not forms.scheme.is_integer:
             return cls.plain(config.dtype, config.cache_format)
         bits = forms.scheme.bits_per_weight
         per_weight = file_bytes / sum(count_parameters(model).values()) if bits is None else bits / 8
@@ -144,10 +142,9 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
     return sum(4 * layer.attention.block.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
 
 
-def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = "dense") -> int:
+def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = EngineConfig.cache_format) -> int:
     """K and V of one token in all layers."""
-    row_bytes = lookup(FORMATS, cache_format, "cache_format").row_bytes(model.num_kv_heads, model.head_dim, dtype)
-    return 2 * model.num_layers * int(row_bytes)
+    return 2 * model.num_layers * find_format(cache_format).row_bytes(model.num_kv_heads, model.head_dim, dtype)
 
 
 def available_bytes() -> int:

@@ -15,6 +15,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.scoring import last_logits
 from tokenmill.errors import WrongText
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.sequence import Plan
 
 __all__ = ["Distance", "TraceRow", "traced", "verified"]
@@ -99,8 +100,8 @@ class Distance:
 @contextmanager
 def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     """Computes the wanted rows of every step inside by `reference` too. WrongText for a row past the bound."""
-    scheme, dtype = engine.config.scheme, engine.config.dtype
-    bound = MIN_CORRELATION[dtype] if scheme in ("dense", "packed") else CODES
+    scheme, dtype = find_scheme(engine.config.scheme), engine.config.dtype
+    bound = CODES if scheme.is_integer else MIN_CORRELATION[dtype]
     comparer = _Comparer(reference, bound)
     with engine.core.observers.added(comparer, in_order=True):  # the reference is fed from the host
         yield comparer.distance

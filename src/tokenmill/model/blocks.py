@@ -43,6 +43,11 @@ class Projection:
         return sum(rows for _, rows in self.parts)
 
     @property
+    def num_weights(self) -> int:
+        """Entries of the matrix alone."""
+        return self.outputs * self.inputs
+
+    @property
     def num_parameters(self) -> int:
         """Matrix and bias."""
         return self.outputs * (self.inputs + self.bias)

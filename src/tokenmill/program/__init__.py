@@ -1,27 +1,28 @@
 """ONE FORWARD, SEVERAL FORMS: every program takes a Step and returns logits, and reads and writes the same pool.
 
-A program is one file and one line in PROGRAMS, fastest first. "auto" takes the first that does not
-refuse, of those that make nobody wait.
+A program is one room and one line in PROGRAMS, fastest first. "auto" takes the first that does not refuse, leaving out
+those that must compile first. Which weight schemes a program runs it decides by the facts that a scheme gives.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
-from tokenmill.quant.schemes import SCHEMES
+from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["PROGRAMS", "Output", "Program", "choose"]
+__all__ = ["PROGRAMS", "Output", "Program", "choose", "preferred_schemes", "refuse_scheme"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native.program:Native",
@@ -39,29 +40,33 @@ class Output(NamedTuple):
 
 
 class Program(Protocol):
-    """One form of the forward pass."""
+    """One form of the forward pass. Everything that it cannot run it refuses by name, before anything is allocated."""
 
     description: str
-    """Why one would take it, in a few words."""
-    schemes: tuple[str, ...]
-    """The weight schemes that it runs, the one for "auto" first."""
-    slow_schemes: tuple[str, ...]
-    """Those that it gets right and no more."""
+    """What it is, in a few words: the reason that is shown for choosing it."""
     attends: bool
     """True when it reads the cache by itself, without a kernel of kernels/attend."""
     only_asked: bool
-    """True when "auto" passes it by."""
+    """True when "auto" never chooses it."""
     finds_drafts: bool
     """True when it takes drafts that are UNKNOWN and finds them, see Step.has_unknown."""
     compile_s: float
     """Seconds spent on compiling so far."""
 
     @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Why this program cannot run that model there, or None."""
+    def runs(scheme: Scheme) -> bool:
+        """Whether it can multiply by matrices that are stored so."""
 
     @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    def prefers(scheme: Scheme) -> bool:
+        """Whether it multiplies by them fast, so that "auto" may choose the scheme for it."""
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Why this program cannot run that model with these settings, or None. `config` is resolved."""
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """What num_weight_bytes will be."""
 
     def __init__(
@@ -99,7 +104,9 @@ class Program(Protocol):
         """
 
 
-def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tuple[str, str, type[Program]]:
+def choose(
+    config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device
+) -> tuple[str, str, type[Program]]:
     """Name, reason and class of the program to use; ConfigError with every reason when none can."""
     name, reasons = config.program, {}
     if name == "auto" and config.aot_package is not None:
@@ -110,7 +117,7 @@ def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tu
         program: type[Program] = lookup(PROGRAMS, candidate, "program")
         if name == "auto" and program.only_asked:
             continue
-        reason = _refuse(program, config, device, model)
+        reason = program.refuse(config, model, cache, device)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
             return candidate, f"{program.description}; {why}", program
@@ -119,14 +126,13 @@ def choose(config: EngineConfig, device: torch.device, model: ModelConfig) -> tu
     raise ConfigError("program", name, f"none can run this model on {device} ({refusals})")
 
 
-def _refuse(program: type[Program], config: EngineConfig, device: torch.device, model: ModelConfig) -> str | None:
-    """The program's own reason, or a setting that it does not go with."""
-    lookup(SCHEMES, "dense" if config.scheme == "auto" else config.scheme, "scheme")
-    runs = (*program.schemes, *program.slow_schemes)
-    if config.scheme not in ("auto", *runs):
-        return f"does not run scheme {config.scheme}, only {', '.join(runs)}"
-    if program.attends and config.fuse != EngineConfig.fuse:
-        return f"fuses by itself, and fuse {config.fuse} was asked for"
-    if program.attends and config.kernel != "auto":
-        return f"attends by itself, and kernel {config.kernel} was asked for"
-    return program.refuse(device, getattr(torch, config.dtype), model)
+def preferred_schemes(program: type[Program]) -> list[str]:
+    """The weight schemes that "auto" may choose for a program, in the order in which it tries them."""
+    return [name for name in SCHEMES if program.prefers(find_scheme(name))]
+
+
+def refuse_scheme(runs: Callable[[Scheme], bool], name: str) -> str | None:
+    """The reason of a program that does not run the weight scheme of that name, or None."""
+    if name == "auto" or runs(find_scheme(name)):
+        return None
+    return f"does not run scheme {name}, only {', '.join(each for each in SCHEMES if runs(find_scheme(each)))}"

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
+from tokenmill.model.blocks import Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
 from tokenmill.model.parameters import count_parameters
 from tokenmill.program import Output
-from tokenmill.quant.schemes import SCHEMES
-from tokenmill.quant.stored import GROUP
-from tokenmill.registry import lookup
+from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Eager"]
@@ -28,42 +28,41 @@ class Eager:
     """Calls the decoder."""
 
     description = "PyTorch modules as they stand"
-    schemes: tuple[str, ...] = ("packed", "dense")
-    slow_schemes: tuple[str, ...] = ("q8", "q4", "file")
     attends = False
     only_asked = False
     finds_drafts = False
     compile_s = 0.0
 
     @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Never."""
-        del device, dtype, model  # runs wherever torch does
+    def runs(scheme: Scheme) -> bool:
+        """All of them: the module of a matrix multiplies by itself."""
+        del scheme
+        return True
+
+    @staticmethod
+    def prefers(scheme: Scheme) -> bool:
+        """Matrices of numbers: codes are turned into numbers again for each product."""
+        return not scheme.is_integer
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Never: it runs wherever torch does."""
+        del config, model, cache, device
         return None
 
     @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """See Program."""
         decoder = describe(model)
         matrices = decoder.matrices.items()
-        numbers = sum(count * matrix.outputs * matrix.inputs for matrix, count in matrices)
-        copied = lookup(SCHEMES, scheme, "scheme").copies_tied_head
-        tied = decoder.head.outputs * decoder.head.inputs if decoder.tied else 0
-        rest = (sum(count_parameters(model).values()) - numbers + tied) * dtype.itemsize
-        if scheme == "file" and model.code_bits:
-            scheme = "q4" if model.code_bits < 7 else "q8"  # a byte for each code in any case
-        if scheme not in ("q8", "q4"):
-            return rest + (numbers - (0 if copied else tied)) * dtype.itemsize
-        # A byte per code, and per group of 32 a float32 scale, for 4 bits a minimum beside it; biases in float32.
-        group = GROUP + (8 if scheme == "q4" else 4)
-        biases = sum(count * matrix.outputs for matrix, count in matrices if matrix.bias)
-        codes = sum(
-            count
-            * matrix.outputs
-            * (matrix.inputs * dtype.itemsize if matrix.role == "router" else -(-matrix.inputs // GROUP) * group)
-            for matrix, count in matrices
-        )
-        return rest + codes + biases * (4 - dtype.itemsize)
+        numbers = sum(count * matrix.num_weights for matrix, count in matrices)
+        tied = decoder.head.num_weights if decoder.tied else 0
+        rest = (sum(count_parameters(model).values()) - numbers + tied) * dtype.itemsize  # all but matrices
+        shared = 0 if scheme.copies_tied_head else tied * dtype.itemsize  # a tied head that is the embedding itself
+        bias_size = (scheme.fills_in or dtype).itemsize - dtype.itemsize
+        biases = sum(count * matrix.outputs for matrix, count in matrices if matrix.bias) * bias_size
+        stored = sum(count * _bytes_of(matrix, scheme, dtype, model.code_bits) for matrix, count in matrices)
+        return rest + stored - shared + biases
 
     def __init__(
         self,
@@ -105,3 +104,10 @@ class Eager:
     def run(self, step: Step) -> Output:
         """See Program."""
         return Output(self._decoder(step, self._layers, self._attend))
+
+
+def _bytes_of(matrix: Projection, scheme: Scheme, dtype: torch.dtype, code_bits: float) -> int:
+    """What a scheme takes for one matrix; routers stay as numbers."""
+    if matrix.role == "router":
+        return matrix.num_weights * dtype.itemsize
+    return scheme.matrix_bytes(matrix.outputs, matrix.inputs, dtype, code_bits)

@@ -10,7 +10,7 @@ __all__ = ["Dense", "DenseLinear", "is_one_traced_row", "is_traced", "product", 
 
 
 def is_traced() -> bool:
-    """Whether a compiler traces this very call; torch's is_compiling also holds for what runs beside one."""
+    """Whether a compiler traces this call; torch's is_compiling is also true for calls beside a compilation."""
     return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
@@ -20,12 +20,12 @@ def is_one_traced_row(x_TD: Tensor) -> bool:
 
 
 def realised(x_D: Tensor) -> Tensor:
-    """The same numbers, which inductor now stores: what made them is not computed again for every row of a matrix."""
+    """The same values, which inductor now stores: otherwise it computes them again for every row of a matrix."""
     return x_D.as_strided(x_D.shape, (1,))
 
 
 def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias. One row on a CPU is written out for a compiler, whose loop reads as fast as memory delivers.
+    """x · weightᵀ + bias. A compiler gets one row on a CPU as a sum, whose loop reads as fast as memory delivers.
 
     Torch's own product reads at two thirds of that (12 and 18 GB/s side by side, bfloat16, 2 Zen 4 cores).
     """
@@ -36,7 +36,7 @@ def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Te
 
 
 class DenseLinear(Matrix):
-    """x · weightᵀ + bias, as it stands."""
+    """x · weightᵀ + bias."""
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """[T, in] → [T, out]"""
@@ -45,16 +45,34 @@ class DenseLinear(Matrix):
 
 
 class Dense:
-    """float32, bfloat16 or float16 as they are."""
+    """See Scheme. float32, bfloat16 or float16."""
 
     bits_per_weight: float | None = None
+    is_integer = False
+    is_plain = True
+    is_traceable = True
+    keeps_codes = False
     copies_tied_head = False
+    fills_in: torch.dtype | None = None
+    rounds_to: int | None = None
+    min_agreement = 1.0
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
         """Never."""
         del device, dtype
         return None
+
+    @staticmethod
+    def native_layout(dtype: torch.dtype) -> str | None:
+        """See Scheme."""
+        return str(dtype).removeprefix("torch.")
+
+    @staticmethod
+    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
+        """See Scheme."""
+        del code_bits
+        return outputs * inputs * dtype.itemsize
 
     def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
         """See Scheme."""

@@ -8,14 +8,14 @@ from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["round_to_nearest"]
 
-SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting its ends may pay
+SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting off its ends may lower the error
 ROWS = 1024  # at a time, so that temporaries stay small
 
 
 def round_to_nearest(numbers_RK: Tensor, bits: int, group: int = GROUP) -> Stored:
     """[R, K] numbers in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
 
-    group: a multiple of 32; what is left of a row is a shorter one. K is padded with zeros to a multiple of 32. Scales
+    group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
     and minimums are half floats, held as float32 and repeated for every 32 inputs.
     """
     assert group % GROUP == 0, "scales are held for every 32 inputs"
@@ -45,7 +45,7 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         return codes_RGC.to(torch.uint8), scales_RG, scales_RG
     low_RG, high_RG = groups_RGC.amin(-1), groups_RGC.amax(-1)
     best: tuple[Tensor, Tensor, Tensor] | None = None
-    least_RG = torch.full_like(low_RG, torch.inf)
+    min_error_RG = torch.full_like(low_RG, torch.inf)
     for shrink in SHRINK:
         spare_RG = (high_RG - low_RG) * (1 - shrink) / 2
         minimums_RG = _half(low_RG + spare_RG)
@@ -54,8 +54,8 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         values_RGC = codes_RGC * scales_RG[..., None] + minimums_RG[..., None]
         error_RG = (values_RGC - groups_RGC).square_().sum(-1)
         found = (codes_RGC.to(torch.uint8), scales_RG, minimums_RG)
-        better_RG = error_RG < least_RG
-        least_RG = torch.where(better_RG, error_RG, least_RG)
+        better_RG = error_RG < min_error_RG
+        min_error_RG = torch.where(better_RG, error_RG, min_error_RG)
         if best is None:
             best = found
         else:
@@ -72,5 +72,5 @@ def _half(numbers: Tensor) -> Tensor:
 
 
 def _safe(scales_RG: Tensor) -> Tensor:
-    """To divide by: a group of zeros has scale zero."""
+    """The scales to divide by, [R, G, 1]: a group of zeros has scale zero, and is divided by one."""
     return torch.where(scales_RG == 0, 1.0, scales_RG)[..., None]

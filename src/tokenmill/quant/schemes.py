@@ -1,7 +1,8 @@
-"""Weight schemes: one file and one line each. A scheme makes the module that stands for one matrix.
+"""Weight schemes: how the matrices of a model are stored and multiplied.
 
-The loader fills the module's plain parameters; `finish` then turns them into whatever the scheme multiplies with, one
-matrix at a time. Which of them a program can run, and which it likes best, is the program's to say.
+A scheme is one file and one line in SCHEMES. It makes the module that stands for one matrix, and it alone knows the
+facts about its matrices that other rooms ask for: their bytes, their layout in the native program, where they run.
+The loader fills the plain parameters of a module; `finish` then brings them into their final form, matrix by matrix.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import lookup
 
-__all__ = ["SCHEMES", "Matrix", "Scheme", "choose"]
+__all__ = ["AS_STORED", "REFERENCE", "SCHEMES", "Matrix", "Scheme", "choose", "find_scheme"]
 
 SCHEMES = {
     "packed": "tokenmill.quant.packed:Packed",
@@ -23,6 +24,11 @@ SCHEMES = {
     "q4": "tokenmill.quant.quantized:Q4",
     "file": "tokenmill.quant.quantized:AsStored",
 }
+"""By preference: of those that a program prefers, "auto" takes the first that does not refuse."""
+REFERENCE = "dense"
+"""The scheme that others are compared with: plain matrices, on every device."""
+AS_STORED = "file"
+"""The scheme that "auto" stands for where a checkpoint is quantised: nothing is rounded again."""
 
 
 class Matrix(nn.Module):
@@ -30,6 +36,10 @@ class Matrix(nn.Module):
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    fills_in: torch.dtype | None = None
+    """The dtype in which the parameters are filled before `finish`; None for the model's own."""
+    keeps_codes = False
+    """True when it takes rows of a checkpoint as codes: then `takes` and `keep` are called before `finish`."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
@@ -41,8 +51,16 @@ class Matrix(nn.Module):
         """Bytes of the matrix and its bias."""
         return sum(parameter.nbytes for parameter in self.parameters())
 
+    def takes(self, stored: Stored) -> bool:
+        """Whether `keep` accepts these rows; otherwise their values are filled into `weight`."""
+        raise NotImplementedError
+
+    def keep(self, first: int, stored: Stored) -> None:
+        """Take the rows from `first` on exactly as the checkpoint stores them."""
+        raise NotImplementedError
+
     def finish(self) -> None:
-        """Called once, after the parameters were filled."""
+        """Bring the matrix into its final form. Called once, after the parameters were filled."""
 
     def parts(self) -> list[Stored]:
         """All rows in order, for a program that multiplies them itself."""
@@ -50,21 +68,49 @@ class Matrix(nn.Module):
         return [Stored.plain(self.weight.detach())]
 
     def release(self) -> None:
-        """Let go of what takes memory: a program has its own form of it."""
+        """Free the memory of the rows: a program has its own form of them."""
         self.weight = None
 
 
 class Scheme(Protocol):
-    """How matrices are stored."""
+    """How matrices are stored, and all that other rooms need to know about it."""
 
-    copies_tied_head: bool
-    """True when a head tied to the embedding needs a copy of its own."""
     bits_per_weight: float | None
-    """Scales included; None where it is the dtype's, or the file's."""
+    """Scales included; None where the dtype of the model or the codes of the checkpoint decide."""
+    is_integer: bool
+    """True when matrices may be integer codes. Programs may then round activations to 8 bits for each product."""
+    is_plain: bool
+    """True when `weight` stays a plain matrix after `finish`, so that its rows can be multiplied apart."""
+    is_traceable: bool
+    """True when torch.compile and torch.export can trace the product."""
+    keeps_codes: bool
+    """True when every matrix stays as the checkpoint stores it."""
+    copies_tied_head: bool
+    """True when a head that is tied to the embedding needs a matrix of its own."""
+    fills_in: torch.dtype | None
+    """See Matrix."""
+    rounds_to: int | None
+    """Bits to which it rounds matrices of numbers; None where it does not."""
+    min_agreement: float
+    """The share of golden tokens that must be equal; 1 where whole texts must be."""
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
         """Why this scheme cannot serve there, or None."""
+
+    @staticmethod
+    def native_layout(dtype: torch.dtype) -> str | None:
+        """The layout of its tiles in program native, a key of native/pack.py's LAYOUTS; None where native has none.
+
+        Where a scheme keeps the codes of the checkpoint this is the layout of matrices that are no codes.
+        """
+
+    @staticmethod
+    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
+        """Bytes of one matrix as a PyTorch module, without its bias.
+
+        code_bits: bits per number of the checkpoint's own codes, on average; 0 where it has none or they are unknown.
+        """
 
     def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
         """A module x_TD → x_TF with parameters not filled yet."""
@@ -73,11 +119,17 @@ class Scheme(Protocol):
         """The same for what chooses experts, which no scheme rounds: its choices are all or nothing."""
 
 
+def find_scheme(name: str) -> Scheme:
+    """The scheme of that name; ConfigError with the valid names where there is none."""
+    scheme: Scheme = lookup(SCHEMES, name, "scheme")()
+    return scheme
+
+
 def choose(name: str, device: torch.device, dtype: torch.dtype, usable: Sequence[str]) -> tuple[str, Scheme]:
     """The scheme of that name, or with "auto" the first of the `usable` ones that does not refuse."""
     reasons = {}
     for candidate in usable if name == "auto" else [name]:
-        scheme: Scheme = lookup(SCHEMES, candidate, "scheme")()
+        scheme = find_scheme(candidate)
         reason = scheme.refuse(device, dtype)
         if reason is None:
             return candidate, scheme

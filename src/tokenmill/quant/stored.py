@@ -1,11 +1,11 @@
 """Rows of a matrix as they are stored: plain numbers, or codes with a scale, and a minimum, for each group of a row.
 
-What every integer scheme and every quantised file comes down to:
+Every integer scheme and every quantised file can be written as one of these:
 
     value = (code - zero) · scale            zero 128 for 8 bits, 8 for 4
     value = code · scale + minimum           where there are minimums
 
-so that files and schemes meet here, and nothing is rounded twice.
+so that codes of a file can be kept by a scheme, and nothing is rounded twice.
 """
 
 from collections.abc import Callable
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["GROUP", "Stored", "Turn"]
+__all__ = ["GROUP", "Stored", "Transform"]
 
 GROUP = 32
-Turn = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in memory."""
+        """Bytes in memory."""
         return sum(part.nbytes for part in (self.numbers, self.codes, self.scales, self.minimums) if part is not None)
 
-    def map(self, turn: Turn) -> "Stored":
-        """The same rows in another order: `turn` is applied to everything that has rows."""
-        turned = (
-            None if part is None else turn(part) for part in (self.numbers, self.codes, self.scales, self.minimums)
+    def map(self, transform: Transform) -> "Stored":
+        """The same rows in another order: `transform` is applied to every tensor that has rows."""
+        transformed = (
+            None if part is None else transform(part) for part in (self.numbers, self.codes, self.scales, self.minimums)
         )
-        return Stored(self.bits, *turned)
+        return Stored(self.bits, *transformed)
 
     def values(self) -> Tensor:
         """[R, K]: the numbers, or float32 of what the codes stand for."""

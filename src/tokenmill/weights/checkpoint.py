@@ -39,8 +39,8 @@ FILES = {".gguf": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
     """Open a `.gguf` file, a packed model, or a directory in Hugging Face layout (safetensors before `.bin`).
 
-    `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or has a
-    config whose sizes are far from those of its tensors.
+    `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or
+    has a config whose sizes are far from those of its tensors.
     """
     if path.is_file() and is_packed_model(path):
         opened: Checkpoint = PackedCheckpoint(path, reader)

@@ -18,7 +18,6 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import Family, find_family
 from tokenmill.model.fusion import DEFAULT_FUSED
-from tokenmill.quant.quantized import QuantizedLinear
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
@@ -54,7 +53,7 @@ def load_decoder(
 
 def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
     """A head that is tied to the embedding takes the codes that the file has of it."""
-    if decoder.config.tie_embeddings and isinstance(decoder.head, QuantizedLinear):
+    if decoder.config.tie_embeddings and isinstance(decoder.head, Matrix) and decoder.head.keeps_codes:
         name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
         stored = checkpoint.read_codes(name)
         if stored is not None and decoder.head.takes(stored):
@@ -140,7 +139,7 @@ def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Non
 
 def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> None:
     """Copy one tensor, whose shape is known to be right, to its place."""
-    if isinstance(module, QuantizedLinear) and _keep(checkpoint, name, target, module, config):
+    if isinstance(module, Matrix) and module.keeps_codes and _keep(checkpoint, name, target, module, config):
         return
     tensor = checkpoint.read(name)
     if not tensor.is_floating_point():
@@ -151,7 +150,7 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
     place.copy_(TRANSFORMS[target.transform](tensor, config))
 
 
-def _keep(checkpoint: Checkpoint, name: str, target: Target, module: QuantizedLinear, config: ModelConfig) -> bool:
+def _keep(checkpoint: Checkpoint, name: str, target: Target, module: Matrix, config: ModelConfig) -> bool:
     """Store the file's own codes, if it has any for this tensor and they fit the tensor's place; whether it did."""
     if not target.parameter.endswith(".weight"):
         return False

@@ -1,7 +1,8 @@
-"""How one token's K or V row is stored.
+"""Cache formats: how one token's K or V row is stored.
 
-A format is one file and one line here. It says what a row costs, allocates one layer's rows, writes rows by slot, and
-reads them by range or by slot; a kernel asks for no more than that.
+A format is one file and one line in FORMATS. It says what a row costs, allocates one layer's rows, writes rows by slot,
+reads them by range or by slot, and names its tensors. Kernels and programs ask for no more than that; the native
+program, which reads the tensors itself, knows a format by number and refuses one that has none.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["FORMATS", "LayerKV", "Zeros"]
+from tokenmill.registry import lookup
+
+__all__ = ["FORMATS", "LayerKV", "Zeros", "find_format"]
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
@@ -22,11 +25,26 @@ FORMATS = {
 
 
 class LayerKV(Protocol):
-    """One layer's K and V."""
+    """One layer's K and V in some format. The dtype of the model is given by name, as in the settings."""
+
+    kinds: tuple[str, ...]
+    """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
+    native_fields: tuple[str, ...]
+    """The fields of TmOp (native/abi.h) for the addresses of `tensors`, in that order; empty where native has none."""
+
+    @staticmethod
+    def native_number(dtype: str) -> int | None:
+        """The format's number, cache_form in native/abi.h, or None where the native program cannot read it."""
+
+    @staticmethod
+    def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
+        """Bytes of one token's K, or V."""
+
+    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every allocation, K and V first; the first dimension is slots."""
+        """Every allocation; the first dimension is slots."""
 
     def over(self, *tensors: Tensor) -> "LayerKV":
         """The same format over other allocations, in the order of `tensors`."""
@@ -39,3 +57,9 @@ class LayerKV(Protocol):
 
     def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """The same of any slots."""
+
+
+def find_format(name: str) -> type[LayerKV]:
+    """The format of that name; ConfigError with the valid names where there is none."""
+    found: type[LayerKV] = lookup(FORMATS, name, "cache_format")
+    return found

@@ -1,4 +1,4 @@
-"""Rows as they come: [K, H] numbers of the cache's dtype."""
+"""Format dense: rows in the dtype of the cache, [K, H]."""
 
 from copy import copy
 
@@ -14,9 +14,17 @@ __all__ = ["Dense"]
 class Dense:
     """One layer's K and V, one allocation of shape [S, K, H] each."""
 
+    kinds = ("k", "v")
+    native_fields = ("k_rows", "v_rows")
+
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
         shape = (num_slots, num_kv_heads, head_dim)
         self.k_SKH, self.v_SKH = (zeros(shape, getattr(torch, dtype)) for _ in "kv")
+
+    @staticmethod
+    def native_number(dtype: str) -> int | None:
+        """See LayerKV."""
+        return {"float32": 0, "bfloat16": 1}.get(dtype)
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:

@@ -1,6 +1,7 @@
-"""Compiled code on disk: the parts of a forward through torch.export and AOTInductor, a package for each.
+"""AOT packages written: each part of the forward through torch.export and AOTInductor.
 
-Lengths, slots and numbers of sequences stay open; 1 sequence, several, and a chunk of one are compiled apart.
+Lengths, slots and numbers of sequences stay dynamic. A step of one sequence, a step of several, and a chunk of one
+sequence are compiled separately.
 """
 
 import shutil
@@ -29,31 +30,33 @@ from tokenmill.program.compiled.compiling import check_backend
 __all__ = ["KINDS", "write_package"]
 
 KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
-"""Of steps, by what is to be compiled: one sequence, several, or a chunk of one."""
+"""The kinds of steps to compile, by compile_phases: of one sequence, of several, or a chunk of one."""
 
 EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
-"""Tokens that a kind is compiled with."""
+"""Tokens in the example step that a kind is compiled with."""
 KEYS = 320
 
 SETTINGS = {"cpp.dynamic_threads": True}
-"""Or the code would divide its work among as many threads as there are here, wherever it runs."""
+"""Without it the code would always use as many threads as the machine that compiled it has."""
 
 
 @dataclass(frozen=True)
 class _Package:
-    """A part, and what it is compiled with."""
+    """A part, and the example inputs that it is compiled with."""
 
     name: str
     part: Part
     inputs: tuple[object, ...]
-    open_sizes: tuple[object, ...]
+    dynamic_sizes: tuple[object, ...]
     weights: list[Tensor]
 
 
 def write_package(
     folder: Path, decoder: Decoder, pool: Pool, attend: Attend, phases: str, facts: Mapping[str, Any], progress: Any
 ) -> int:
-    """Compile and write all, then rename: never half a package. Bytes on disk. PackageMismatch if it cannot be written.
+    """Compile all parts and put the directory in place when it is complete; its size in bytes.
+
+    PackageMismatch if it cannot be written.
 
     attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total).
     """
@@ -83,7 +86,7 @@ def write_package(
 
 
 def _put(temporary: Path, folder: Path) -> None:
-    """In the place of an older one, which is whole until then."""
+    """Rename the new directory; an older one of that name stays until then, and returns if the rename fails."""
     if folder.exists():
         old = beside(folder)
         folder.rename(old)
@@ -98,7 +101,7 @@ def _put(temporary: Path, folder: Path) -> None:
 
 
 def _packages(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[_Package]]:
-    """Which code each layer takes, and what there is to compile."""
+    """For each layer the number of its code, and what to compile."""
     known: dict[object, int] = {}
     layers = [known.setdefault(kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     packages = []
@@ -119,7 +122,7 @@ def _packages(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ..
 def _layer_inputs(
     decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Of OneLayer, and which of their sizes stay open."""
+    """Example inputs of OneLayer, and which of their sizes are dynamic."""
     num_tokens = EXAMPLE[kind]
     device = cache[0].device
     positions_T = torch.arange(num_tokens, device=device)
@@ -136,7 +139,7 @@ def _layer_inputs(
 @torch.no_grad()
 def _compile(package: _Package, path: Path) -> None:
     weights_sizes = [None] * len(package.weights)
-    sizes = {"inputs": package.open_sizes, "weights": weights_sizes}
+    sizes = {"inputs": package.dynamic_sizes, "weights": weights_sizes}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
         program = export(package.part, (package.inputs, package.weights), dynamic_shapes=sizes)
@@ -149,7 +152,7 @@ def _compile(package: _Package, path: Path) -> None:
 
 
 def _compiler() -> str:
-    """Its name and version, for whoever wants to know: a package needs none."""
+    """Name and version of the compiler, for `tokenmill info` alone: running a package needs none."""
     asked = subprocess.run(  # noqa: S603  (the compiler that torch found)
         [cpp_builder.get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
     )

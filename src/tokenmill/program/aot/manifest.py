@@ -1,7 +1,7 @@
-"""What compiled code was made for. It is used nowhere else: every field is compared when it is loaded.
+"""The manifest of an AOT package: what its code was compiled for. Every field is compared when it is loaded.
 
 manifest.json      the fields, the files and their digests, sealed by a checksum
-layer-one-0.pt2 …  a compiled part each: machine code, so load only what you made
+layer-one-0.pt2 …  the compiled parts: machine code, so load only packages that you made
 """
 
 import hashlib
@@ -25,7 +25,7 @@ REMEDY = "make it again with `tokenmill compile`, or load without it"
 
 
 def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """The fields that must be alike, of an engine whose config is resolved."""
+    """The fields that must be equal, of an engine whose config is resolved."""
     return {
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},
         **{name: getattr(config, name) for name in ("dtype", "scheme", "cache_format", "fuse")},
@@ -37,7 +37,7 @@ def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch
 
 
 def _processor() -> str:
-    """Code is made for every feature of the processor that it is made on."""
+    """The processor with its features: code is compiled for all features of the processor that compiles it."""
     name, flags = platform.processor(), ""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else ():
@@ -64,7 +64,7 @@ def seal_manifest(facts: Mapping[str, Any]) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Its facts. PackageMismatch for what is no AOT package, damaged, or of another version."""
+    """Its facts. PackageMismatch if it is no AOT package, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         return unseal(path.read_bytes(), FORMAT)
@@ -90,6 +90,6 @@ def check(folder: Path, wanted: Mapping[str, Any]) -> None:
 
 
 def digest(path: Path) -> str:
-    """Of a whole file."""
+    """SHA-256 of a file."""
     with path.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,4 +1,7 @@
-"""Compiled code from disk: no Dynamo, no compiler, no wait. What it has no code for runs as it stands."""
+"""Program aot: the layers compiled ahead of time, from a package on disk. No compiler is imported.
+
+Steps that the package has no code for run as plain modules.
+"""
 
 from collections.abc import Iterable
 from functools import partial
@@ -28,7 +31,7 @@ Loader = torch._C._aoti.AOTIModelPackageLoader
 class Aot(InPieces):
     """See Program. The package was checked against the model and the settings before."""
 
-    description = "compiled code from disk"
+    description = "compiled ahead of time, from a package on disk"
 
     def __init__(
         self,
@@ -72,10 +75,10 @@ class Aot(InPieces):
 
 
 def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
-    """The compiled parts by name. PackageMismatch for what torch's loader refuses."""
+    """The compiled parts by name. PackageMismatch where torch's loader refuses one."""
     on_cpu = device.type == "cpu"
     number = -1 if on_cpu else device.index or 0
-    try:  # told that calls come one after the other, it does not wait on a GPU for the one before
+    try:  # the fourth argument: calls do not overlap, so on a GPU the loader need not wait for the one before
         return {name: Loader(str(folder / name), "model", not on_cpu, 1, number) for name in names}
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]

@@ -6,15 +6,18 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.kernels.attend import Attend, choose
 from tokenmill.memory.arena import Arena
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
-from tokenmill.program import Output
+from tokenmill.program import Output, refuse_scheme
 from tokenmill.program.compiled.form import Call, Inputs, flat_cache, stage
 from tokenmill.program.compiled.shapes import Exact, Piece, Shape, Shapes, cut
 from tokenmill.program.eager import Eager
+from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["InPieces"]
@@ -23,10 +26,24 @@ __all__ = ["InPieces"]
 class InPieces(Eager):
     """What programs of compiled forms have in common; see Program. Each has its own `find`."""
 
-    schemes = ("dense",)
-    slow_schemes = ("q8", "q4", "file")
     only_asked = True
     shapes: Shapes | Exact
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """Those whose products a compiler can trace."""
+        return scheme.is_traceable
+
+    @staticmethod
+    def prefers(scheme: Scheme) -> bool:
+        """Of those, matrices of numbers."""
+        return scheme.is_traceable and not scheme.is_integer
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Runs what a compiler can trace."""
+        del model, cache, device
+        return refuse_scheme(InPieces.runs, config.scheme)
 
     def __init__(
         self,

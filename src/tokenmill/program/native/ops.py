@@ -20,9 +20,9 @@ from tokenmill.model.layers import MLP
 from tokenmill.model.moe import MoE
 from tokenmill.model.parameters import count_parameters
 from tokenmill.program.native.abi import Op, Unit, library
-from tokenmill.program.native.pack import SCHEMES, TILE
+from tokenmill.program.native.pack import LAYOUTS, TILE
 from tokenmill.program.native.weights import Linear, Weights
-from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.quant.stored import GROUP
 
 __all__ = ["Ops", "packed_bytes", "refuse"]
@@ -65,7 +65,7 @@ class Ops:
         decoder, whole = self.decoder, self.decoder.description
         table, learned = decoder.embedding.weight, decoder.position_embedding
         positions = None if learned is None else self.weights.keep(learned.weight)
-        number = SCHEMES["float32" if table.dtype == torch.float32 else "bfloat16"]
+        number = LAYOUTS[str(table.dtype).removeprefix("torch.")]
         self._add(EMBED, table=self.weights.keep(table), positions=positions, scheme=number)
         for layer, layer_kv in zip(decoder.layers, self.layers_kv, strict=True):
             assert isinstance(layer, Layer)
@@ -102,8 +102,8 @@ class Ops:
         self._add(NORM, to=to, epilogue=epilogue, weight=weight, bias=bias, eps=norm.eps, centred=centred)
 
     def _attention(self, module: Any, block: AttentionBlock, layer_kv: LayerKV) -> None:
-        names = ("k_rows", "v_rows", "k_scales", "v_scales")  # the dense format has no scales
-        cache: dict[str, Any] = {name: part.data_ptr() for name, part in zip(names, layer_kv.tensors, strict=False)}
+        tensors = zip(layer_kv.native_fields, layer_kv.tensors, strict=True)
+        cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         norms: dict[str, Any] = {}
         if block.q_norm is not None and block.k_norm is not None:
             q_norm, k_norm = self._factors(module.q_norm, block.q_norm), self._factors(module.k_norm, block.k_norm)
@@ -188,22 +188,23 @@ def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
         begin += rows
 
 
-def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
     """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
 
-    An estimate for scheme "file", whose tensors may have codes of several kinds.
+    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
     """
-    layout = {"q8": "q8", "q4": "q4 with minimums"}.get(scheme, str(dtype).removeprefix("torch."))
+    plain, layout = str(dtype).removeprefix("torch."), scheme.native_layout(dtype)
+    assert layout is not None, "other schemes are refused"
     units = {"router": TILE, "qkv": model.head_dim}
     decoder = describe(model)
     packed = numbers = 0
     for matrix, count in decoder.matrices.items():
         unit = units.get(matrix.role, GROUP)
-        stored = str(dtype).removeprefix("torch.") if matrix.role == "router" else layout  # which no scheme rounds
-        tile = int(library().tm_tile_bytes(SCHEMES[stored], matrix.inputs))
+        stored = plain if matrix.role == "router" else layout  # no scheme rounds a router
+        tile = int(library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
         packed += count * tile * len(list(_firsts(matrix, unit))) * -(-unit // TILE)
         numbers += count * matrix.outputs * matrix.inputs
-    if scheme == "file" and model.code_bits:
+    if scheme.keeps_codes and model.code_bits:
         packed = int(numbers * model.code_bits / 8)
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]

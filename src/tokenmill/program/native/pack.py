@@ -1,7 +1,7 @@
-"""Matrices into the native program's layout: tiles of 16 rows, interleaved so that one load feeds one dot product.
+"""Matrices in the layouts of the native program: tiles of 16 rows, interleaved so that one load feeds one dot product.
 
 Within a tile, K runs on in steps of 64 inputs, padded with zeros: float32 [k][16 rows], bfloat16 [k / 2][16 rows][2].
-Integer schemes have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums), then the
+Integer layouts have, for each 64 inputs, a header with the scales of both groups of 32 (and their minimums), then the
 codes: 8 bits as [8][16 rows][4 inputs] for each group; 4 bits as [4][16 rows][4 inputs], where a byte's low half
 belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31.
 """
@@ -12,41 +12,41 @@ from torch import Tensor
 from tokenmill.program.native.abi import library
 from tokenmill.quant.stored import GROUP, Stored
 
-__all__ = ["PAD", "SCHEMES", "TILE", "pack", "scheme_of"]
+__all__ = ["LAYOUTS", "PAD", "TILE", "layout_of", "pack"]
 
 TILE, PAD = 16, 64
-SCHEMES = {
+LAYOUTS = {  # numbers as in native/kernels.h
     "float32": 0,
     "bfloat16": 1,
-    "q8": 2,
-    "q4": 3,
-    "q4 with minimums": 4,
-    "q4 with wide scales": 5,
-    "q4 in pairs": 6,  # of groups that share scale and minimum: groups of 64 and more
+    "8 bits": 2,
+    "4 bits": 3,
+    "4 bits with minimums": 4,
+    "4 bits with wide scales": 5,
+    "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
 }
 
 
-def scheme_of(stored: Stored) -> int:
-    """Which layout holds it without rounding."""
+def layout_of(stored: Stored) -> int:
+    """The layout that holds these rows without rounding them."""
     if stored.numbers is not None:
-        return SCHEMES["float32"] if stored.numbers.dtype == torch.float32 else SCHEMES["bfloat16"]
+        return LAYOUTS["float32"] if stored.numbers.dtype == torch.float32 else LAYOUTS["bfloat16"]
     assert stored.scales is not None
     if stored.bits == 8:
-        return SCHEMES["q8"]
+        return LAYOUTS["8 bits"]
     parts = (stored.scales,) if stored.minimums is None else (stored.scales, stored.minimums)
     if all(torch.equal(part.half().float(), part) for part in parts):
         if stored.minimums is None:
-            return SCHEMES["q4"]
-        return SCHEMES["q4 in pairs" if all(map(_in_pairs, parts)) else "q4 with minimums"]
-    return SCHEMES["q4 with wide scales"]
+            return LAYOUTS["4 bits"]
+        return LAYOUTS["4 bits in pairs" if all(map(_in_pairs, parts)) else "4 bits with minimums"]
+    return LAYOUTS["4 bits with wide scales"]
 
 
-def pack(stored: Stored, rows: Tensor, scheme: int, num_inputs: int) -> Tensor:
-    """[num_tiles, tile bytes] uint8 of the given rows, of which -1 is an empty one; there are whole tiles of them."""
+def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
+    """[num_tiles, tile bytes] uint8 of the given rows, a multiple of 16; -1 stands for a row of zeros."""
     width = -(-num_inputs // PAD) * PAD
-    if scheme < SCHEMES["q8"]:
+    if layout < LAYOUTS["8 bits"]:
         assert stored.numbers is not None
-        number = torch.float32 if scheme == SCHEMES["float32"] else torch.bfloat16
+        number = torch.float32 if layout == LAYOUTS["float32"] else torch.bfloat16
         tiles = _take(stored.numbers.to(number), rows, width).view(-1, TILE, width)
         if number == torch.float32:
             packed = tiles.transpose(1, 2)
@@ -54,37 +54,37 @@ def pack(stored: Stored, rows: Tensor, scheme: int, num_inputs: int) -> Tensor:
             packed = tiles.view(-1, TILE, width // 2, 2).transpose(1, 2)
         return packed.contiguous().flatten(1).view(torch.uint8)
     assert stored.codes is not None and stored.scales is not None
-    wide = scheme == SCHEMES["q4 with wide scales"]
-    pairs = scheme == SCHEMES["q4 in pairs"]
+    wide = layout == LAYOUTS["4 bits with wide scales"]
+    pairs = layout == LAYOUTS["4 bits in pairs"]
     header = [_header(stored.scales, rows, width, wide, pairs)]
     if stored.minimums is not None or wide:
         minimums = stored.minimums if stored.minimums is not None else -8 * stored.scales
         header.append(_header(minimums, rows, width, wide, pairs))
-    # Four codes as one number: tile, row, pair, group, quad → tile, pair, group, quad, row
+    # Four codes as one int32: tile, row, pair, group, quad → tile, pair, group, quad, row
     fours = _take(stored.codes, rows, width).view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4)
     quads = fours.permute(0, 2, 3, 4, 1)
-    if scheme != SCHEMES["q8"]:
+    if layout != LAYOUTS["8 bits"]:
         quads = quads[:, :, :, :4] | quads[:, :, :, 4:] << 4
     packed = torch.cat([*header, quads.flatten(2).view(torch.uint8)], dim=2).flatten(1)
-    assert packed.shape[1] == library().tm_tile_bytes(scheme, num_inputs)
+    assert packed.shape[1] == library().tm_tile_bytes(layout, num_inputs)
     return packed
 
 
 def _in_pairs(numbers: Tensor) -> bool:
-    """[R, groups]: whether each even group has what the next one has; a last one alone has nobody to differ from."""
+    """Whether in [R, groups] each even group has the value of the next one; a last odd group is ignored."""
     even = numbers.shape[1] // 2 * 2
     return bool(torch.equal(numbers[:, 0:even:2], numbers[:, 1:even:2]))
 
 
 def _header(numbers: Tensor, rows: Tensor, width: int, wide: bool, pairs: bool) -> Tensor:
-    """[tiles, pairs, bytes]: of each pair of groups, 16 numbers and 16 numbers; 16 for both where they share them."""
+    """[tiles, pairs, bytes]: for each pair of groups 16 values of each, or 16 where both groups share them."""
     taken = _take(numbers, rows, width // GROUP).view(-1, TILE, width // PAD, PAD // GROUP)
     numbers = taken[..., : 1 if pairs else 2].permute(0, 2, 3, 1).contiguous()
     return (numbers if wide else numbers.half()).flatten(2).view(torch.uint8)
 
 
 def _take(matrix: Tensor, rows: Tensor, width: int) -> Tensor:
-    """Those rows, with zeros for -1 and up to `width`; not copied where all of them lie there in that order."""
+    """Those rows, with zeros for -1 and up to `width`; without a copy where the rows lie in that order already."""
     first, count = int(rows[0]), len(rows)
     if width == matrix.shape[1] and first >= 0 and torch.equal(rows, torch.arange(first, first + count)):
         return matrix[first : first + count].contiguous()

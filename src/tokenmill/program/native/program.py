@@ -1,8 +1,8 @@
-"""The fast program for CPUs: the whole step in one call of a C++ library (`native/`), with its own threads and weights.
+"""Program native, for CPUs: the whole step in one call of a C++ library (`native/`) with its own threads and weights.
 
 The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
-threads, sums never are. Weights are packed into one arena in the order in which they are read; the decoder's own
-matrices are given up as that happens.
+threads, sums never are. Weights are packed into one arena in the order in which they are read; the matrices of the
+decoder are released meanwhile.
 """
 
 import ctypes
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.cache.formats import find_format
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
@@ -24,16 +26,17 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program import Output
+from tokenmill.program import Output, refuse_scheme
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import Ops, packed_bytes, refuse
 from tokenmill.program.native.weights import Packed, Packing
+from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Native"]
 
 WHY_BYTES = 500
-CACHE_FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in kernels.h
+DTYPES = ("float32", "bfloat16")
 
 
 def _free(model: int, process: int) -> None:
@@ -45,28 +48,38 @@ class Native:
     """See Program."""
 
     description = "C++ for this processor, the same bits for any batch and chunk"
-    schemes = ("dense", "q8", "q4", "file")
-    slow_schemes = ()
     attends = True
     only_asked = False
     finds_drafts = True
     compile_s = 0.0
     build = ""
-    """Of the library: one of native_abi.BUILDS, "" for the best that this processor has."""
+    """Of the library: one of abi.BUILDS, "" for the best that this processor has."""
 
     @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype, model: ModelConfig) -> str | None:
-        """Needs the library, a CPU, float32 or bfloat16, and a decoder that its operations can express."""
-        if device.type != "cpu":
-            return f"runs on the CPU, and the device is {device}"
-        if (reason := abi.why_not()) is not None:
-            return f"its library {reason}"
-        if dtype not in (torch.float32, torch.bfloat16):
-            return f"computes in float32 or bfloat16, not in {str(dtype).removeprefix('torch.')}"
-        return refuse(describe(model))
+    def runs(scheme: Scheme) -> bool:
+        """Those that have a layout here."""
+        return scheme.native_layout(torch.float32) is not None
+
+    prefers = runs
 
     @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: str) -> int:
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
+        """Needs the library, a CPU, and a dtype, scheme, cache format and decoder that it has code for."""
+        why, number = abi.why_not(), find_format(cache.format).native_number(cache.dtype)
+        reasons = (
+            refuse_scheme(Native.runs, config.scheme),
+            config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
+            config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
+            device.type != "cpu" and f"runs on the CPU, and the device is {device}",
+            why and f"its library {why}",
+            config.dtype not in DTYPES and f"computes in {' or '.join(DTYPES)}, not in {config.dtype}",
+            number is None and f"cannot read cache format {cache.format}",
+            refuse(describe(model)),
+        )
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """See Program."""
         return packed_bytes(model, dtype, scheme)
 
@@ -95,7 +108,7 @@ class Native:
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if cosines is None else 2 * cosines.shape[1],
-            cache_format=CACHE_FORMATS[pool.layers[0].tensors[0].dtype],
+            cache_format=find_format(pool.spec.format).native_number(pool.spec.dtype),
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
             ops=array,
@@ -135,7 +148,7 @@ class Native:
         """See Program."""
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "a packed model", "the model itself: it is packed already")
-        return self._weights.describe(), self._weights.pieces()
+        return self._weights.describe(), self._weights.tensors()
 
     def run(self, step: Step) -> Output:
         """See Program. float32 logits."""

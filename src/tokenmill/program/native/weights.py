@@ -1,7 +1,7 @@
 """Where the native program's pointers to weights point: into an arena packed from a decoder, or into a packed model.
 
-Both are asked for the same things in the same order, the model's: small tensors and tables one by one, then all
-matrices. What the first hands out it can describe, and the second hands the same out again.
+Ops asks either for the same things in the order of the model: small tensors and tables one by one, then all matrices.
+Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.arena import ALIGNMENT, Arena
 from tokenmill.program.native.abi import Op, library
-from tokenmill.program.native.pack import SCHEMES, TILE, pack, scheme_of
+from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
@@ -23,15 +23,15 @@ from tokenmill.weights.load import return_memory
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
 
 LAYOUT = 4
-"""Of the packed bytes and of the order in which they are asked for; grows when either changes."""
+"""The version of the packed bytes and of the order of requests; it grows when either changes."""
 
 
 @dataclass
 class Linear:
     """One matrix to place, or the same one of every expert.
 
-    `firsts`: where each unit's rows begin; `gates`: where its gates' rows do, or nothing. Every unit has `count` rows
-    but the last, which may have fewer; where `whole`, none has fewer. No matrices: the embedding, as a tied head.
+    `firsts`: the first row of each unit; `gates`: the first row of each unit's gate, or empty. Every unit has `count`
+    rows; unless `whole`, the last one may have fewer. `matrices` is empty for a tied head: that is the embedding.
     """
 
     op: Op
@@ -48,7 +48,7 @@ class Linear:
         return -(-self.count // TILE)
 
     def parts(self) -> list[list[Stored]]:
-        """Of each matrix."""
+        """The stored rows of each matrix."""
         if self.tied is not None:
             return [[Stored.plain(self.tied)]]
         return [matrix.parts() for matrix in self.matrices]
@@ -56,22 +56,22 @@ class Linear:
 
 @dataclass(frozen=True)
 class Run:
-    """`count` units of one scheme and `size` bytes, each `stride` bytes behind the one before."""
+    """`count` units of one layout, each of `size` bytes and `stride` bytes after the one before."""
 
     address: int
-    scheme: int
+    layout: int
     count: int
     size: int
     stride: int
 
     def units(self) -> Iterator[tuple[int, int]]:
-        """Address and scheme of each."""
-        return ((self.address + at * self.stride, self.scheme) for at in range(self.count))
+        """Address and layout of each unit."""
+        return ((self.address + at * self.stride, self.layout) for at in range(self.count))
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where one Linear lies: its units, and their gates'."""
+    """Where one Linear lies: its units, and their gates."""
 
     data: list[Run]
     gates: list[Run]
@@ -84,14 +84,14 @@ class Weights(Protocol):
     num_matrix_bytes: int
 
     def keep(self, tensor: Tensor) -> int:
-        """Address of a tensor that is read as it is."""
+        """Address of a tensor that is read without packing."""
 
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
-        """All matrices, packed."""
+        """Pack all matrices."""
 
 
 class Packing:
-    """From a decoder's own tensors; its matrices are given up as they are packed."""
+    """Weights packed from a decoder, whose matrices are released as they are packed."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -108,8 +108,8 @@ class Packing:
 
     def place(self, linears: Sequence[Linear]) -> list[Placed]:
         """See Weights."""
-        sizes = [_most_bytes(linear) for linear in linears]
-        self._arena = Arena(sum(size for size, _ in sizes), sum(pieces for _, pieces in sizes))
+        sizes = [_max_bytes(linear) for linear in linears]
+        self._arena = Arena(sum(size for size, _ in sizes), sum(count for _, count in sizes))
         for number, linear in enumerate(linears):
             if number % 16 == 0:
                 return_memory()  # of the matrices that were released
@@ -122,7 +122,7 @@ class Packing:
         return self._placed
 
     def _pack(self, linear: Linear) -> Placed:
-        """One of them. What it takes meanwhile is free when it returns, so that return_memory finds it."""
+        """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
         placed = Placed([], [])
         for parts in linear.parts():
             kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
@@ -132,23 +132,23 @@ class Packing:
         return placed
 
     def _laid_out(self, kinds: tuple[tuple[int, Tensor], ...]) -> list[Run]:
-        """Units, or units and their gates: each with its gate, as they are read.
+        """Units, or units and their gates: each unit with its gate behind it, as they are read.
 
-        One stream of memory is faster than two: what follows is sent before it is asked for.
+        One stream of memory is faster than two, because the processor prefetches what follows.
         """
-        assert len({len(units) for _, units in kinds}) == 1, "units and their gates are cut alike"
+        assert len({len(units) for _, units in kinds}) == 1, "units and their gates have equal lengths"
         count = len(kinds[0][1])
         stride = sum(units.shape[1] for _, units in kinds)
         place, at, runs = self._arena.zeros((count, stride), torch.uint8), 0, []
-        for scheme, units in kinds:
+        for layout, units in kinds:
             size = units.shape[1]
             place[:, at : at + size] = units
-            runs.append(Run(place.data_ptr() + at, scheme, count, size, stride))
+            runs.append(Run(place.data_ptr() + at, layout, count, size, stride))
             at += size
         return runs
 
     def describe(self) -> dict[str, Any]:
-        """How to find everything in `pieces`, for Packed."""
+        """Where everything lies in `tensors`, for Packed."""
         kept, end = [], _padded(self._arena.used)
         for tensor in self._kept:
             kept.append([end, tensor.nbytes])
@@ -160,13 +160,13 @@ class Packing:
         ]
         return {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
 
-    def pieces(self) -> Iterable[Tensor]:
-        """All bytes, each piece at the next multiple of ALIGNMENT: the arena, then what was kept."""
+    def tensors(self) -> Iterable[Tensor]:
+        """All bytes, each tensor at the next multiple of ALIGNMENT: the arena, then what was kept."""
         return [self._arena.bytes, *self._kept]
 
 
 class Packed:
-    """From a packed model's bytes [N], as Packing.describe describes them."""
+    """Weights from the bytes [N] of a packed model, as Packing.describe describes them."""
 
     def __init__(self, payload: Tensor, described: dict[str, Any]) -> None:
         if described.get("layout") != LAYOUT:
@@ -202,15 +202,15 @@ class Packed:
         return placed
 
     def _fits(self, linear: Linear, placed: Placed) -> bool:
-        """As many units as the model has, each within the payload and of its scheme's size."""
+        """Whether there are as many units as the model has, each within the payload and of its layout's size."""
         end = self._payload.data_ptr() + self._payload.nbytes
         for firsts, runs in ((linear.firsts, placed.data), (linear.gates, placed.gates)):
             if sum(run.count for run in runs) != len(firsts) * max(1, len(linear.matrices)):
                 return False
             for run in runs:
-                if run.scheme not in SCHEMES.values():
+                if run.layout not in LAYOUTS.values():
                     return False
-                size = int(library().tm_tile_bytes(run.scheme, linear.op.inputs)) * linear.tiles
+                size = int(library().tm_tile_bytes(run.layout, linear.op.inputs)) * linear.tiles
                 if run.size != size or run.stride < size or run.count < 1:
                     return False
                 if not end - self._payload.nbytes <= run.address <= end - (run.count - 1) * run.stride - size:
@@ -232,17 +232,17 @@ def _is_description(described: dict[str, Any]) -> bool:
 
 
 def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:
-    """Of each part that has units, its scheme and they, [units, bytes]. A unit lies within one part of the matrix."""
+    """For each part that has units, its layout and its packed units [units, bytes]. A unit lies within one part."""
     begin = found = 0
     for part in parts:
         end = begin + part.num_rows
         inside = [first for first in firsts if begin <= first < end]
         if inside:
-            scheme, limit = scheme_of(part), inside[-1] + linear.count if linear.whole else end
+            layout, limit = layout_of(part), inside[-1] + linear.count if linear.whole else end
             rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
             limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), scheme, linear.op.inputs)
-            yield scheme, packed.view(len(inside), -1)
+            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), layout, linear.op.inputs)
+            yield layout, packed.view(len(inside), -1)
         begin, found = end, found + len(inside)
     assert found == len(firsts), "every unit lies within one part"
 
@@ -251,10 +251,10 @@ def _padded(size: int) -> int:
     return size + -size % ALIGNMENT
 
 
-def _most_bytes(linear: Linear) -> tuple[int, int]:
-    """Bytes of a Linear, packed, at most; and pieces."""
-    schemes = {scheme_of(part) for parts in linear.parts() for part in parts}
-    most = max(int(library().tm_tile_bytes(scheme, linear.op.inputs)) for scheme in schemes)
+def _max_bytes(linear: Linear) -> tuple[int, int]:
+    """At most how many bytes a packed Linear takes, and in how many allocations."""
+    layouts = {layout_of(part) for parts in linear.parts() for part in parts}
+    max_bytes = max(int(library().tm_tile_bytes(layout, linear.op.inputs)) for layout in layouts)
     units = (len(linear.firsts) + len(linear.gates)) * max(1, len(linear.matrices))
-    pieces = 2 * sum(len(parts) for parts in linear.parts())
-    return most * linear.tiles * units, pieces
+    allocations = 2 * sum(len(parts) for parts in linear.parts())
+    return max_bytes * linear.tiles * units, allocations

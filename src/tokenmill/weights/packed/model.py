@@ -1,7 +1,8 @@
-"""A packed model: a model in one file, its matrices already in the form that a program multiplies with.
+"""A packed model: one file whose matrices are already in the layout that a program multiplies with.
 
-The header (header.py), the tokenizer, then from a whole page on the weights. It is read into memory as it is;
-nothing in it is executed. A Checkpoint like any other, but that its tensors cannot be read one by one.
+The file holds the header (header.py), the tokenizer and, from the next page boundary on, the weights. The weights are
+read into memory as they are; nothing in the file is executed. A packed model is a Checkpoint whose tensors cannot be
+read one by one.
 """
 
 import zlib
@@ -26,15 +27,15 @@ from tokenmill.weights.packed.reader import PackedReader
 __all__ = ["PackedCheckpoint", "write_packed_model"]
 
 PART = 8 << 20
-"""Bytes that share a checksum."""
+"""Bytes of the weights that share a checksum."""
 
 Progress = Callable[[int, int], None]
 
 
 class PackedCheckpoint:
-    """See Checkpoint. CheckpointError, by field, for what is damaged, of another version, or older than its model.
+    """See Checkpoint. CheckpointError, by field, if it is damaged, of another version, or older than its model.
 
-    facts: the header. program, dtype, scheme: what the weights are packed for; no other can use them.
+    facts: the header. program, dtype, scheme: what the weights are packed for; nothing else can use them.
     """
 
     def __init__(self, path: Path, reader: PackedReader | None = None) -> None:
@@ -49,7 +50,7 @@ class PackedCheckpoint:
         self._check_source()
 
     def _check_source(self) -> None:
-        """The model may have gone since; if it is there, it must be the same."""
+        """Refuse a file whose model has changed since. The model may also be gone: the file is complete without it."""
         source = Path(self.facts["source"])
         try:
             if not source.exists():
@@ -63,7 +64,7 @@ class PackedCheckpoint:
             raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
     def read(self, name: str) -> Tensor:
-        """Refused: there is no way back from packed weights."""
+        """Refused: the tensors of the model cannot be restored from packed weights."""
         source = self.facts["source"]
         raise CheckpointError(f"{self.path} is a packed model, whose {name} cannot be read: give the model, {source}")
 
@@ -102,11 +103,11 @@ class PackedCheckpoint:
         return dict(self.facts.get("generation_defaults", {}))
 
     def start_reading(self) -> None:
-        """Read all weights in the background, unless that is going on already."""
+        """Begin to read all weights in the background, unless that has begun."""
         self.reader = self.reader or PackedReader(self.path)
 
     def payload(self) -> Tensor:
-        """All weights as bytes [N], in huge pages, every part checked; handed out once."""
+        """All weights as bytes [N], in huge pages, every part checked. Called once."""
         self.start_reading()
         assert self.reader is not None, "started above"
         memory, self.reader = self.reader.wait(), None
@@ -114,14 +115,14 @@ class PackedCheckpoint:
 
 
 def write_packed_model(
-    path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, pieces: Iterable[Tensor], progress: Progress
+    path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, tensors: Iterable[Tensor], progress: Progress
 ) -> int:
-    """Write and sync a temporary file, then rename it: never half a file. Size in bytes.
+    """Write the file atomically; its size in bytes.
 
-    `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the pieces,
-    which lie one after the other, each at the next multiple of ALIGNMENT.
+    `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
+    `tensors`, which lie one after the other, each at the next multiple of ALIGNMENT.
     """
-    parts = [piece.reshape(-1).view(torch.uint8).numpy() for piece in pieces]
+    parts = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
     text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
     total = sum(len(part) + -len(part) % ALIGNMENT for part in parts)
     facts = {
@@ -160,16 +161,16 @@ def _describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _checksums(parts: list[Any]) -> list[int]:
-    """Of every PART bytes of the payload."""
-    sums, current, room = [], 0, PART
+    """The checksum of every PART bytes of the payload."""
+    sums, current, left = [], 0, PART
     for part in parts:
-        for piece in (memoryview(part.data), memoryview(bytes(-len(part) % ALIGNMENT))):
+        for data in (memoryview(part.data), memoryview(bytes(-len(part) % ALIGNMENT))):
             begin = 0
-            while begin < len(piece):
-                taken = piece[begin : begin + room]
+            while begin < len(data):
+                taken = data[begin : begin + left]
                 current = zlib.crc32(taken, current)
-                begin, room = begin + len(taken), room - len(taken)
-                if room == 0:
+                begin, left = begin + len(taken), left - len(taken)
+                if left == 0:
                     sums.append(current)
-                    current, room = 0, PART
-    return [*sums, current] if room < PART else sums
+                    current, left = 0, PART
+    return [*sums, current] if left < PART else sums

@@ -16,14 +16,14 @@ __all__ = ["PackedReader"]
 
 
 class PackedReader:
-    """Starts when made. CheckpointError for what is no packed model."""
+    """Begins to read when it is made. CheckpointError for what is no packed model."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.facts, self.header_end = read_header(path)
         self._begin = payload_begin(self.facts, self.header_end)
         self._memory = map_pages(self.facts["payload_bytes"])
-        thread = ThreadPoolExecutor(1)  # one: there is other work to do meanwhile
+        thread = ThreadPoolExecutor(1)  # one thread: the others import torch and make the tokenizer meanwhile
         self._done = thread.submit(self._read)
         thread.shutdown(wait=False)
 

@@ -22,7 +22,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family, read_config
 from tokenmill.quant.dense import Dense
 from tokenmill.quant.rtn import ROWS, round_to_nearest
-from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.schemes import SCHEMES, Matrix, find_scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.codes import GROUPS, Layout, pack, part_shapes
 from tokenmill.weights.load import empty_decoder
@@ -32,7 +32,7 @@ from tokenmill.weights.write.shards import Unit, check_new, new_directory, write
 
 __all__ = ["Kind", "Report", "quantize"]
 
-BITS = {"q4": 4, "q8": 8}
+BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rounds_to) is not None}
 
 
 @dataclass

@@ -1,0 +1,105 @@
+"""Cache formats: the facts that each gives are true, and a new one is one class and one line in the registry."""
+
+from copy import copy
+
+import pytest
+import torch
+
+from tests.tiny_models import CONTEXT, prompt, save
+from tokenmill.cache.formats import FORMATS, find_format
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.config import DTYPES
+from tokenmill.engine.build import load
+from tokenmill.errors import ConfigError
+from tokenmill.program.native import abi
+
+CPU = torch.device("cpu")
+START = prompt(40, seed=3)
+
+
+class Range8:
+    """A format of this test: each token and head in 8 bits between its smallest and its largest entry."""
+
+    kinds = ("k", "v", "k_steps", "v_steps", "k_lows", "v_lows")
+    native_fields = ()
+
+    def __init__(self, num_slots, num_kv_heads, head_dim, dtype, zeros):
+        self.dtype, shape = getattr(torch, dtype), (num_slots, num_kv_heads, head_dim)
+        codes = [zeros(shape, torch.uint8) for _ in "kv"]
+        self.tensors = (*codes, *(zeros(shape[:2], torch.float32) for _ in range(4)))
+
+    @staticmethod
+    def native_number(dtype):
+        return None
+
+    @staticmethod
+    def row_bytes(num_kv_heads, head_dim, dtype):
+        return num_kv_heads * (head_dim + 8)
+
+    def over(self, *tensors):
+        other = copy(self)
+        other.tensors = tensors
+        return other
+
+    def write(self, slots_T, *kv):
+        for rows_TKH, codes, steps, lows in zip(kv, self.tensors[:2], self.tensors[2:4], self.tensors[4:], strict=True):
+            low_TK, high_TK = rows_TKH.float().amin(-1), rows_TKH.float().amax(-1)
+            step_TK = ((high_TK - low_TK) / 255).clamp_min(1e-12)
+            codes_TKH = torch.round((rows_TKH.float() - low_TK[..., None]) / step_TK[..., None]).to(torch.uint8)
+            for tensor, values in ((codes, codes_TKH), (steps, step_TK), (lows, low_TK)):
+                tensor.index_copy_(0, slots_T, values)
+
+    def view(self, first, last):
+        return self.gather(slice(first, last))
+
+    def gather(self, slots):
+        codes, steps, lows = self.tensors[:2], self.tensors[2:4], self.tensors[4:]
+        k, v = (
+            (c[slots].float() * s[slots][..., None] + low[slots][..., None]).to(self.dtype)
+            for c, s, low in zip(codes, steps, lows, strict=True)
+        )
+        return k, v
+
+
+@pytest.fixture
+def range8(monkeypatch):
+    monkeypatch.setitem(FORMATS, "range8", f"{__name__}:Range8")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_facts_of_a_format_are_true(name, dtype):
+    spec = CacheSpec(2, 3, 16, dtype, name, 4, 5)
+    pool = Pool(spec, CPU)
+    assert pool.num_bytes == spec.num_bytes
+    (layer, _), found = pool.layers, find_format(name)
+    assert len(found.kinds) == len(set(found.kinds)) == len(layer.tensors)
+    assert found.kinds[:2] == ("k", "v")
+    if found.native_number(dtype) is not None:
+        assert len(found.native_fields) == len(layer.tensors)
+        assert set(found.native_fields) <= {field for field, _ in abi.Op._fields_}
+    assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
+
+
+@pytest.mark.parametrize("how", [{}, {"block_size": 3}, {"program": "compiled", "compile": "no"}])
+def test_a_new_format_is_one_class_and_one_line(how, range8, tmp_path):
+    path = save("llama", tmp_path)
+    settings = {"dtype": "float32", "max_length": CONTEXT, "program": "eager", **how}
+    ours, plain = load(path, cache_format="range8", **settings), load(path, **settings)
+    assert ours.memory["cache_bytes"] == Range8.row_bytes(2, 8, "float32") * 2 * 2 * ours.runner.pool.spec.num_slots
+    assert torch.corrcoef(torch.stack([ours.logits(START).flatten(), plain.logits(START).flatten()]))[0, 1] > 0.999
+    wanted = ours.generate(START, max_new_tokens=12, ignore_eos=True).tokens
+    with ours.session(START) as session:
+        begun = session.generate(max_new_tokens=5, ignore_eos=True).tokens
+        session.save(tmp_path / "x.kv")
+    with load(path, cache_format="range8", **settings).open(tmp_path / "x.kv") as session:
+        assert begun + session.generate(max_new_tokens=7, ignore_eos=True).tokens == wanted
+
+
+@pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+def test_the_native_program_refuses_a_format_that_it_cannot_read(range8, tmp_path):
+    path = save("llama", tmp_path)
+    with pytest.raises(ConfigError, match="native: cannot read cache format range8"):
+        load(path, program="native", cache_format="range8")
+    assert load(path, cache_format="range8").program_name == "eager"
