@@ -49,7 +49,12 @@ def command(
     from tokenmill.engine.compile import save_aot_package
 
     config = EngineConfig(
-        model, dtype=dtype, device=device, scheme=scheme, cache_format=cache_format, compile_phases=compile_phases
+        model=model,
+        dtype=dtype,
+        device=device,
+        scheme=scheme,
+        cache_format=cache_format,
+        compile_phases=compile_phases,
     )
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)

@@ -44,7 +44,7 @@ def command(
     """
     from tokenmill.engine.pack import save_packed_model
 
-    config = EngineConfig(model, program, dtype, scheme=scheme)
+    config = EngineConfig(model=model, program=program, dtype=dtype, scheme=scheme)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         progress.stage(f"packing {checkpoint.path.name}")
