@@ -93,7 +93,7 @@ class CompileSettings:
         if self.aot_package is not None and program not in ("auto", "aot"):
             raise ConfigError("aot_package", self.aot_package, f"none, because program is {program!r}")
         if self.aot_package is None and program == "aot":
-            raise ConfigError("program", "aot", "auto, or aot with a directory of compiled code as aot_package")
+            raise ConfigError("program", "aot", "auto, or aot with an AOT package as aot_package")
         if program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
             raise ConfigError("compile", self.compile, f"auto or no, because program is {program!r}")
 

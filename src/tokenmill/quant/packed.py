@@ -89,7 +89,3 @@ class Packed(Dense):
     def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
         """See Scheme."""
         return PackedLinear(in_features, out_features, bias)
-
-    def router(self, in_features: int, out_features: int) -> Matrix:
-        """See Scheme."""
-        return self.linear(in_features, out_features, False)
