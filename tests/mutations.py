@@ -26,7 +26,7 @@ from tests.tiny_models import prompt, save
 from tokenmill import TokenmillError, load
 from tokenmill.cache.snapshot import KEY, read_snapshot, write_snapshot
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import save_image
+from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.download import Silent
 from tokenmill.memory.atomic_file import checksum_of
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -188,7 +188,7 @@ def rounded(folder: Path) -> Path:
 
 def packed(folder: Path) -> Path:
     config = EngineConfig(program="native", dtype="float32")
-    save_image(open_checkpoint(with_tokenizer(folder)), config, folder / "packed.image", lambda *_: None)
+    save_packed_model(open_checkpoint(with_tokenizer(folder)), config, folder / "packed.image", lambda *_: None)
     return folder / "packed.image"
 
 
@@ -251,7 +251,7 @@ class SessionCase:
                 session.generate(max_new_tokens=3)
                 session.rewind(2)
         finally:
-            with engine.alone():
+            with engine.core.exclusive():
                 engine.core.scheduler.check_integrity()
             assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 

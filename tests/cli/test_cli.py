@@ -86,6 +86,7 @@ SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --log
 # Of a benchmark these follow from the point that is measured.
 POINT = {
     "--max-sequences",
+    "--max-waiting",
     "--prefix-cache",
     "--prefix-dir",
     "--prefix-limit",

@@ -19,7 +19,7 @@ SHARED = (
 
 def _family(names: dict[str, str], departures: Callable[[dict[str, Any]], dict[str, Any]]) -> Family:
     def read(reader: ConfigReader) -> ModelConfig:
-        config = reader.config
+        config = reader.values
         shared = {key: config[key] for key in SHARED if key in config}
         shared["hidden_act"] = config.get("hidden_activation") or config["hidden_act"]
         shared["intermediate_size"] = config.get("moe_intermediate_size", config["intermediate_size"])

@@ -12,7 +12,7 @@ from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 from tokenmill.cli.main import app
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import save_image
+from tokenmill.engine.pack import save_packed_model
 from tokenmill.weights.checkpoint import open_checkpoint
 
 QWEN = {  # Qwen2.5-0.5B-Instruct's
@@ -94,7 +94,7 @@ def test_a_gguf_file_has_them_in_its_metadata_and_an_image_keeps_them(tmp_path):
     found = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.1}
     assert open_checkpoint(path).generation_defaults() == found
     image = tmp_path / "model.image"
-    save_image(open_checkpoint(path), EngineConfig(program="native"), image, lambda done, total: None)
+    save_packed_model(open_checkpoint(path), EngineConfig(program="native"), image, lambda done, total: None)
     assert open_checkpoint(image).generation_defaults() == found
 
 

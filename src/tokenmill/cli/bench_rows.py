@@ -35,7 +35,7 @@ __all__ = [
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
-OWN = ("max_sequences", *PREFIX, "compile_in_background", "aot_fallback")
+OWN = ("max_sequences", "max_waiting", *PREFIX, "compile_in_background", "aot_fallback")
 
 ShapeName = Annotated[
     str | None,

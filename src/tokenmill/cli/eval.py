@@ -36,6 +36,7 @@ OWN = (
     "fuse",
     "max_length",
     "max_sequences",
+    "max_waiting",
     "cache_tokens",
     *PREFIX,
     *COMPILE,

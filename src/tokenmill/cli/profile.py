@@ -74,16 +74,15 @@ def command(
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
         check_writable(output, "--output")
     sampling = replace(sampling, ignore_eos=True)
-    prompts: list[str | Sequence[int]]
-    prompts = [*_texts(prompt or []), *(parse_ids([text], "--tokens") for text in tokens or [])] or [DEFAULT_PROMPT]
+    ids = (parse_ids([text], "--tokens") for text in tokens or [])
+    prompts: list[str | Sequence[int]] = [*_texts(prompt or []), *ids] or [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         found = profile(loaded, prompts, sampling, level, stage=progress.stage)
     document = found.document() | _about(loaded, sampling)
     if output is not None:
-        assert found.trace is not None, "every level but none makes one"
-        data = as_bytes(found.trace)
+        data = as_bytes(found.trace or {})
         write_atomically(output, data, "--output")
         document["trace"] = str(output)
     if json:

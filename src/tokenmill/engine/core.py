@@ -14,32 +14,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from torch import Tensor
 
 from tokenmill.config import SamplingParams
-from tokenmill.engine.inflight import InFlight
+from tokenmill.engine.inflight import InFlight, collect
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.observers import Observers
 from tokenmill.engine.outputs import Completion, Piece, Tracker, make_detokenizer
 from tokenmill.engine.requests import InputProcessor, Prompt, Request
 from tokenmill.errors import CapacityError, RequestError, TokenmillError
 from tokenmill.sample.sampler import Sampled
+from tokenmill.schedule.blocks import CacheUse
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.proposer import Proposer
 from tokenmill.speculate.verify import verify
 
-__all__ = ["CacheUse", "Core"]
-
-
-class CacheUse(NamedTuple):
-    """Blocks that some sequence holds, blocks in all, and tokens per block."""
-
-    used_blocks: int
-    num_blocks: int
-    block_size: int
+__all__ = ["Core"]
 
 
 class Core:
@@ -184,8 +176,7 @@ class Core:
     @property
     def cache_use(self) -> CacheUse:
         """How full the cache is."""
-        allocator = self.scheduler.allocator
-        return CacheUse(allocator.num_blocks - allocator.num_free, allocator.num_blocks, allocator.block_size)
+        return self.scheduler.allocator.use
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
@@ -251,7 +242,7 @@ class Core:
 
     def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
         plan, logits_RV = self.loaded.runner.run(plan, fed_R)
-        _collect(plan, logits_RV)
+        collect(plan, logits_RV)
         self.observers.logits(plan, logits_RV)
         return InFlight(plan, logits_RV)
 
@@ -340,14 +331,3 @@ class Core:
             sequence.collect = None
             self._abandoned.popleft()
         self._leave_out_finished()
-
-
-def _collect(plan: Plan, logits_RV: Tensor) -> None:
-    """Hand the rows of scored sequences to those that collect them."""
-    first = 0
-    for work in plan.work:
-        sequence = work.sequence
-        if sequence.collect is not None and work.num_logits:
-            sequence.collect(work, logits_RV[first : first + work.num_logits])
-            sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
-        first += work.num_logits

@@ -13,7 +13,7 @@ from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
 from tokenmill.sample.state import ChoiceKind, Row, SamplerState
 from tokenmill.schedule.sequence import Plan, Sequence, Work, unread_mark
 
-__all__ = ["InFlight"]
+__all__ = ["InFlight", "collect"]
 
 
 class InFlight:
@@ -73,6 +73,17 @@ class InFlight:
             except RequestError:
                 pass
         return sample_singly(self._logits_RV, self._rows)
+
+
+def collect(plan: Plan, logits_RV: Tensor) -> None:
+    """Hand the rows of scored sequences to those that collect them."""
+    first = 0
+    for work in plan.work:
+        sequence = work.sequence
+        if sequence.collect is not None and work.num_logits:
+            sequence.collect(work, logits_RV[first : first + work.num_logits])
+            sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
+        first += work.num_logits
 
 
 def _sampled_rows(work: Work) -> Iterator[Row]:

@@ -241,7 +241,7 @@ class Session:
                 raise RequestError("the session is empty: there is nothing to save")
             self.prefill()
             is_read = sequence.num_computed_tokens < sequence.num_saved  # and not loaded into the cache yet
-            num_rows = self.num_cached
+            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by whoever goes on
             header = {
                 **loaded.compatibility,
                 **({} if sequence.shares else {"build": MIXED}),
@@ -291,6 +291,7 @@ def open_session(core: Core, path: Path, convert: bool = False) -> Session:
     loaded = core.loaded
     vocab_size, layout = loaded.model_config.vocab_size, loaded.pool.layout
     saved = read_session(path, loaded.compatibility, vocab_size, layout, convert)
+    core.inputs.check_length(len(saved.tokens))
     core.scheduler.check_length(len(saved.tokens))
     session = Session(core, saved.sampling)
     try:

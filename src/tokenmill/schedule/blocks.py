@@ -8,13 +8,22 @@ found by a later sequence that begins with the same tokens. Nothing here knows t
 from array import array
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
-__all__ = ["BlockAllocator", "chain_digest"]
+__all__ = ["BlockAllocator", "CacheUse", "chain_digest"]
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block: a hash over its tokens and the name of the block before it (for the first, a salt)."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class CacheUse(NamedTuple):
+    """Blocks that some sequence holds, blocks in all, and tokens per block."""
+
+    used_blocks: int
+    num_blocks: int
+    block_size: int
 
 
 class BlockAllocator:
@@ -32,6 +41,20 @@ class BlockAllocator:
     def num_free(self) -> int:
         """Blocks without a reference; published ones among them still count as free."""
         return len(self._free)
+
+    @property
+    def use(self) -> CacheUse:
+        """How full the cache is."""
+        return CacheUse(self.num_blocks - self.num_free, self.num_blocks, self.block_size)
+
+    def count(self, num_tokens: int) -> int:
+        """Blocks that so many tokens need."""
+        return -(-num_tokens // self.block_size)
+
+    def cut(self, table: list[int], keep: int) -> None:
+        """Release all but the first `keep` blocks of a table, last ones first: the head of a prefix stays longest."""
+        while len(table) > keep:
+            self.release(table.pop())
 
     @property
     def num_named(self) -> int:

@@ -60,7 +60,7 @@ class Scheduler:
 
     def check_length(self, num_tokens: int) -> None:
         """CapacityError for a sequence that is longer than the whole pool."""
-        needed, available, size = self._num_blocks(num_tokens), self.allocator.num_blocks, self.allocator.block_size
+        needed, available, size = self.allocator.count(num_tokens), self.allocator.num_blocks, self.allocator.block_size
         if needed > available:
             remedy = "cache_tokens (more), or max_new_tokens or the prompt (fewer)"
             what = f"cache blocks of {size} tokens for a sequence of {num_tokens}"
@@ -71,11 +71,12 @@ class Scheduler:
         sequence.finish_reason = reason
         if sequence.keep and sequence not in self.parked:
             self.parked.append(sequence)
-        for place in (self.running, self.waiting):
-            if sequence in place:
-                place.remove(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
         if not sequence.keep:
-            self._release(sequence, 0)
+            self.allocator.cut(sequence.blocks, 0)
 
     def park(self, sequence: Sequence) -> None:
         """Keep a sequence wherever it is, new ones too; it does not run until it is resumed."""
@@ -126,7 +127,7 @@ class Scheduler:
         del sequence.tokens[num_tokens:]
         sequence.drafts = []
         self._trim_digests(sequence)
-        self._release(sequence, self._num_blocks(sequence.num_computed_tokens))
+        self.allocator.cut(sequence.blocks, self.allocator.count(sequence.num_computed_tokens))
         if not sequence.num_computed_tokens and not sequence.num_saved:
             sequence.saved, sequence.shares = None, True  # nothing of other conditions is left
 
@@ -136,13 +137,11 @@ class Scheduler:
         Every running sequence is computed anew, one whose tokens have ended its text is finished, and references are
         counted from the block tables.
         """
-        for sequence in self.running:
-            for other in (self.waiting, self.parked):
-                if sequence in other:
-                    other.remove(sequence)
-        for sequence in [each for each in self.waiting if each in self.parked]:
-            self.waiting.remove(sequence)  # it was being queued when the operation was interrupted
-            sequence.finish_reason = "abort"
+        self.parked = [sequence for sequence in self.parked if sequence not in self.running]
+        for sequence in [each for each in self.waiting if each in self.running or each in self.parked]:
+            self.waiting.remove(sequence)  # it was being preempted, or queued
+            if sequence in self.parked:
+                sequence.finish_reason = "abort"
         for sequence in self.running:
             sequence.blocks = []
         self.allocator.recount(sequence.blocks for sequence in (*self.waiting, *self.parked))
@@ -236,7 +235,7 @@ class Scheduler:
         for sequence in everyone:
             computed, length = sequence.num_computed_tokens, len(sequence.tokens)
             assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
-            assert len(sequence.blocks) >= self._num_blocks(computed)
+            assert len(sequence.blocks) >= self.allocator.count(computed)
 
     # ---- inside a step
 
@@ -256,7 +255,7 @@ class Scheduler:
     def _admit(self, builder: PlanBuilder) -> None:
         while self.waiting and len(self.running) < self.max_sequences and builder.budget > 0:
             sequence = self.waiting[0]
-            loads = self.prefixes.take_over(sequence, self._num_blocks(len(sequence.tokens)))
+            loads = self.prefixes.take_over(sequence, self.allocator.count(len(sequence.tokens)))
             if loads is None:
                 if self.running or not self._reclaim():
                     return
@@ -276,12 +275,12 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
         start, size = sequence.num_computed_tokens, self.allocator.block_size
-        while len(sequence.blocks) < self._num_blocks(start + count):
+        while len(sequence.blocks) < self.allocator.count(start + count):
             block = self._take(sequence, builder)
             if block is None:
                 return False
             sequence.blocks.append(block)
-        for index in range(start // size, self._num_blocks(start + count)):
+        for index in range(start // size, self.allocator.count(start + count)):
             old = sequence.blocks[index]
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
@@ -316,7 +315,7 @@ class Scheduler:
     def _reset(self, sequence: Sequence) -> None:
         sequence.drafts, sequence.num_computed_tokens = [], 0
         self._trim_digests(sequence)
-        self._release(sequence, 0)
+        self.allocator.cut(sequence.blocks, 0)
 
     def _trim_digests(self, sequence: Sequence) -> None:
         num_full = sequence.num_computed_tokens // self.allocator.block_size
@@ -346,11 +345,3 @@ class Scheduler:
         if reason:
             self.finish(sequence, reason)
         return stores
-
-    def _release(self, sequence: Sequence, keep: int) -> None:
-        # From the end, so that the head of a prefix stays findable longest.
-        while len(sequence.blocks) > keep:
-            self.allocator.release(sequence.blocks.pop())
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.allocator.block_size)

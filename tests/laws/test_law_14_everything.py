@@ -1,0 +1,249 @@
+"""Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
+opens (converted too), scores, streams closed early, deadlines and interrupts: every text is that of a quiet engine.
+
+TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
+"""
+
+import os
+import random
+import threading
+import time
+
+import pytest
+
+from tests.interrupts import lines
+from tests.tiny_models import VOCABULARY, prompt
+from tokenmill import CapacityError, RequestError, SamplingParams, load
+
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "6"))
+THREADS = 4
+BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
+SCARCE = {"block_size": 4, "cache_tokens": 132, "max_sequences": 3, "max_step_tokens": 9}
+PROGRAMS = {
+    "native": {"program": "native", "proposer": "multi_step"},
+    "eager": {"program": "eager"},
+    "eager, async": {"program": "eager", "async_scheduling": "on"},
+    "eager, drafts": {"program": "eager", "proposer": "prompt_lookup"},
+}
+
+
+class Quiet:
+    """What an engine with room for all says, one prompt at a time, without shared rows."""
+
+    def __init__(self, path, **settings):
+        settings = {**settings, "proposer": "none", "async_scheduling": "off"}
+        self.engine = load(path, prefix_cache=False, max_length=96, dtype="float32", threads=1, **settings)
+        self.lock, self.texts, self.scores = threading.Lock(), {}, {}
+
+    def text(self, tokens, sampling):
+        key = (tuple(tokens), tuple(sorted(sampling.items())))
+        with self.lock:
+            if key not in self.texts:
+                self.texts[key] = self.engine.generate(list(tokens), **sampling).tokens
+            return self.texts[key]
+
+    def score(self, tokens, choices):
+        key = (tuple(tokens), tuple(map(tuple, choices)))
+        with self.lock:
+            if key not in self.scores:
+                self.scores[key] = self.engine.score(list(tokens), choices)
+            return self.scores[key]
+
+
+class Worker:
+    """One thread's random operations; each compares what it got with the quiet engine's."""
+
+    def __init__(self, number, engine, quiet, folder, foreign):
+        self.engine, self.quiet, self.folder, self.foreign = engine, quiet, folder, foreign
+        self.number, self.random = number, random.Random(f"{number} {os.environ.get('TOKENMILL_LAW_14_SEED', '')}")
+        self.sessions, self.counts, self.log = [], {}, []
+
+    def tokens(self):
+        """Prompts often begin alike, and sometimes are alike."""
+        begin = self.random.choice(BEGINNINGS)
+        return [*begin, *(self.random.randrange(VOCABULARY) for _ in range(self.random.choice((0, 0, 1, 6))))]
+
+    def sampling(self):
+        new = {"max_new_tokens": self.random.randint(1, 9), "ignore_eos": True}
+        if self.random.random() < 0.4:
+            new |= {"temperature": 0.9, "seed": self.random.randrange(3), "top_k": 50}
+        if self.random.random() < 0.3:
+            new["stop_token_ids"] = (self.random.randrange(VOCABULARY),)
+        return new
+
+    def work(self, stop):
+        actions = [getattr(self, name) for name in dir(self) if name.startswith("do_")]
+        while not stop():
+            action = self.random.choice(actions)
+            self.counts[action.__name__] = self.counts.get(action.__name__, 0) + 1
+            action()
+
+    def do_generate(self):
+        prompts, sampling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.sampling()
+        done = self.engine.generate(prompts, **sampling)
+        assert [each.tokens for each in done] == [self.quiet.text(one, sampling) for one in prompts]
+
+    def do_close_a_stream(self):
+        tokens, sampling = self.tokens(), self.sampling()
+        stream, seen = self.engine.stream(tokens, **sampling), ()
+        for piece in stream:
+            seen += piece.tokens
+            if self.random.random() < 0.5:
+                break
+        if self.random.random() < 0.5:
+            stream.close()
+        assert self.quiet.text(tokens, sampling)[: len(seen)] == seen
+
+    def do_score(self):
+        tokens, choices = self.tokens(), [self.tokens()[-3:], [1], [2, 3]]
+        found = self.engine.score(tokens, choices)
+        assert found == pytest.approx(self.quiet.score(tokens, choices), abs=1e-4)
+
+    def do_several_with_a_deadline(self):
+        tokens, sampling = self.tokens(), self.sampling()
+        params = SamplingParams(**sampling)
+        core = self.engine.core
+        request = core.request(
+            tokens, params, priority=self.random.randint(-1, 1), timeout_s=self.random.choice((0, 9))
+        )
+        seen = ()
+        try:
+            for piece in core.follow(request):
+                seen += piece.tokens
+        except RequestError as error:
+            assert "deadline" in str(error)
+        assert self.quiet.text(tokens, sampling)[: len(seen)] == seen
+
+    def do_other_tenant(self):
+        tokens, sampling = self.tokens(), self.sampling()
+        core = self.engine.core
+        request = core.request(tokens, SamplingParams(**sampling), salt=b"tenant %d" % self.random.randint(0, 1))
+        assert core.finish([request])[0].tokens == self.quiet.text(tokens, sampling)
+
+    def do_interrupt(self):
+        """In the thread that makes a step of everybody's."""
+        tokens, sampling = self.tokens(), self.sampling()
+        try:
+            with lines(self.random.randint(1, 3000)) as at:
+                done = self.engine.generate(tokens, **sampling)
+                session = self.engine.session(tokens)
+                session.generate(**sampling)
+                self.sessions.append(session.fork())
+        except KeyboardInterrupt:
+            self.log.append(at.where)
+            return
+        assert done.tokens == self.quiet.text(tokens, sampling)
+
+    def do_session(self):
+        self.sessions.append(self.engine.session(self.tokens()))
+        if len(self.sessions) > 3:
+            session = self.sessions.pop(0)
+            if self.random.random() < 0.5:
+                session.close()
+
+    def session(self):
+        if not self.sessions:
+            self.do_session()
+        session = self.random.choice(self.sessions)
+        if len(session) > 50 or not len(session):
+            self.sessions.remove(session)
+            return self.session()
+        return session
+
+    def answer(self, session, compare=True):
+        sampling, before = self.sampling(), list(session.tokens)
+        sampling.setdefault("temperature", 0.0)
+        sampling.setdefault("top_k", 0)
+        sampling.setdefault("seed", 0)
+        sampling.setdefault("stop_token_ids", ())
+        found = session.generate(**sampling).tokens
+        assert not compare or found == self.quiet.text(before, sampling)
+        assert session.tokens == (*before, *found)
+
+    def do_answer(self):
+        self.answer(self.session())
+
+    def do_fork(self):
+        other = self.session().fork()
+        self.answer(other)
+        self.sessions.append(other)
+
+    def do_rewind_and_edit(self):
+        session = self.session()
+        session.rewind(self.random.randint(1, len(session)))
+        session.edit(self.random.randint(0, len(session)), self.tokens()[-4:])
+        self.answer(session)
+
+    def do_save_and_open(self):
+        session, path = self.session(), self.folder / f"{self.number}.kv"
+        session.save(path)
+        other = self.engine.open(path)
+        assert other.tokens == session.tokens
+        self.answer(other)
+        self.answer(session)
+
+    def do_open_what_others_computed(self):
+        """Rows of another dtype: their own text may differ, and no other text may."""
+        with self.engine.open(self.foreign, convert=True) as session:
+            self.answer(session, compare=False)
+            if self.random.random() < 0.5:
+                session.save(self.folder / f"foreign {self.number}.kv")
+                self.engine.open(self.folder / f"foreign {self.number}.kv").generate(max_new_tokens=2)
+
+    def do_the_prompt_of_what_others_computed(self):
+        sampling = self.sampling()
+        tokens = [*BEGINNINGS[2], 7]
+        assert self.engine.generate(tokens, **sampling).tokens == self.quiet.text(tokens, sampling)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
+    settings = PROGRAMS[program]
+    quiet = Quiet(llama, **settings)
+    foreign = load(llama, dtype="bfloat16", max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
+    foreign.save(tmp_path / "foreign.kv")
+    how = {
+        "dtype": "float32",
+        "max_length": 96,
+        "threads": 1,
+        "prefix_dir": str(tmp_path / "blocks"),
+        **SCARCE,
+        **settings,
+    }
+    engine = load(llama, **how)
+    workers = [Worker(number, engine, quiet, tmp_path, tmp_path / "foreign.kv") for number in range(THREADS)]
+    ends, failures = time.monotonic() + SECONDS, []
+
+    def run(worker):
+        try:
+            worker.work(lambda: failures or time.monotonic() > ends)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=run, args=(worker,), name=f"law 14, {worker.number}") for worker in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    assert all(worker.counts for worker in workers)
+    for worker in workers:
+        for session in worker.sessions:
+            session.close()
+    again = load(llama, **how)  # a later process, from the blocks on disk
+    for tokens in BEGINNINGS:
+        sampling = {"max_new_tokens": 6, "ignore_eos": True}
+        assert again.generate([*tokens, 9], **sampling).tokens == quiet.text([*tokens, 9], sampling)
+    assert engine.core.scheduler.num_preemptions > 0 or SECONDS < 1
+
+
+def test_a_full_queue_refuses_whole_requests(llama):
+    engine = load(llama, max_sequences=1, max_waiting=2, max_length=64)
+    stream = engine.stream(prompt(3), max_new_tokens=9, ignore_eos=True)
+    next(stream)
+    with pytest.raises(CapacityError, match="max_waiting"):
+        engine.generate(prompt(4), n=3, max_new_tokens=2)
+    assert len(engine.generate(prompt(4), n=2, max_new_tokens=2)) == 2
+    assert len(sum((piece.tokens for piece in stream), ())) == 8
