@@ -1,5 +1,6 @@
 """KeyboardInterrupt at a chosen line of our own code: an interrupt whose moment is certain."""
 
+import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,17 @@ class Lines:
     def __call__(self, frame: FrameType, event: str, argument: object) -> object:
         if not frame.f_code.co_filename.startswith(ROOMS):
             return None
-        if event == "line":
+        if event == "line" and not _is_with(frame):
             self.count += 1
             if self.count == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
                 raise KeyboardInterrupt
         return self
+
+
+def _is_with(frame: FrameType) -> bool:
+    """Whether the line is a `with`, where Python lets no signal through between the block's end and its exit."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
 
 
 @contextmanager

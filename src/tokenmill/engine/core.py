@@ -85,8 +85,9 @@ class Core:
             self._check_queue(len(request.sequences))
             for index, sequence in enumerate(request.sequences):
                 detokenizer = make_detokenizer(self.loaded.tokenizer, sequence)
-                tracker = self._trackers[sequence.id] = Tracker(sequence, detokenizer, self.clock(), index)
-                request.trackers.append(tracker)
+                tracker = Tracker(sequence, detokenizer, self.clock(), index)
+                request.trackers.append(tracker)  # first: what is interrupted behind this is cancelled with the request
+                self._trackers[sequence.id] = tracker
                 if request.deadline_s is not None:
                     self._deadlines[sequence.id] = request.deadline_s, request
                 self.enqueue(sequence)
@@ -149,7 +150,8 @@ class Core:
         self._abandoned.extend(sequences)
         with self._lock:
             if not self._is_busy:
-                self._let_go()
+                with self.exclusive():
+                    pass  # it lets go of what is abandoned
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
