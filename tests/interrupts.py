@@ -24,7 +24,7 @@ class Lines:
     def __call__(self, frame: FrameType, event: str, argument: object) -> object:
         if not frame.f_code.co_filename.startswith(ROOMS):
             return None
-        if event == "line" and not _is_with(frame):
+        if event == "line" and not _is_between(frame):
             self.count += 1
             if self.count == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -32,9 +32,10 @@ class Lines:
         return self
 
 
-def _is_with(frame: FrameType) -> bool:
-    """Whether the line is a `with`, where Python lets no signal through between the block's end and its exit."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")
+def _is_between(frame: FrameType) -> bool:
+    """Whether Python lets no signal through at this line: `try:`, and `with`, which a block passes again at its end."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line == "try:" or line.startswith("with ")
 
 
 @contextmanager

@@ -69,14 +69,14 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: str) -> None:
         """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
         sequence.finish_reason = reason
-        if sequence.keep and sequence not in self.parked:
+        if not sequence.keep:
+            self.allocator.cut(sequence.blocks, 0)  # while it is in a list: `recover` knows no other tables
+        elif sequence not in self.parked:
             self.parked.append(sequence)
         if sequence in self.running:
             self.running.remove(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        if not sequence.keep:
-            self.allocator.cut(sequence.blocks, 0)
 
     def park(self, sequence: Sequence) -> None:
         """Keep a sequence wherever it is, new ones too; it does not run until it is resumed."""
