@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import prompt, save
 from tokenmill.cache import snapshot as module
 from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
 from tokenmill.cli.main import main
@@ -41,27 +41,6 @@ def whole(engine):
         engine.core.scheduler.check_integrity()
     assert not engine.core.scheduler.parked
     assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
-
-
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
-    path = save(family, models)
-    engine = engine_for(path)
-    settings = {"temperature": temperature, "seed": 7, "ignore_eos": True}
-    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
-    with engine.session(START) as session:
-        first = session.generate(max_new_tokens=9, **settings).tokens
-        session.save(tmp_path / "x.kv")
-        assert first + session.generate(max_new_tokens=15).tokens == wanted
-    whole(engine)
-    for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
-        other = engine_for(path, **how)
-        with other.open(tmp_path / "x.kv") as session:
-            assert session.tokens == tuple(START) + first
-            assert session.num_cached == len(session) - 1
-            assert first + session.generate(max_new_tokens=15).tokens == wanted
-        whole(other)
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])

@@ -1,0 +1,43 @@
+"""Law 6: programs agree. The same tokens in float32; in the native program the same bits, whatever the batch and chunk.
+
+Every build of the native kernels: tests/program/test_native.py.
+"""
+
+import pytest
+import torch
+
+from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tokenmill import load
+from tokenmill.program.native.abi import why_not
+
+SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
+PROMPTS = [prompt(length, seed=6) for length in (1, 9, 22)]
+needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
+PROGRAMS = {
+    "native": pytest.param({"program": "native"}, marks=needs_native, id="native"),
+    "native, one step a call": pytest.param({"program": "native", "proposer": "none"}, marks=needs_native, id="steps"),
+    "compiled": pytest.param({"program": "compiled", "compile": "no", "compile_phases": "both"}, id="compiled"),
+}
+
+
+@pytest.mark.parametrize("how", PROGRAMS.values())
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_every_program_says_what_eager_says(family, sampling, how, models):
+    settings = {"dtype": "float32", "max_sequences": 3, "block_size": 8, "max_length": 64}
+    texts = [
+        [done.tokens for done in load(save(family, models), **settings, **program).generate(PROMPTS, **asked)]
+        for program in ({"program": "eager"}, how)
+        for asked in ({"max_new_tokens": 12, "ignore_eos": True, **SAMPLING[sampling]},)
+    ]
+    assert texts[0] == texts[1]
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_the_native_program_gives_the_same_bits(family, dtype, models):
+    path, settings = save(family, models), {"dtype": dtype, "program": "native", "max_length": 64}
+    wanted = load(path, **settings, threads=1).logits(PROMPTS[2])
+    for how in ({"max_step_tokens": 1}, {"max_step_tokens": 5, "block_size": 3}, {"threads": 2}):
+        assert torch.equal(load(path, **settings, **how).logits(PROMPTS[2]), wanted)
