@@ -30,8 +30,15 @@ __all__ = [
 ]
 
 
+MAX_MESSAGE = 10_000
+"""Of an error. What a damaged file holds may be quoted in it, by us or by the library that read the file."""
+
+
 class TokenmillError(Exception):
-    """Root of the tree: catch this to catch everything tokenmill refuses."""
+    """Root of the tree: catch this to catch everything tokenmill refuses. A message is cut at MAX_MESSAGE characters."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …")
 
 
 class ConfigError(TokenmillError):

@@ -169,8 +169,8 @@ def read_rope(
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
     scaling = ValueReader({**older.values, **newer.values}, "config.json: rope parameters", CheckpointError)
-    theta = _agreed(reader, theta_key, scaling, "rope_theta", 1e30) or theta
-    part = _agreed(reader, partial_key, scaling, "partial_rotary_factor", 1.0) or partial
+    theta = _agreed(reader, theta_key, scaling, "rope_theta", 1.0, 1e30) or theta
+    part = _agreed(reader, partial_key, scaling, "partial_rotary_factor", 0.0, 1.0) or partial
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: use one of {', '.join(KINDS)}")
@@ -209,9 +209,11 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
     return scaling.number(key, default, minimum=1e-6, maximum=1e6)
 
 
-def _agreed(reader: ConfigReader, key: str, scaling: ValueReader, inner_key: str, maximum: float) -> float | None:
+def _agreed(
+    reader: ConfigReader, key: str, scaling: ValueReader, inner_key: str, minimum: float, maximum: float
+) -> float | None:
     """A number that may stand inside the rope parameters, beside them, or in both places alike."""
-    outer, inner = reader.number(key, None, maximum=maximum), scaling.number(inner_key, None, maximum=maximum)
+    outer, inner = reader.number(key, None, minimum, maximum), scaling.number(inner_key, None, minimum, maximum)
     if None not in (inner, outer) and inner != outer:
         raise CheckpointError(f"config.json: {key} is {outer!r}, and {inner!r} in the rope parameters")
     return outer if inner is None else inner

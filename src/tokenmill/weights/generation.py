@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import SamplingParams
+from tokenmill.config import SamplingParams, from_keywords
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
 
-__all__ = ["defaults_of_directory", "defaults_of_gguf", "recommended"]
+__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "recommended"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def defaults_of_directory(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: do_sample is {sampled!r}; true or false is needed")
     names = (*DRAWN, "repetition_penalty") if sampled else ("repetition_penalty",)
     found = {"temperature": 1.0} if sampled else {}
-    return _checked(file, found | {name: values[name] for name in names if name in values})
+    return checked(file, found | {name: values[name] for name in names if name in values})
 
 
 def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     keys = {f"general.sampling.{key}": name for key, name in GGUF.items()}
     found = {name: metadata[key] for key, name in keys.items() if key in metadata}
     # Floats have 32 bits there: 0.7, not 0.699999988.
-    return _checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
+    return checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
 
 
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
     return {}
 
 
-def _checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
+def checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
     try:
-        params = SamplingParams(**found)
+        params: SamplingParams = from_keywords(SamplingParams, found)
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from error
     return {name: getattr(params, name) for name in found if getattr(params, name) != getattr(SamplingParams(), name)}

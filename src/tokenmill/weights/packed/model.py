@@ -21,6 +21,7 @@ from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
+from tokenmill.weights.generation import checked
 from tokenmill.weights.packed.header import FORMAT, MAGIC, PAGE, REMEDY, read_header
 from tokenmill.weights.packed.reader import PackedReader
 
@@ -100,7 +101,10 @@ class PackedCheckpoint:
 
     def generation_defaults(self) -> dict[str, Any]:
         """See Checkpoint."""
-        return dict(self.facts.get("generation_defaults", {}))
+        found = ValueReader(
+            self.facts.get("generation_defaults", {}), f"{self.path}: generation_defaults", CheckpointError
+        )
+        return checked(self.path, dict(found.values))
 
     def start_reading(self) -> None:
         """Begin to read all weights in the background, unless that has begun."""
