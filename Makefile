@@ -2,6 +2,7 @@
 # make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
+# make test-long   law 14 for ten minutes with each program, 50,000 mutated files
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-compiler test-sanitized check bench clean
+.PHONY: demo test test-compiler test-sanitized test-long check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -29,6 +30,10 @@ test-compiler: .venv/.ready-dev
 
 test-sanitized: .venv/.ready-dev
 	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)
+
+test-long: .venv/.ready-dev
+	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 $(BIN)/python -m pytest -n 2 --dist worksteal \
+		tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
