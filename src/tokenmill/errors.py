@@ -35,7 +35,7 @@ MAX_MESSAGE = 10_000
 
 
 class TokenmillError(Exception):
-    """Root of the tree: catch this to catch everything tokenmill refuses. Messages are cut at MAX_MESSAGE characters."""
+    """Root of the tree: catch this to catch everything tokenmill refuses. Messages end at MAX_MESSAGE."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …")
