@@ -15,7 +15,7 @@ from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
 __all__ = ["MAX_LAYERS", "ConfigReader", "ModelConfig", "Rope", "quant_method"]
 
-MAX_LAYERS = 1 << 16
+MAX_LAYERS = 1 << 11
 QUANT_METHODS = ("tokenmill", "gptq", "awq")
 
 
