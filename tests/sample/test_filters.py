@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.generation import logits_process as reference
 
 from tokenmill.sample import filters
-from tokenmill.sample.probabilities import draw, log_probability, mass
+from tokenmill.sample.probabilities import draw, integer_probabilities, log_probability
 
 INF = float("inf")
 # Fixed examples, no clock: the same run everywhere.
@@ -83,7 +83,7 @@ def test_top_k_keeps_ties_at_the_kth_place() -> None:
 @given(logits(), st.floats(1e-6, 0.9999), st.sampled_from([1, 2, 7, 1024]))
 def test_top_p(logits_RV: Tensor, p: float, num_candidates: int) -> None:
     narrowed_RV = filters.top_p(logits_RV, column(p, logits_RV, torch.float64), num_candidates)
-    # The reference in float64, whose rounding (1e-16 a term) and our cut to whole masses stay under 1e-12 together.
+    # The reference in float64, whose rounding (1e-16 a term) and our rounding to integers stay under 1e-12 together.
     fewest_RV, most_RV = (
         reference.TopPLogitsWarper(min(max(p + change, 0.0), 1.0))(None, logits_RV.double())
         for change in (-1e-12, 1e-12)
@@ -220,7 +220,7 @@ def test_min_p_at_one_keeps_only_the_likeliest() -> None:
     assert kept(filters.min_p(logits_RV, torch.ones(1, dtype=torch.float64))).tolist() == [[True, True, False]]
 
 
-# ---- what comes after the filters: mass.py
+# ---- what comes after the filters: probabilities.py
 
 
 def random_logits(num_rows: int, size: int) -> Tensor:
@@ -234,14 +234,14 @@ def test_draw_is_the_inverse_of_the_cumulative_distribution() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 127, 128, 50257])
-def test_mass_is_softmax_and_its_sum_fits(size: int) -> None:
+def test_integer_probabilities_are_softmax_and_their_sum_fits(size: int) -> None:
     logits_RV = torch.cat([random_logits(2, size) * 4, torch.zeros(1, size)])
-    mass_RV = mass(logits_RV)
-    assert (mass_RV >= 0).all()
-    assert sum(mass_RV[2].tolist()) < 2**63
-    # Each mass is cut by less than 1 of the largest, which is at least 2**(61 - log2 V).
+    integers_RV = integer_probabilities(logits_RV)
+    assert (integers_RV >= 0).all()
+    assert sum(integers_RV[2].tolist()) < 2**63
+    # Each is rounded down by less than 1 of the largest, which is at least 2**(61 - log2 V).
     bound = size * 2.0 ** (math.log2(size) - 61) + 1e-15
-    found_RV = mass_RV.double() / mass_RV.sum(-1, keepdim=True)
+    found_RV = integers_RV.double() / integers_RV.sum(-1, keepdim=True)
     torch.testing.assert_close(found_RV, logits_RV.double().softmax(-1), rtol=1e-12, atol=bound)
 
 
@@ -249,5 +249,5 @@ def test_log_probability_is_log_softmax() -> None:
     logits_RV = random_logits(4, 50257) * 5
     logits_RV[:, 9] = -INF
     expected_RV = logits_RV.double().log_softmax(-1)
-    # Against float64: the result's own rounding, and what cutting V masses takes (under 1e-9 of the total).
+    # Against float64: the result's own rounding, and what rounding V integers down takes (under 1e-9 of the total).
     torch.testing.assert_close(log_probability(logits_RV).double(), expected_RV, rtol=2.0**-23, atol=1e-8)

@@ -1,4 +1,4 @@
-"""Load for a server that speaks OpenAI's protocol: what is asked, when it is sent, what comes back.
+"""Load for a server that speaks OpenAI's protocol: which requests, when they are sent, what comes back.
 
 Open loop: requests are sent when they are due, however slow the answers are; times between them follow a gamma
 distribution (Poisson arrivals at burstiness 1). Closed loop: so many are in flight, and a new one starts when one
@@ -107,7 +107,7 @@ class Ask:
 def arrivals_s(load: Load) -> list[float]:
     """When each request is due, in seconds since the start; the same for the same seed.
 
-    As in vLLM, times are scaled so that the last is due at num_prompts / rate: the rate offered is the rate asked for.
+    As in vLLM, times are scaled so that the last is due at num_prompts / rate: the offered rate is the requested one.
     """
     if math.isinf(load.rate):
         return [0.0] * load.num_prompts
@@ -179,7 +179,7 @@ def _parse(line: str, chat: bool, where: str) -> Ask:
 
 
 def find_model(load: Load) -> str:
-    """The model to ask for, and proof that somebody answers there."""
+    """The model to request, and proof that a server answers there."""
     address = load.at("models")
     try:
         with httpx2.Client(timeout=min(load.time_limit, _GREETING_S), trust_env=False) as client:

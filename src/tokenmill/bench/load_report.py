@@ -40,7 +40,7 @@ class Record:
     sent_s: float = 0.0
     chunks_s: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    input_tokens: int = 0  # what was asked for, until the server says
+    input_tokens: int = 0  # as requested, until the server reports its own
     input_reported: bool = False
     reported_tokens: int | None = None
     ended_properly: bool = True
@@ -181,7 +181,7 @@ def message_of(answer: bytes | Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """One short line that may be shown on a terminal, whoever wrote it."""
+    """One short line that is safe to show on a terminal, whatever it contains."""
     words = " ".join(text.split())
     return "".join(letter if letter.isprintable() else "�" for letter in words)[:200]
 
@@ -282,6 +282,6 @@ def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterabl
         yield f"{unended} streams gave a finish_reason but no [DONE]"
     late_s = max((record.sent_s - record.due_s for record in outcome.records), default=0.0)
     if open_loop and late_s > _LATE_S:
-        yield f"a request was sent {late_s:.2f} s after it was due: the real rate was below the one asked for"
+        yield f"a request was sent {late_s:.2f} s after it was due: the real rate was below the requested one"
     if outcome.lag_s > _LATE_S:
         yield f"this program itself fell behind by up to {outcome.lag_s:.2f} s, which latencies may hold"

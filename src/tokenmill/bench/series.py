@@ -35,7 +35,7 @@ from tokenmill.weights.load import load_decoder
 
 __all__ = ["Series"]
 
-SHORTEST = 64  # room for the texts that are checked
+SHORTEST = 64  # enough for the texts that are checked
 
 
 @dataclass

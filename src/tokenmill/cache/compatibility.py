@@ -1,7 +1,7 @@
 """Compatibility header of saved KV: the fields that must be equal before rows may be used again.
 
-Rows that are equal in every field but DESCRIPTIVE were computed as this engine computes, so they may be shared with
-other texts. A session may also be opened where MEANING is equal and the rest is not; its rows are then its own alone.
+If all fields but the DESCRIPTIVE ones are equal, the rows were computed as this engine computes, and may be shared with
+other texts. If only the fields of MEANING are equal, a session may still be opened; its rows are then never shared.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from tokenmill.value_reader import brief
 __all__ = ["check_compatible", "shared_fields"]
 
 DESCRIPTIVE = ("model", "versions")
-"""Told to people, never compared."""
+"""Fields for the reader, which are never compared."""
 MEANING = ("fingerprint", "shape", "rope", "cache_format")
-"""Where one of these differs, the rows mean nothing."""
+"""Fields that must be equal: otherwise the rows have no meaning here."""
 PRECISION = ("dtype", "scheme")
-"""Where one of these differs, the text may: to be asked for with `convert`."""
+"""Fields that may differ only with `convert`, because the text may then differ too."""
 
 
 def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 class Pool:
-    """All layers' rows. Slot numbers mean the same in every layer."""
+    """The rows of all layers. A slot has the same index in every layer."""
 
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
@@ -37,7 +37,7 @@ class Pool:
 
     @property
     def num_bytes(self) -> int:
-        """What was really allocated; equals the spec's prediction."""
+        """The bytes that were allocated; equal to the spec's prediction."""
         return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors)
 
     @property

@@ -38,7 +38,7 @@ class _StoredBlock:
 
 
 class PrefixStore:
-    """Blocks of one pool. `header`: what must be equal for rows to mean the same. SnapshotError for no such folder."""
+    """Blocks of one pool. header: fields that must be equal for rows to be shared. SnapshotError without a folder."""
 
     def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int) -> None:
         self._pool, self._limit_bytes = pool, limit_bytes
@@ -65,11 +65,11 @@ class PrefixStore:
             if not isinstance(error.__cause__, OSError):  # what is damaged may be written again
                 _try(path.unlink, missing_ok=True)
             raise
-        _try(os.utime, path)  # read last: now
+        _try(os.utime, path)  # the time of the last read decides what is deleted
         return {name: tensor[first:last] for name, tensor in rows.items()}
 
     def save(self, digest: bytes, block: int) -> None:
-        """Write a full block that is not there yet. A disk that refuses is said once; the engine goes on without."""
+        """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks."""
         path = self._path(digest)
         if self._failed or path.exists():
             return
@@ -119,6 +119,6 @@ class PrefixStore:
 
 
 def _try(action: Any, *arguments: Any, **settings: Any) -> None:
-    """Do it where the file system allows it: a directory that is only read stays as it is."""
+    """Do it if the file system allows it: a directory that may only be read stays as it is."""
     with suppress(OSError):
         action(*arguments, **settings)

@@ -1,7 +1,7 @@
-"""Rows of the cache on disk, in token order: a safetensors file with a header that says whose they are.
+"""K and V rows on disk, in token order: a safetensors file with a compatibility header.
 
 Nothing here knows blocks, engines or text. A file is written under a temporary name, synced and renamed, so that the
-old one is whole until the new one is. Reading maps the file; the data is checked against its checksum before any
+old file stays complete until the new one is. Reading maps the file; the data is checked against its checksum before any
 of it is used.
 """
 
@@ -39,7 +39,7 @@ class Snapshot:
 
 
 def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tensor], sync: bool = True) -> int:
-    """Write, sync, rename; the size in bytes. SnapshotError where the system refuses; what was there stays.
+    """Write, sync, rename; the size in bytes. SnapshotError if the system refuses; an earlier file stays.
 
     Without `sync` a power cut may leave a file that its checksum refuses.
     """

@@ -1,4 +1,4 @@
-"""The size of the KV cache, before a byte of it exists.
+"""The size of the KV cache, known before it is allocated.
 
 One token costs 2 · layers · kv heads · head dim · itemsize bytes, whatever the block size. The planner prints this
 number and the pool allocates exactly it.

@@ -1,8 +1,8 @@
-"""One step: what is fed, where it is written, and what each sequence may look at.
+"""One step as tensors: the tokens to feed, the slots to write, and the positions that each query may attend to.
 
 The tokens of all sequences are packed into one dimension T; there is no batch dimension and no padding. A span is one
-sequence's share of T. Everything that does not depend on the layer is made once here, not once a layer; tensors, on the
-device, when they are first asked for.
+sequence's share of T. Everything that does not depend on the layer is made here, once and not in each layer; tensors
+are made on the device when they are first used.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     """
 
     first: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is never needed here
     start: int
     base: int | None
     slots_L: Tensor | None
@@ -48,7 +48,7 @@ class Span(NamedTuple):
 class Step:
     """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them.
 
-    fed_R: what the rows of the step before chose; an `unread_mark` among the token ids stands for one of them.
+    fed_R: the tokens that the rows of the previous step chose; an `unread_mark` among the token ids stands for one.
     has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
     """
 
@@ -92,14 +92,14 @@ class Step:
         """[R] int64, or None for all."""
         return None if self.rows is None else self._tensor("rows", self.rows)
 
-    def _tensor(self, name: str, numbers: Sequence[int]) -> Tensor:
+    def _tensor(self, name: str, values: Sequence[int]) -> Tensor:
         if name not in self._tensors:
-            tensor = to_device(numbers, self.device)
+            tensor = to_device(values, self.device)
             self._tensors[name] = self.fed(tensor) if name == "token_ids" else tensor
         return self._tensors[name]
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[count, length], added to attention scores: 0 where a row may look, -inf where it may not."""
+        """[count, length], added to attention scores: 0 where a query may attend, -inf where it may not."""
         key = (span.first, window, dtype)
         if key not in self._masks:
             queries = torch.arange(span.start, span.length, device=self.device)[:, None]
@@ -117,7 +117,8 @@ class Step:
 class PaddedStep:
     """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
 
-    What a sequence lacks repeats its last token, which is then written twice; whoever padded cuts off their logits.
+    A shorter sequence is padded with its last token, which is then written twice; the logits of padding are cut off by
+    the caller.
     keys_BL: the slots of positions 0 to L, those beyond the sequence's end are any. rows_R: as Step's.
     """
 

@@ -1,6 +1,6 @@
-"""From settings to an engine: find the model, choose kernel and program, allocate, load, put the loop around it.
+"""From settings to an engine: find the model, choose kernel and program, allocate, load, build the loop around it.
 
-Every refusal happens here, before the first prompt: features compose when the engine is built, or it is not built.
+Settings that cannot be combined are refused here, before the first prompt.
 """
 
 import logging
@@ -104,16 +104,16 @@ def load_model(
     forms = choose_forms(resolved, model_config, device)
     resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.proposer, "proposer")
-    digests = _fingerprint(checkpoint, resolved)  # before the weights: later the files may be others
+    digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
     resolved, forms = _with_package(resolved, forms, digests, model_config, device)
     decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
-    pool = _allocate(spec, device)  # before the weights: what does not fit is refused at once
+    pool = _allocate(spec, device)  # before the weights, so that what does not fit is refused at once
     if packed is None:
         fill(checkpoint, decoder, getattr(torch, resolved.dtype), device, progress)
     else:
-        decoder.to(getattr(torch, resolved.dtype))  # it has no memory
+        decoder.to(getattr(torch, resolved.dtype))  # its parameters have no memory
     try:
         program = forms.program(decoder, pool, kernel, packed, resolved)
     except PackageMismatch as error:
@@ -145,7 +145,7 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
 
 
 def _fused(config: ResolvedConfig) -> tuple[str, ...]:
-    """The operations that are one; only plain matrices can be taken apart."""
+    """The fused operations; only plain matrices can be left unfused."""
     if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
         allowed = f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
         raise ConfigError("fuse", config.fuse, allowed)
@@ -155,7 +155,7 @@ def _fused(config: ResolvedConfig) -> tuple[str, ...]:
 def _with_package(
     config: ResolvedConfig, forms: Forms, digests: dict[str, str], model: ModelConfig, device: torch.device
 ) -> tuple[ResolvedConfig, Forms]:
-    """The same where the AOT package fits; where it does not, the plain modules if aot_fallback allows them."""
+    """Config and choice of program if the AOT package fits; else the plain modules, if aot_fallback allows them."""
     if config.aot_package is None:
         return config, forms
     try:
@@ -168,7 +168,7 @@ def _with_package(
 def _without_package(
     error: PackageMismatch, config: ResolvedConfig, model: ModelConfig, device: torch.device
 ) -> tuple[ResolvedConfig, Forms]:
-    """The plain modules in its place, where that is allowed."""
+    """The plain modules in the place of the package; raises `error` unless aot_fallback allows them."""
     if not config.aot_fallback:
         raise error
     log.warning("%s; the plain modules serve", error)
@@ -187,16 +187,16 @@ def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, st
 
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
-    """With the settings that a packed model was made for; ConfigError where something else was asked for."""
-    settled = {name: getattr(packed, name) for name in ("program", "dtype", "scheme")}
-    for name, value in settled.items():
+    """With the settings that a packed model was made for; ConfigError if another value is given."""
+    fixed = {name: getattr(packed, name) for name in ("program", "dtype", "scheme")}
+    for name, value in fixed.items():
         if getattr(config, name) not in ("auto", value):
             raise ConfigError(
                 name,
                 getattr(config, name),
                 f"{value}: {packed.path} is packed for that; give the model, or another file",
             )
-    return replace(config, **settled)
+    return replace(config, **fixed)
 
 
 def _allocate(spec: CacheSpec, device: torch.device) -> Pool:

@@ -1,4 +1,4 @@
-"""AOT packages written: a model's layers compiled ahead of time, as a directory. Importing this loads a compiler."""
+"""Writes AOT packages: a model's layers compiled ahead of time, as a directory. Importing this loads a compiler."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The loop that everything drives: engine, sessions, scoring, a server, batches and tests stand on these methods.
+"""The loop, and the public methods by which engine, sessions, scoring, servers, batches and tests drive it.
 
     drafts → plan → copy and load → run → sample → verify → commit → store → deliver
 
@@ -35,7 +35,7 @@ __all__ = ["Core"]
 
 
 class Core:
-    """One loaded model, its scheduler and all that is queued."""
+    """One loaded model, its scheduler and the requests that are queued or running."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Core:
         timeout_s: float | None = None,
         salt: bytes = b"",
     ) -> Request:
-        """A checked request, not queued yet. RequestError or CapacityError for what could never be served.
+        """A checked request, not queued yet. RequestError or CapacityError if it could never be served.
 
         Requests of a lower `priority` run first. timeout_s counts from now. Only requests of equal salt share rows of
         the cache.
@@ -86,7 +86,7 @@ class Core:
             for index, sequence in enumerate(request.sequences):
                 detokenizer = make_detokenizer(self.loaded.tokenizer, sequence)
                 tracker = Tracker(sequence, detokenizer, self.clock(), index)
-                request.trackers.append(tracker)  # first: what is interrupted behind this is cancelled with the request
+                request.trackers.append(tracker)  # first, so that `cancel` finds the sequence if an interrupt comes now
                 self._trackers[sequence.id] = tracker
                 if request.deadline_s is not None:
                     self._deadlines[sequence.id] = request.deadline_s, request
@@ -133,8 +133,8 @@ class Core:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request wherever it is and give its blocks back. One that has ended is only forgotten: a kept sequence
-        may be in another request by now."""
+        """End a request, queued or running, and release its blocks. A continuation that has ended is only forgotten,
+        because its sequence, if kept, may belong to another request by now."""
         with self._lock:
             for tracker in request.trackers:
                 if tracker.has_ended and self._trackers.get(tracker.sequence.id) is tracker:
@@ -145,24 +145,24 @@ class Core:
     def abandon(self, sequences: Iterable[Sequence]) -> None:
         """Drop sequences, or park those that are kept.
 
-        The garbage collector may call this in the middle of a step; then it is done after the step.
+        The garbage collector may call this in the middle of a step; the sequences are then dropped after the step.
         """
         self._abandoned.extend(sequences)
         with self._lock:
             if not self._is_busy:
                 with self.exclusive():
-                    pass  # it lets go of what is abandoned
+                    pass  # `exclusive` drops the abandoned sequences
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Inside, no other thread moves or queues anything, and `scheduler` may be used."""
+        """Inside this context no other thread steps or queues anything, and `scheduler` may be used."""
         with self._lock:
             before, self._is_busy = self._is_busy, True
             try:
                 self._let_go()
                 yield
             except TokenmillError:
-                raise  # a refusal, which leaves everything as it was
+                raise  # a refusal changes nothing
             except BaseException:
                 self._recover()
                 raise
@@ -172,7 +172,7 @@ class Core:
 
     @property
     def num_tracked(self) -> int:
-        """Sequences that somebody follows."""
+        """The number of sequences that have a tracker."""
         return len(self._trackers)
 
     @property
@@ -190,7 +190,7 @@ class Core:
     def step(self) -> None:
         """Move every running sequence by one step."""
         with self.exclusive():
-            if self._is_undelivered:  # a step broke off after its commit
+            if self._is_undelivered:  # an earlier step was interrupted after its commit
                 self._deliver(list(self._trackers.values()))
                 self._is_undelivered = False
             self._end_overdue()
@@ -201,12 +201,12 @@ class Core:
                 raise
 
     def _step(self) -> None:
-        """The body: begin a step, unless one is in flight; begin the next where that is possible; end this one."""
+        """The loop's body: begin a step unless one is in flight, begin the next one if possible, end this one."""
         self.observers.phase("begin")
         current, self.in_flight = self.in_flight, None
         if current is None:
             if (current := self._begin()) is None:
-                return  # another thread's step has finished everything
+                return  # a step of another thread has finished everything
             self._begin_next(current)
         else:
             self.observers.phase("plan", current.plan)
@@ -215,7 +215,7 @@ class Core:
         self._end(current)
 
     def _begin(self) -> InFlight | None:
-        """Plan, run and choose, as far as that goes without waiting for the device."""
+        """Plan and run a step and launch its sampling, without waiting for the device; None if there is no work."""
         plan = self._plan()
         if not plan.work:
             return None
@@ -225,7 +225,7 @@ class Core:
         return current
 
     def _begin_next(self, current: InFlight) -> None:
-        """With async scheduling, begin the next step before `current` is read, where that is possible."""
+        """With async scheduling, begin the next step before the tokens of `current` are read, if possible."""
         if self.observers.in_order or not (self._is_async and current.can_be_overtaken):
             return
         self.scheduler.advance(current.plan, current.unread)
@@ -249,7 +249,7 @@ class Core:
         return InFlight(plan, logits_RV)
 
     def _end(self, current: InFlight) -> None:
-        """Wait for the chosen tokens; keep, store and deliver those that stand."""
+        """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
         sampled, errors = current.read()
         self.observers.phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
@@ -262,7 +262,7 @@ class Core:
     def _note(
         self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
     ) -> None:
-        """Keep the log-probabilities of accepted tokens; end sequences one of whose accepted rows is bad."""
+        """Keep the log-probabilities of accepted tokens; end a sequence if one of its accepted rows has an error."""
         for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
             tracker = self._trackers.get(work.sequence.id)
             position = work.start + work.count - work.num_logits + 1
@@ -281,7 +281,7 @@ class Core:
         self.scheduler.finish(sequence, "error")
 
     def _deliver(self, trackers: List[Tracker]) -> None:
-        """Hand each tracker the tokens that its sequence has and it has not."""
+        """Hand each tracker the tokens of its sequence that it does not have yet."""
         now_s = self.clock()
         for tracker in trackers:
             if tracker.has_ended:
@@ -293,20 +293,20 @@ class Core:
                     self.scheduler.finish(sequence, "stop")
                 if sequence.finish_reason is not None:
                     tracker.finish(sequence.finish_reason)
-            except Exception as error:  # noqa: BLE001  (whatever the decoding of one text raises, the others go on)
+            except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
                 self._fail(sequence, error)
 
     def _recover(self) -> None:
-        """After Ctrl-C, no memory, …: whatever was being changed may be half done, and so may the step in flight."""
+        """After an interrupt or a failure: drop the step in flight, and have the scheduler restore its invariants."""
         self.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
 
-    # ---- what ends from outside
+    # ---- limits and cancelling
 
     def _check_queue(self, num_sequences: int) -> None:
-        most, waiting = self.loaded.config.max_waiting, len(self.scheduler.waiting)
-        if most is not None and waiting + num_sequences > most:
-            raise CapacityError("places in the queue", waiting + num_sequences, most, "max_waiting, or try again later")
+        limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + num_sequences
+        if limit is not None and needed > limit:
+            raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
 
     def _end_overdue(self) -> None:
         now_s = self.clock() if self._deadlines else 0.0
@@ -320,13 +320,13 @@ class Core:
                     self._fail(tracker.sequence, RequestError(f"the deadline has passed after {num_tokens} tokens"))
 
     def _leave_out_finished(self) -> None:
-        """Leave what has ended since it was planned out of the step in flight, even if it goes on before that."""
+        """Take sequences that have ended out of the step in flight, even if they are resumed before it is read."""
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None
 
     def _let_go(self) -> None:
         while self._abandoned:
-            sequence = self._abandoned[0]  # taken out last: an interrupt before that repeats it
+            sequence = self._abandoned[0]  # removed last, so that an interrupt before that repeats it
             (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
             self._trackers.pop(sequence.id, None)
             self._deadlines.pop(sequence.id, None)

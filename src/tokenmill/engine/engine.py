@@ -1,4 +1,4 @@
-"""The face for people: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
+"""The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
@@ -23,7 +23,8 @@ __all__ = ["Engine"]
 class Engine:
     """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads.
 
-    core is the loop that every method drives: a server, or whoever wants requests as objects, uses it.
+    core is the loop that every method drives. A server uses it directly, for requests with a priority, a deadline or a
+    way to cancel them.
     """
 
     def __init__(self, core: Core) -> None:
@@ -36,7 +37,7 @@ class Engine:
 
     @property
     def model_config(self) -> ModelConfig:
-        """What the model is made of."""
+        """The shape of the model, as its config.json gives it."""
         return self.core.loaded.model_config
 
     @property
@@ -46,7 +47,7 @@ class Engine:
 
     @property
     def program_name(self) -> str:
-        """The program that runs it."""
+        """The name of the program that runs the model."""
         return self.core.loaded.program_name
 
     @property
@@ -56,7 +57,7 @@ class Engine:
 
     @property
     def kernel_name(self) -> str:
-        """What attends: a kernel's name, or the program's that attends by itself."""
+        """The name of the attention kernel, or of the program if it computes attention itself."""
         return self.core.loaded.kernel_name
 
     @property
@@ -77,7 +78,7 @@ class Engine:
         """Continue a prompt, or each of a list of prompts, ragged as they come.
 
         `settings` are the fields of SamplingParams. With n above 1 every prompt gives n completions, in order. Raises
-        RequestError when a prompt cannot be served; then none of the list is.
+        RequestError if one of the prompts cannot be served; then none of them is run.
         """
         params = self.core.inputs.params(settings)
         many = is_batch(prompt)
@@ -112,7 +113,7 @@ class Engine:
         return session
 
     def open(self, path: str | Path, convert: bool = False) -> Session:
-        """A session from a file that Session.save wrote, here or elsewhere: the same text as if it had never stopped.
+        """A session from a file that Session.save wrote, in this process or another; its text goes on as in one run.
 
         `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
         for a file that is damaged or of another model.

@@ -1,7 +1,8 @@
-"""A step in flight: it has begun, and the tokens that it chose may still be on their way from the device.
+"""A step in flight: it has begun, and its tokens may still be on their way from the device.
 
-With async scheduling the next step begins before this one is read: it takes the chosen tokens on the device, while the
-scheduler only holds a mark of the row that chose each. There is one step in flight and no more.
+With async scheduling the next step begins before the tokens of this one are read. The device hands them on to the next
+step, while the scheduler holds a placeholder for each, the mark of the row that chose it. One step at most is in
+flight.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ __all__ = ["InFlight", "collect"]
 class InFlight:
     """rows_of: for each work item of the plan, which of the sampled rows are its own.
 
-    is_overtaken: the scheduler has gone on with the marks of this step's tokens in their places.
+    is_overtaken: the next step was planned already, with marks in the places of this step's tokens.
     """
 
     def __init__(self, plan: Plan, logits_RV: Tensor) -> None:
@@ -38,7 +39,7 @@ class InFlight:
         self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV
         try:
             self._choice = choose(self._logits_RV, self._rows) if self._rows else None
-        except RequestError:  # `read` will find the row
+        except RequestError:  # `read` samples row by row and finds the one that fails
             self._choice = None
 
     @property
@@ -47,7 +48,7 @@ class InFlight:
         return [[unread_mark(rows.start)] if rows else [] for rows in self.rows_of]
 
     def leave_out_finished(self) -> bool:
-        """Leave out sequences that have ended since, even if they go on later; False if none is left."""
+        """Leave out sequences that have ended since, even if they are resumed later; False if none is left."""
         kept = [index for index, work in enumerate(self.plan.work) if work.sequence.finish_reason is None]
         self.plan = self.plan._replace(work=[self.plan.work[index] for index in kept])
         self.rows_of = [self.rows_of[index] for index in kept]
@@ -76,13 +77,13 @@ class InFlight:
 
 
 def collect(plan: Plan, logits_RV: Tensor) -> None:
-    """Hand the rows of scored sequences to those that collect them."""
+    """Hand the logits of scored sequences to their `collect`."""
     first = 0
     for work in plan.work:
         sequence = work.sequence
         if sequence.collect is not None and work.num_logits:
             sequence.collect(work, logits_RV[first : first + work.num_logits])
-            sequence.score_from = work.start + work.count  # preempted or not, no row is handed over twice
+            sequence.score_from = work.start + work.count  # no row is handed over twice, even if preempted
         first += work.num_logits
 
 
@@ -102,6 +103,6 @@ def _state(sequence: Sequence) -> SamplerState:
 
 
 def _can_go_unread(work: Work) -> bool:
-    """Whether it brings at most one token, whose value the next choice needs only by way of the model."""
+    """Whether the next token can be chosen before this one is read: there are no drafts, penalties or logprobs."""
     kind = _state(work.sequence).row().kind
     return work.sequence.score_from is None and not work.drafts and kind is not ChoiceKind.HISTORY

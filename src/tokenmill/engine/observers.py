@@ -1,4 +1,4 @@
-"""Observers of the loop: told of every step, in the thread that makes it. For measuring; they change nothing."""
+"""Observers of the loop, called at every step in the thread that runs it. They measure, and change nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["Observer", "Observers"]
 
 
 class Observer:
-    """Does nothing; a subclass says what it wants to know."""
+    """Does nothing; a subclass overrides the calls that it needs."""
 
     def phase(self, name: str, plan: Plan | None) -> None:
         """A phase has ended: begin, plan (with the plan), run, sample (with the plan as it was computed), deliver."""
@@ -21,7 +21,7 @@ class Observer:
 
 
 class Observers:
-    """Those of one core. in_order: some of them needs each step read before the next begins."""
+    """The observers of one core. in_order: one of them needs each step to be read before the next begins."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
@@ -37,7 +37,7 @@ class Observers:
 
     @contextmanager
     def added(self, observer: Observer, in_order: bool = False) -> Iterator[None]:
-        """Tell an observer of every step inside."""
+        """Inside this context, call an observer at every step."""
         self._observers = [*self._observers, observer]
         self._num_in_order += in_order
         try:

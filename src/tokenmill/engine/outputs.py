@@ -1,4 +1,4 @@
-"""What comes back: Completion when a sequence is done, Piece while it grows, Timing of both.
+"""The results: Piece while a sequence grows, Completion when it has ended, Timing of both.
 
 A Tracker follows one sequence from submission to its end: it turns accepted tokens into text that is safe to show,
 notices stop strings, and keeps the clock readings from which every figure is derived.
@@ -48,7 +48,7 @@ class Timing:
 class Completion:
     """One finished sequence.
 
-    tokens: the new ids only, the end-of-sequence token included where it ended so. finish_reason: "eos" for the model's
+    tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
     own end, "stop" for a stop text or id, "length" for max_new_tokens or the context.
     """
 
@@ -68,9 +68,9 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of one continuation: text that is safe to show, tokens, and their log-probabilities if asked for.
+    """What is new of one continuation: text that is safe to show, tokens, and their log-probabilities if wanted.
 
-    done: the whole, on the last piece. index: which of a request's n continuations it belongs to.
+    done: the completion, on the last piece. index: which of a request's n continuations it belongs to.
     """
 
     text: str
@@ -84,8 +84,8 @@ class Piece:
 class Tracker:
     """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
 
-    Tokens are decoded when text is taken, at the latest when MAX_UNDECODED have come together, and one by one where a
-    stop string could end them. started_s: the clock at submission. index: see Piece.
+    Tokens are decoded when text is taken, at the latest when MAX_UNDECODED are waiting, and one by one if the request
+    has stop strings. started_s: the clock at submission. index: see Piece.
     """
 
     sequence: Sequence
@@ -103,11 +103,11 @@ class Tracker:
 
     @property
     def has_ended(self) -> bool:
-        """Well, or with an error."""
+        """Whether it has a completion or an error."""
         return self.completion is not None or self.error is not None
 
     def push(self, tokens: List[int], now_s: float) -> bool:
-        """Take in accepted tokens; True when a stop string has ended the text."""
+        """Append accepted tokens; True if a stop string has ended the text."""
         self.tokens += tokens
         self.times_s += [now_s] * len(tokens)
         if self.detokenizer is None:
@@ -141,7 +141,7 @@ class Tracker:
         return Piece(text, tokens, done, self._logprobs(first, len(self.tokens)), self.index)
 
     def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
-        """Of the generated tokens [first, last), if they were asked for."""
+        """Of the generated tokens [first, last); None if the request does not want them."""
         if self.sequence.params.logprobs is None:
             return None
         start = self.sequence.num_prompt_tokens
@@ -150,19 +150,19 @@ class Tracker:
 
     def _decode(self) -> None:
         if self.detokenizer is not None:
-            # A token that stops the sequence is no text.
+            # The token that stops a sequence is not part of the text.
             end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
             self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
 
     def _cut(self) -> bool:
-        """Whether a stop string was found; then what came after it is no output."""
+        """Whether a stop string was found; if so, the tokens after it are removed."""
         if self.detokenizer is None or self.detokenizer.stopped is None:
             return False
         del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
         return True
 
     def finish(self, reason: str) -> None:
-        """Flush what was held back and make the completion. A stop string may come to light only now."""
+        """Flush the text that was held back and make the completion. A stop string may be found only now."""
         self._decode()
         if self.detokenizer is not None:
             self.detokenizer.finish()
@@ -182,7 +182,7 @@ class Tracker:
 
 
 def make_detokenizer(tokenizer: Tokenizer | None, sequence: Sequence) -> Detokenizer | None:
-    """A detokenizer for what a sequence will say after its prompt, where there is a tokenizer."""
+    """A detokenizer for the tokens that follow the prompt of a sequence; None without a tokenizer."""
     if tokenizer is None:
         return None
     params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]

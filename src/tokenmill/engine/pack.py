@@ -1,4 +1,4 @@
-"""Packed models written: the weights of a checkpoint in the layout that one program reads, in one file."""
+"""Writes packed models: the weights of a checkpoint in the layout that one program reads, in one file."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """Requests: a prompt and its settings, checked before they are queued, as sequences that the scheduler can run.
 
-Nothing is cut or corrected silently. What cannot be served is refused with the numbers and the setting to change.
+No prompt is cut and no setting corrected silently. What cannot be served is refused; the message says by how much, and
+which setting to change.
 """
 
 import logging
@@ -46,7 +47,7 @@ class Request:
 
 
 class InputProcessor:
-    """Turns prompts into the sequences of one model, and numbers them."""
+    """Turns prompts into the sequences of one model, and gives each sequence an id."""
 
     def __init__(
         self, config: ResolvedConfig, model: ModelConfig, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
@@ -92,7 +93,7 @@ class InputProcessor:
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
     ) -> Iterator[Sequence]:
         """The n sequences that a prompt asks for. priority and salt: see Sequence."""
-        most = self._max_tokens(len(tokens), params)
+        max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
         self._check_ids((*params.stop_token_ids, *params.logit_bias))
@@ -104,7 +105,7 @@ class InputProcessor:
                 self.new_id(),
                 list(tokens),
                 len(tokens),
-                most,
+                max_tokens,
                 params,
                 seed + number,
                 stops,
@@ -113,32 +114,32 @@ class InputProcessor:
             )
 
     def scored(self, tokens: list[int], score_from: int) -> Sequence:
-        """A sequence that is only read, and kept so that it can be rewound and read on another way."""
+        """A sequence whose logits are read and from which nothing is sampled; it is kept, so that it can be rewound."""
         self.check_length(len(tokens))
         return Sequence(self.new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
 
     def kept(self) -> Sequence:
-        """An empty sequence that is kept from call to call, as sessions are made of."""
+        """An empty sequence that is kept from call to call: the sequence of a session."""
         return Sequence(self.new_id(), [], 0, self._max_length, keep=True)
 
     def check_length(self, num_tokens: int) -> None:
-        """RequestError for what is longer than any sequence may be."""
+        """RequestError for more tokens than max_length."""
         if num_tokens > self._max_length:
             raise RequestError(
                 f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
             )
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        """Length at which the sequence ends: what was asked for or, by default, what fits."""
-        most, wanted, least = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
-        if num_prompt + (wanted or least) > most:
-            asked = wanted or max(DEFAULT_MAX_NEW_TOKENS, least)
-            remedy = "raise max_length" if most < self._model.context else "this is the model's own context"
+        """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
+        max_length, wanted, min_new = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
+        num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
+        if num_prompt + (wanted or min_new) > max_length:
+            remedy = "raise max_length" if max_length < self._model.context else "this is the model's own context"
             raise RequestError(
-                f"prompt of {num_prompt} tokens + max_new_tokens of {asked} is over max_length of {most}: "
+                f"prompt of {num_prompt} tokens + max_new_tokens of {num_new} is over max_length of {max_length}: "
                 f"shorten the prompt or lower max_new_tokens ({remedy})"
             )
-        return min(num_prompt + (wanted or max(DEFAULT_MAX_NEW_TOKENS, least)), most)
+        return min(num_prompt + num_new, max_length)
 
     def _check_ids(self, tokens: List[int]) -> None:
         size = self._model.vocab_size
@@ -152,7 +153,7 @@ class InputProcessor:
         return self._tokenizer
 
     def new_id(self) -> int:
-        """A number that no sequence had before."""
+        """An id that no sequence had before."""
         return next(self._ids)
 
 

@@ -48,9 +48,9 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
 
 
-def _keeps_codes(kept: ResolvedConfig, asked: str, model: ModelConfig) -> bool:
-    """A quantised file stays as it is unless something else was asked for, or no program here can run it so."""
-    if asked != "auto" or not model.codes:
+def _keeps_codes(kept: ResolvedConfig, scheme: str, model: ModelConfig) -> bool:
+    """A quantised file stays as it is unless another scheme is given, or no program here can run its codes."""
+    if scheme != "auto" or not model.codes:
         return False
     try:
         _, _, program = choose_program(kept, model, cache_spec(kept, model), find_device(kept.device))

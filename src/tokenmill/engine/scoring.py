@@ -53,7 +53,7 @@ def run_to_end(core: Core, sequence: Sequence) -> None:
 
 
 def _read(core: Core, sequence: Sequence) -> Tensor:
-    """All wanted logits of a sequence that is queued for this alone."""
+    """All wanted logits of a scored sequence."""
     rows: list[Tensor] = []
     try:
         sequence.collect = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
@@ -70,7 +70,7 @@ def _drop(core: Core, sequence: Sequence) -> None:
 
 
 def _add_logprobs(total: Tensor) -> Callable[[Work, Any], None]:
-    """Adds, row by row, the log-probability of the token that really follows."""
+    """Adds, row by row, the log-probability of the token that follows in the sequence."""
 
     def collect(work: Work, logits_RV: Tensor) -> None:
         first = work.start + work.count - work.num_logits

@@ -1,4 +1,4 @@
-"""A text that grows: its tokens, and their rows in the cache, kept from call to call.
+"""A session: a text that grows, whose tokens and rows in the cache are kept from call to call.
 
     session = engine.session("Once upon a time")
     session.generate(max_new_tokens=20)
@@ -6,8 +6,9 @@
     session.rewind(4)
     session.save("tale.kv")
 
-Sessions of one engine share blocks until one of them writes. When room runs out, those of a session that waits are
-taken and computed again at its next turn: the same text, only later. Closing or losing a session frees its blocks.
+Sessions of one engine share blocks until one of them writes. When blocks run out, those of an idle session are taken,
+and its rows are computed again when it next runs: the same text, only later. A session frees its blocks when it is
+closed or garbage-collected.
 """
 
 import weakref
@@ -29,33 +30,33 @@ from tokenmill.schedule.sequence import RowSource, Sequence
 __all__ = ["Session", "open_session"]
 
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
-"""Settings that a call does not hand on to the next."""
+"""Settings that are not kept from one call to the next."""
 
 MIXED = "mixed"
-"""In the header's field `build`: rows of other conditions are among these, so they are equal to no engine's own."""
+"""The field `build` of a file some of whose rows were computed under other conditions: it equals no engine's own."""
 
 REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
-"""The fields of a sequence that a request sets, and not its rows."""
+"""The fields of a sequence that a request sets; the others describe its rows."""
 
 
 class Session:
     """Made by Engine.session and Engine.open.
 
-    params: the sampling settings of the last call, which the next one starts from. notes: whatever JSON can hold, kept
-    with the session when it is saved.
+    params: the sampling settings of the last call, which the next one starts from. notes: any JSON object, saved
+    with the session.
     """
 
     def __init__(self, core: Core, params: SamplingParams | None = None) -> None:
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
-        self._end: int | None = None  # where the last answer ended; what lies behind is yet to be cut off
-        self._stream: object | None = None  # the stream whose answer is under way
+        self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
+        self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept()
-        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)  # first: parked, it holds blocks
+        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)  # before the sequence can hold blocks
         with core.exclusive():
             core.scheduler.park(self._sequence)
 
-    # ---- what is there
+    # ---- reading
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -64,7 +65,7 @@ class Session:
 
     @property
     def text(self) -> str:
-        """The same as text; special tokens are shown. RequestError without a tokenizer."""
+        """All tokens as text, special tokens included. RequestError without a tokenizer."""
         tokenizer = self.core.loaded.tokenizer
         if tokenizer is None:
             raise RequestError("this model has no tokenizer: read the tokens")
@@ -92,7 +93,7 @@ class Session:
         self._put(len(self), prompt)
 
     def _put(self, position: int, prompt: Prompt) -> None:
-        """Replace everything from `position` on by the prompt; at a refusal nothing has changed."""
+        """Replace everything from `position` on by the prompt. A refusal changes nothing."""
         inputs = self.core.inputs
         tokens = inputs.encode(prompt, after=self._open().tokens[:position])
         inputs.check_length(position + len(tokens))
@@ -104,10 +105,10 @@ class Session:
             sequence.counted_from = len(sequence.tokens)
 
     def generate(self, prompt: Prompt | None = None, **settings: Any) -> Completion:
-        """Go on, after `prompt` if there is one; what comes is part of the session.
+        """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
         `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in the last call, so
-        that a text is the same whether it came in one call or in several.
+        that a text is the same in one call and in several.
         """
         done = None
         for piece in self.stream(prompt, **settings):
@@ -116,51 +117,51 @@ class Session:
         return done
 
     def stream(self, prompt: Prompt | None = None, **settings: Any) -> Iterator[Piece]:
-        """As generate, piece by piece. Closed early, the session keeps the tokens that were shown."""
+        """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
         sequence, params = self._open(), self._next_params(settings)
         tokens = list(sequence.tokens)
         if prompt is not None:
             tokens += self.core.inputs.encode(prompt, after=tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
-        (asked,) = self.core.inputs.sequences(tokens, params)  # refused here, or not at all
-        self.core.scheduler.check(asked)
-        asked.counted_from = len(tokens) if prompt is not None else self._counted_from
-        self.params = replace(params, seed=asked.seed)
-        return self._follow(asked, len(sequence.tokens))
+        (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
+        self.core.scheduler.check(wanted)
+        wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
+        self.params = replace(params, seed=wanted.seed)
+        return self._follow(wanted, len(sequence.tokens))
 
-    def _follow(self, asked: Sequence, before: int) -> Iterator[Piece]:
+    def _follow(self, wanted: Sequence, before: int) -> Iterator[Piece]:
         sequence, shown = self._open(), None
         counted_from = sequence.counted_from
-        if sequence.tokens != asked.tokens[:before]:
+        if sequence.tokens != wanted.tokens[:before]:
             raise RequestError("the session has changed since this stream was asked for: ask again")
         stream = self._stream = object()
         try:
             with self.core.exclusive():
                 for name in REQUEST:
-                    setattr(sequence, name, getattr(asked, name))
+                    setattr(sequence, name, getattr(wanted, name))
             for piece in self.core.follow(Request([sequence])):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
-                if piece.done:  # now, and not when this iterator is collected: another answer may have begun by then
-                    self._stream, self._end = None, asked.num_prompt_tokens + shown
+                if piece.done:  # noted now: when this iterator is collected, another answer may have begun
+                    self._stream, self._end = None, wanted.num_prompt_tokens + shown
                 yield piece
         finally:
             if self._stream is stream:
                 self._stream = None
                 if shown is None:
                     sequence.counted_from = counted_from
-                # Drafts and stop texts may have gone further than what was shown; what was refused leaves nothing.
-                # Only noted here: an iterator may be collected in the middle of a step.
-                self._end = before if shown is None else asked.num_prompt_tokens + shown
+                # The sequence may be longer than what was shown, by drafts or a stop text; it is cut by `_settled`. Not
+                # here, because an iterator may be garbage-collected in the middle of a step.
+                self._end = before if shown is None else wanted.num_prompt_tokens + shown
 
     @property
     def _counted_from(self) -> int:
-        """Where what was given ends, and answers begin: penalties are the same in one call and in several."""
+        """Where the last prompt ends. Penalties count from there, and so are the same in one call and in several."""
         start, length = self._sequence.counted_from, len(self._sequence.tokens)
         return length if start is None else min(start, length)
 
     def _settled(self) -> Sequence:
-        """The sequence, cut off where the last answer ended."""
+        """The sequence, without tokens that lie after the end of the last answer."""
         if self._end is not None:
             with self.core.exclusive():
                 if self._end is not None:
@@ -177,7 +178,7 @@ class Session:
         return params
 
     def prefill(self) -> None:
-        """Compute the rows of all tokens but the last, which is fed with the next call."""
+        """Compute the rows of all tokens but the last, which the next call feeds."""
         sequence = self._open()
         if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return
@@ -219,7 +220,7 @@ class Session:
         self._put(position, prompt)
 
     def revise(self, tokens: list[int]) -> None:
-        """Become exactly `tokens`; what they begin alike with what is there stays computed."""
+        """Become exactly `tokens`; the rows of the common beginning stay computed."""
         alike = 0
         for old, new in zip(self._open().tokens, tokens, strict=False):
             if old != new:
@@ -233,7 +234,7 @@ class Session:
     # ---- keeping
 
     def save(self, path: str | Path) -> int:
-        """Write tokens, rows and sampling settings to a file; its size in bytes. What is missing is computed first."""
+        """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
         loaded = self.core.loaded
         with self.core.exclusive():  # so that no other sequence takes the rows before they are read
             sequence = self._open()
@@ -241,7 +242,7 @@ class Session:
                 raise RequestError("the session is empty: there is nothing to save")
             self.prefill()
             is_read = sequence.num_computed_tokens < sequence.num_saved  # and not loaded into the cache yet
-            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by whoever goes on
+            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
             header = {
                 **loaded.compatibility,
                 **({} if sequence.shares else {"build": MIXED}),
@@ -260,7 +261,7 @@ class Session:
     def restore(self, rows: RowSource, num_rows: int, counted_from: int | None, is_own: bool) -> None:
         """Take the rows of the first tokens from a source when they are next needed.
 
-        is_own: they were computed as this engine computes. Others are never shared with another text.
+        is_own: they were computed under the conditions of this engine. Other rows are never shared with another text.
         """
         with self.core.exclusive():
             sequence = self._open()
@@ -287,7 +288,7 @@ def _let_go(core: Core, sequence: Sequence) -> None:
 
 
 def open_session(core: Core, path: Path, convert: bool = False) -> Session:
-    """See Engine.open. The rows are loaded when the session first runs, which takes blocks as any other does then."""
+    """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
     loaded = core.loaded
     vocab_size, layout = loaded.model_config.vocab_size, loaded.pool.layout
     saved = read_session(path, loaded.compatibility, vocab_size, layout, convert)

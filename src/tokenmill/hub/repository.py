@@ -80,7 +80,7 @@ class Repository:
             self.progress.stage(f"{place} {name}: here already")
         else:
             self.progress.stage(f"{place} {name}")
-        # Asked by branch even when it is there: only so does the cache learn what the branch means, for offline use.
+        # Requested by branch even if the file is there: so the cache knows the branch's commit for offline use.
         bar = _bar_class(self.progress)
         try:
             path = Path(self._ask(lambda: hf_hub_download(self.name, name, revision=revision, tqdm_class=bar)))

@@ -47,7 +47,7 @@ class Cost:
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
     def tokens_within(self, available_bytes: int) -> int:
-        """Cache slots that memory of this size leaves room for; 0 when not even the weights fit."""
+        """Cache slots that fit into memory of this size; 0 when not even the weights fit."""
         return max(0, available_bytes - self.weights_bytes - self.workspace_bytes) // self.bytes_per_token
 
 
@@ -65,7 +65,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Storage:
-    """What numbers are held in. bytes_per_weight: of matrices, with scales. integer: they are multiplied as bytes."""
+    """How values are stored. bytes_per_weight: of matrices, with scales. integer: they are multiplied as bytes."""
 
     dtype: str
     bytes_per_weight: float

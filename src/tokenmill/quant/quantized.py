@@ -1,8 +1,8 @@
 """Schemes q8, q4 and file: matrices of integer codes.
 
-Rows of a checkpoint that are codes are kept exactly; rows that are numbers are rounded when the matrix is complete. The
-PyTorch module multiplies by turning its rows back into numbers, which works on every device and is fast on none. The
-native program takes the parts and has kernels for them.
+Rows of a checkpoint that are codes are kept exactly; floating-point rows are rounded when the matrix is complete. The
+PyTorch module dequantises its rows to multiply, which works on every device and is fast on none. The native program
+takes the parts and has kernels for them.
 """
 
 import torch
@@ -20,7 +20,10 @@ TENSORS = ("numbers", "codes", "scales", "minimums")  # of Stored
 
 
 class QuantizedLinear(Matrix):
-    """x · weightᵀ + bias, from parts that each cover some rows; numbers are rounded to `bits`, unless that is None."""
+    """x · weightᵀ + bias, from parts that each cover some rows.
+
+    bits: to what floating-point rows are rounded; None leaves them as they are.
+    """
 
     keeps_codes = True
 
@@ -45,7 +48,7 @@ class QuantizedLinear(Matrix):
         self._kept[first] = stored
 
     def finish(self) -> None:
-        """Round the rows that came as numbers, and free them."""
+        """Round the floating-point rows, and free them."""
         assert self.weight is not None, "finish is called once"
         first = 0
         for start, stored in [*sorted(self._kept.items()), (self._out_features, None)]:
@@ -98,7 +101,7 @@ def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
 def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
     """[1, R], as sums that a compiler makes one pass over the codes of."""
     if part.codes is None or part.scales is None:
-        assert part.numbers is not None, "numbers or codes"
+        assert part.numbers is not None, "a part has numbers or codes"
         return product(x_1D, part.numbers, bias_R)
     missing = part.codes.shape[1] - x_1D.shape[1]
     x_GC = F.pad(realised(x_1D.float().flatten()), (0, missing)).view(-1, GROUP)
@@ -171,7 +174,7 @@ class Q4(_Integer):
 
 
 class AsStored(_Integer):
-    """As the checkpoint stores them: codes stay codes, numbers stay numbers."""
+    """Matrices as the checkpoint stores them: codes stay codes, floating point stays floating point."""
 
     keeps_codes = True
 

@@ -13,7 +13,7 @@ ROWS = 1024  # at a time, so that temporaries stay small
 
 
 def round_to_nearest(numbers_RK: Tensor, bits: int, group: int = GROUP) -> Stored:
-    """[R, K] numbers in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
+    """[R, K] values in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
 
     group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
     and minimums are half floats, held as float32 and repeated for every 32 inputs.
@@ -67,8 +67,8 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     return best
 
 
-def _half(numbers: Tensor) -> Tensor:
-    return numbers.half().float()
+def _half(values: Tensor) -> Tensor:
+    return values.half().float()
 
 
 def _safe(scales_RG: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Weight schemes: how the matrices of a model are stored and multiplied.
 
-A scheme is one file and one line in SCHEMES. It makes the module that stands for one matrix, and it alone knows the
-facts about its matrices that other rooms ask for: their bytes, their layout in the native program, where they run.
+A scheme is one file and one line in SCHEMES. It makes the module of one matrix, and it alone knows the
+facts about its matrices that other rooms need: their bytes, their layout in the native program, where they run.
 The loader fills the plain parameters of a module; `finish` then brings them into their final form, matrix by matrix.
 """
 
@@ -24,7 +24,7 @@ SCHEMES = {
     "q4": "tokenmill.quant.quantized:Q4",
     "file": "tokenmill.quant.quantized:AsStored",
 }
-"""By preference: of those that a program prefers, "auto" takes the first that does not refuse."""
+"""In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse."""
 REFERENCE = "dense"
 """The scheme that others are compared with: plain matrices, on every device."""
 AS_STORED = "file"
@@ -32,7 +32,7 @@ AS_STORED = "file"
 
 
 class Matrix(nn.Module):
-    """What stands for one matrix of a model; its plain parameters are `weight` [out, in] and `bias`, or None."""
+    """The module of one matrix of a model; its plain parameters are `weight` [out, in] and `bias`, or None."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -90,7 +90,7 @@ class Scheme(Protocol):
     fills_in: torch.dtype | None
     """See Matrix."""
     rounds_to: int | None
-    """Bits to which it rounds matrices of numbers; None where it does not."""
+    """Bits to which it rounds floating-point matrices; None if it does not."""
     min_agreement: float
     """The share of golden tokens that must be equal; 1 where whole texts must be."""
 
@@ -116,7 +116,7 @@ class Scheme(Protocol):
         """A module x_TD → x_TF with parameters not filled yet."""
 
     def router(self, in_features: int, out_features: int) -> Matrix:
-        """The same for what chooses experts, which no scheme rounds: its choices are all or nothing."""
+        """The same for the router of experts, which no scheme rounds: a small error may choose another expert."""
 
 
 def find_scheme(name: str) -> Scheme:

@@ -1,4 +1,4 @@
-"""Rows of a matrix as they are stored: plain numbers, or codes with a scale, and a minimum, for each group of a row.
+"""Rows of a matrix as they are stored: floating point, or codes with a scale, and a minimum, for each group of a row.
 
 Every integer scheme and every quantised file can be written as one of these:
 
@@ -21,7 +21,7 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Stored:
-    """R rows of K numbers: either `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
+    """R rows of K values: floats `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
 
     minimums: as the scales, where there are any.
     """
@@ -55,7 +55,7 @@ class Stored:
         return Stored(self.bits, *transformed)
 
     def values(self) -> Tensor:
-        """[R, K]: the numbers, or float32 of what the codes stand for."""
+        """[R, K]: the floating-point rows, or the float32 values of the codes."""
         if self.numbers is not None:
             return self.numbers
         assert self.codes is not None and self.scales is not None

@@ -14,7 +14,7 @@ presence_penalty and frequency_penalty are as in OpenAI's API. Nothing here know
 import torch
 from torch import Tensor
 
-from tokenmill.sample.probabilities import mass
+from tokenmill.sample.probabilities import integer_probabilities
 
 __all__ = [
     "NUM_CANDIDATES",
@@ -65,32 +65,32 @@ def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
     return logits_RV / temperature_R[:, None]
 
 
-def top_k(logits_RV: Tensor, k_R: Tensor, most: int) -> Tensor:
-    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V. most: the largest k."""
+def top_k(logits_RV: Tensor, k_R: Tensor, max_k: int) -> Tensor:
+    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V. max_k: the largest k."""
     k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
-    largest_RK = logits_RV.topk(max(min(most, logits_RV.shape[-1]), 1), dim=-1).values
+    largest_RK = logits_RV.topk(max(min(max_k, logits_RV.shape[-1]), 1), dim=-1).values
     kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))
     return torch.where(logits_RV < kth_R1.where(k_R1 > 0, -_INF), -_INF, logits_RV)
 
 
 def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) -> Tensor:
-    """The fewest likeliest tokens whose probabilities sum to p; of equally likely ones the lowest ids stay. Off: 1.
+    """The smallest set of likeliest tokens whose probabilities sum to p; of equally likely ones the lowest ids. Off: 1.
 
-    p_R: float64. The likeliest token, the greedy one, always stays. A token stays when those before it sum to less than
-    p of the total, which the `num_candidates` likeliest tokens nearly always settle: rows where they do not are tried
-    again with eight times as many, at last the whole vocabulary. The outcome does not depend on the number.
+    p_R: float64. The likeliest token, the greedy one, always stays. A token stays if the tokens before it sum to less
+    than p of the total. Only the `num_candidates` likeliest tokens are sorted; rows where these sum to less than p are
+    tried again with eight times as many, at last the whole vocabulary. The outcome does not depend on the number.
     """
-    mass_RV, p_R1 = mass(logits_RV), p_R[:, None]
-    wanted_R1 = p_R1 * mass_RV.sum(dim=-1, keepdim=True)
-    candidates_RK = mass_RV.topk(min(num_candidates, mass_RV.shape[-1]), dim=-1).values
+    weights_RV, p_R1 = integer_probabilities(logits_RV), p_R[:, None]
+    wanted_R1 = p_R1 * weights_RV.sum(dim=-1, keepdim=True)
+    candidates_RK = weights_RV.topk(min(num_candidates, weights_RV.shape[-1]), dim=-1).values
     before_RK = candidates_RK.cumsum(dim=-1) - candidates_RK
     num_kept_R1 = (before_RK < wanted_R1).sum(dim=-1, keepdim=True).clamp(min=1)
-    least_R1 = candidates_RK.gather(-1, num_kept_R1 - 1)
-    kept_RV = _largest(mass_RV, least_R1.where(p_R1 < 1, -1), num_kept_R1)
+    smallest_R1 = candidates_RK.gather(-1, num_kept_R1 - 1)
+    kept_RV = _largest(weights_RV, smallest_R1.where(p_R1 < 1, -1), num_kept_R1)
     narrowed_RV = torch.where(kept_RV, logits_RV, -_INF)
-    if num_candidates < mass_RV.shape[-1]:
-        settled_R1 = (candidates_RK.sum(dim=-1, keepdim=True) >= wanted_R1) | (p_R1 >= 1)
-        again = (~settled_R1[:, 0]).nonzero()[:, 0]
+    if num_candidates < weights_RV.shape[-1]:
+        is_enough_R1 = (candidates_RK.sum(dim=-1, keepdim=True) >= wanted_R1) | (p_R1 >= 1)
+        again = (~is_enough_R1[:, 0]).nonzero()[:, 0]
         if len(again):
             narrowed_RV[again] = top_p(logits_RV[again], p_R[again], 8 * num_candidates)
     return narrowed_RV
@@ -105,8 +105,8 @@ def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
     return torch.where(below_RV < p_R.log().float()[:, None], -_INF, logits_RV)
 
 
-def _largest(mass_RV: Tensor, least_R1: Tensor, num_kept_R1: Tensor) -> Tensor:
-    """Mask of a row's num_kept largest masses, the smallest of which is `least`; of those equal to it the first ids."""
-    above_RV, tied_RV = mass_RV > least_R1, mass_RV == least_R1
+def _largest(values_RV: Tensor, smallest_R1: Tensor, num_kept_R1: Tensor) -> Tensor:
+    """Mask of the num_kept largest values of a row, the last of which is `smallest`; of those equal to it the first."""
+    above_RV, tied_RV = values_RV > smallest_R1, values_RV == smallest_R1
     num_tied_kept_R1 = num_kept_R1 - above_RV.sum(dim=-1, keepdim=True)
     return above_RV | (tied_RV & (tied_RV.cumsum(dim=-1) <= num_tied_kept_R1))

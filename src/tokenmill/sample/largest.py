@@ -1,5 +1,5 @@
-"""The largest of each row, which is all that greedy sampling needs. On a CPU this is our own library's where there is
-one: one call. torch's argmax takes ten times numpy's time, and numpy's way is three calls.
+"""The largest logit of each row, which is all that greedy sampling needs. On a CPU the native library finds it in one
+call, where there is one. torch's argmax takes ten times the time of numpy's, and numpy needs three calls.
 """
 
 from array import array

@@ -1,33 +1,34 @@
-"""Probabilities as whole numbers, and what is computed from them: the draw and the log-probabilities.
+"""Integer probabilities, and what is computed from them: the draw and the log-probabilities.
 
-A sum of floats depends on its order, and the order on batch size, alignment and device. Sums of integers do not, so a
-row's result is the same bits alone, among others, and after any other row was narrowed further. The likeliest token
-has mass 2**(62 - bits of V): every sum fits 63 bits. Each mass is cut down to a whole number, which takes from each
-token less than 2**-46 of the likeliest one's probability at V = 49152 (2**-44 at V = 2**17), far under what float32
-logits can express. Nothing here knows of settings or sequences. Rows need a finite largest logit.
+A sum of floats depends on its order, and the order on batch size, alignment and device. Sums of integers do not, so the
+result of a row is the same bits alone or among others, whatever filters are applied to the other rows. The likeliest
+token has the integer probability 2**(62 - bits of V), so that every sum fits into 63 bits. The others are rounded down,
+which takes from each less than 2**-46 of the likeliest token's probability at V = 49152 (2**-44 at V = 2**17), far
+below the resolution of float32 logits. Nothing here knows of settings or sequences. The largest logit of a row must be
+finite.
 """
 
 import torch
 from torch import Tensor
 
-__all__ = ["draw", "log_probability", "mass"]
+__all__ = ["draw", "integer_probabilities", "log_probability"]
 
 
-def mass(logits_RV: Tensor) -> Tensor:
+def integer_probabilities(logits_RV: Tensor) -> Tensor:
     """Unnormalised softmax as int64 [R, V]; 0 for -inf."""
     largest_R1 = logits_RV.amax(dim=-1, keepdim=True).double()
-    return (logits_RV.double() - largest_R1).exp_().mul_(_largest_mass(logits_RV)).to(torch.int64)
+    return (logits_RV.double() - largest_R1).exp_().mul_(_largest(logits_RV)).to(torch.int64)
 
 
 def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """Inverse CDF in vocabulary order: the first id whose cumulative mass reaches uniform · total.
+    """Inverse CDF in vocabulary order: the first id whose cumulative integer probability reaches uniform · total.
 
-    uniform_R: float64 in (0, 1). Tokens without mass are never drawn.
+    uniform_R: float64 in (0, 1). Tokens of probability 0 are never drawn.
     """
-    cumulative_RV = mass(logits_RV).cumsum(dim=-1)
+    cumulative_RV = integer_probabilities(logits_RV).cumsum(dim=-1)
     total_R1 = cumulative_RV[:, -1:]
-    # The product is above 0, so the target is 1 or more and a token without mass cannot match; rounded to float64 it
-    # may come out above the total.
+    # The product is above 0, so the target is 1 or more and a token of probability 0 cannot match; rounded to
+    # float64 it may come out above the total.
     target_R1 = (uniform_R[:, None] * total_R1).ceil().to(torch.int64).minimum(total_R1)
     return torch.searchsorted(cumulative_RV, target_R1).squeeze(-1)
 
@@ -35,9 +36,10 @@ def draw(logits_RV: Tensor, uniform_R: Tensor) -> Tensor:
 def log_probability(logits_RV: Tensor) -> Tensor:
     """log_softmax in float32, the same bits in any batch."""
     largest_R1 = logits_RV.amax(dim=-1, keepdim=True).double()
-    total_R1 = mass(logits_RV).sum(dim=-1, keepdim=True).double() / _largest_mass(logits_RV)
+    total_R1 = integer_probabilities(logits_RV).sum(dim=-1, keepdim=True).double() / _largest(logits_RV)
     return (logits_RV.double() - largest_R1 - total_R1.log()).float()
 
 
-def _largest_mass(logits_RV: Tensor) -> float:
+def _largest(logits_RV: Tensor) -> float:
+    """The integer probability of the likeliest token."""
     return 2.0 ** (62 - logits_RV.shape[-1].bit_length())

@@ -3,7 +3,7 @@
 The order is fixed: repetition, presence and frequency penalty, logit bias, the mask of minimum lengths; then, at
 temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p and a draw with the
 one number of (seed, position). A row's token depends on that row alone, bit for bit, so batches and drafts cannot
-change it. A filter runs on the rows that use it; when every row is plain greedy nothing runs but one `max`.
+change it. A filter runs on the rows that use it; when every row is plain greedy, only one `max` runs.
 """
 
 import math
@@ -37,7 +37,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Per row the token, and its log-probabilities where the row asks for them."""
+    """The token of each row, and its log-probabilities if the row wants them."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]
@@ -57,7 +57,7 @@ class Choice:
         return torch.as_tensor(self._ids_R)
 
     def read(self) -> Sampled:
-        """Wait for it. RequestError as in `sample`."""
+        """Wait for the tokens. RequestError as in `sample`."""
         ids, *checked = self._reading.lists()
         for values in checked:
             _check(values, self._rows)
@@ -77,7 +77,7 @@ def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
 
 
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
-    """The same without waiting for the device, but for top_p. Of errors only those about ids are raised at once."""
+    """As `sample`, without waiting for the device, except for top_p. Only errors about ids are raised at once."""
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
         return Choice(logits_RV, rows, *largest(logits_RV))
@@ -123,7 +123,7 @@ def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     logits_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
     noise_R = _column(logits_RV, [uniform(row.seed, row.position) for row in rows], torch.float64)
     ids_R = draw(_run(_WARPERS, logits_RV, rows), noise_R)
-    return ids_R.clamp(0, logits_RV.shape[-1] - 1)  # of a row of NaN, which `read` refuses, it may be anything
+    return ids_R.clamp(0, logits_RV.shape[-1] - 1)  # a row of NaN, which `read` refuses, may draw any id
 
 
 def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -164,9 +164,9 @@ def _forbid_end(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _temperature(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    # Numbers under float32's smallest normal one would become 0.
-    least = torch.finfo(torch.float32).tiny
-    return filters.temperature(logits_RV, _column(logits_RV, [max(row.params.temperature, least) for row in rows]))
+    # A temperature below float32's smallest normal number would become 0.
+    smallest = torch.finfo(torch.float32).tiny
+    return filters.temperature(logits_RV, _column(logits_RV, [max(row.params.temperature, smallest) for row in rows]))
 
 
 def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -175,10 +175,10 @@ def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    # What top_k has left, but for ties at the k-th place, is all there is to order.
-    most = max(row.params.top_k or filters.NUM_CANDIDATES for row in rows)
+    # Only the tokens that top_k has kept, ties at the k-th place aside, have to be sorted.
+    max_count = max(row.params.top_k or filters.NUM_CANDIDATES for row in rows)
     p_R = _column(logits_RV, [row.params.top_p for row in rows], torch.float64)
-    return filters.top_p(logits_RV, p_R, min(most, filters.NUM_CANDIDATES))
+    return filters.top_p(logits_RV, p_R, min(max_count, filters.NUM_CANDIDATES))
 
 
 def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -231,15 +231,15 @@ def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 def _logprobs(logits_RV: Tensor, rows: Sequence[Row], choice: Choice) -> list[TokenLogprobs | None]:
     found: list[TokenLogprobs | None] = [None] * len(rows)
-    asked = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
-    if not asked:
+    wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
+    if not wanted:
         return found
-    picked = list(asked)
+    picked = list(wanted)
     logprobs_PV = log_probability(logits_RV[picked])
     chosen = logprobs_PV.gather(-1, choice.ids_R[picked, None]).squeeze(-1).tolist()
-    ranked_PK = _ranked(logits_RV[picked], max(asked.values()))
+    ranked_PK = _ranked(logits_RV[picked], max(wanted.values()))
     ids, logprobs = ranked_PK.tolist(), logprobs_PV.gather(-1, ranked_PK).tolist()
-    for place, (index, count) in enumerate(asked.items()):
+    for place, (index, count) in enumerate(wanted.items()):
         top = tuple(zip(ids[place][:count], logprobs[place][:count]))
         found[index] = TokenLogprobs(chosen[place], top)
     return found

@@ -1,4 +1,4 @@
-"""What the choice of a sequence's next token depends on, beside the logits.
+"""The state of a sequence that the choice of its next token depends on, beside the logits.
 
 `choice_kind` is the one place that says whether a token can be known before it is sampled. `SamplerState` is the record
 of one sequence: tokens enter it by `accept` and leave it by `rollback`, so that drafts can be tried.
@@ -74,11 +74,11 @@ class SamplerState:
         self._accepted: list[int] = []
 
     def accept(self, token: int) -> None:
-        """One token more."""
+        """Append a token."""
         self._accepted.append(token)
 
     def rollback(self, count: int) -> None:
-        """The last `count` accepted tokens never were."""
+        """Remove the last `count` accepted tokens."""
         del self._accepted[len(self._accepted) - count :]
 
     def row(self) -> Row:

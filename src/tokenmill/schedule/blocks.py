@@ -27,7 +27,7 @@ class CacheUse(NamedTuple):
 
 
 class BlockAllocator:
-    """Hands out blocks 0 … num_blocks - 1 and counts who refers to each."""
+    """Allocates blocks 0 … num_blocks - 1 and counts the references to each."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
@@ -100,7 +100,7 @@ class BlockAllocator:
         return self._block_of.get(digest)
 
     def recount(self, tables: Iterable[Sequence[int]]) -> None:
-        """Derive references and free blocks again from the block tables, after an operation that broke off halfway."""
+        """Compute references and free blocks from the block tables, after an operation that was interrupted."""
         self.references = [0] * self.num_blocks
         for table in tables:
             for block in table:
@@ -116,7 +116,7 @@ class BlockAllocator:
                 del self._block_of[digest]
 
     def forget_names(self) -> None:
-        """Make no block findable any more, as in a new cache."""
+        """Forget the names of all blocks, so that none can be found."""
         self._digest_of.clear()
         self._block_of.clear()
 

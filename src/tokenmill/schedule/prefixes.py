@@ -1,7 +1,7 @@
-"""Sequences that begin alike share full blocks: those computed here are published, later sequences take them over.
+"""Sequences with the same beginning share full blocks: one publishes the blocks that it computed, others take them.
 
 A block is published when its step is committed: its rows are written then, and known to be finite. Blocks may also lie
-on disk (`store`): planning only asks whether one is there, and the runner loads it before the step that reads it.
+on disk (`store`): planning only looks whether one is there, and the runner loads it before the step that reads it.
 """
 
 from typing import Protocol
@@ -20,17 +20,17 @@ class BlockStore(Protocol):
 
 
 class Prefixes:
-    """Finds and publishes the blocks of one allocator; does nothing when it is off."""
+    """Finds and publishes the blocks of one allocator. If is_on is False it finds and publishes none."""
 
     def __init__(self, allocator: BlockAllocator, is_on: bool) -> None:
         self._allocator, self._is_on = allocator, is_on
         self.store: BlockStore | None = None
 
     def take_over(self, sequence: Sequence, num_blocks: int) -> list[Load] | None:
-        """Give a sequence that has no blocks the rows of its first tokens that exist: shared, on disk, or saved.
+        """Give a sequence without blocks the rows of its first tokens that exist: shared, on disk, or saved.
 
-        The last token, and every token whose logits are wanted, is left to be fed. Returns what has to be loaded; None,
-        and nothing taken, if the free blocks do not suffice for the num_blocks that the sequence needs in all.
+        The last token, and every token whose logits are wanted, is still to be fed. Returns the loads. Returns None and
+        takes nothing if fewer blocks are free than the sequence needs, which is num_blocks in all.
         """
         if sequence.blocks:
             return [] if num_blocks - len(sequence.blocks) <= self._allocator.num_free else None
@@ -64,7 +64,7 @@ class Prefixes:
         return loads
 
     def publish(self, sequence: Sequence) -> list[Store]:
-        """Offer the sequence's full blocks that were not offered before; those are what a store on disk may keep."""
+        """Publish full blocks that are not published yet; returns them if there is a store on disk."""
         if not self._is_on or not sequence.shares:
             return []
         size, stores = self._allocator.block_size, []
@@ -95,5 +95,5 @@ class Prefixes:
 
     def _new_block(self) -> int:
         block = self._allocator.allocate()
-        assert block is not None, "counted before"
+        assert block is not None, "the free blocks were counted before"
         return block

@@ -1,9 +1,9 @@
 """The plan of each step: who feeds which of its tokens, under a token budget and a number of blocks.
 
-Continuous batching, chunked prefill, verification of drafts and recovery from preemption are no modes here: every
-sequence is some tokens behind and is given a count. Those that are nearly caught up (decoding) go first, so a long
-prompt never stalls them; each runner is promised at least one token a step. When blocks run out, the sequence of lowest
-priority that arrived last gives up all of its blocks and is recomputed later: the same text, only later.
+Continuous batching, chunked prefill, verification of drafts and recovery from preemption are not modes: every sequence
+has some pending tokens, and the plan feeds a number of them. Sequences that decode, with one pending token, go first,
+so that a long prompt never stalls them, and each running sequence gets at least one token a step. When blocks run out,
+the sequence of lowest priority that arrived last gives up all of its blocks and is recomputed later: the same text.
 """
 
 from bisect import insort
@@ -38,17 +38,17 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
         self.prefixes = Prefixes(allocator, prefix_cache and cache)
-        self.cache = cache  # False: after each token, nothing counts as computed
+        self.cache = cache  # False: after each token, no row counts as computed
         self.waiting: deque[Sequence] = deque()  # this and the next by priority, then arrival
         self.running: list[Sequence] = []
-        self.parked: list[Sequence] = []  # kept after their end, blocks and all, until released
+        self.parked: list[Sequence] = []  # kept after their end, with their blocks, until released
         self.num_preemptions = 0
         self._num_arrivals = 0
 
-    # ---- coming and going. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
+    # ---- queueing and ending. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence; see `check`."""
+        """Queue a sequence. Raises as `check` does."""
         self.check(sequence)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
@@ -67,10 +67,10 @@ class Scheduler:
             raise CapacityError(what, needed, available, remedy)
 
     def finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence wherever it is; its blocks are given back unless it is to be kept."""
+        """End a waiting or running sequence; its blocks are released unless it is to be kept."""
         sequence.finish_reason = reason
         if not sequence.keep:
-            self.allocator.cut(sequence.blocks, 0)  # while it is in a list: `recover` knows no other tables
+            self.allocator.cut(sequence.blocks, 0)  # while it is in a list: `recover` counts only those tables
         elif sequence not in self.parked:
             self.parked.append(sequence)
         if sequence in self.running:
@@ -79,18 +79,18 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def park(self, sequence: Sequence) -> None:
-        """Keep a sequence wherever it is, new ones too; it does not run until it is resumed."""
+        """Keep a waiting, running or new sequence; it does not run until it is resumed."""
         if sequence not in self.parked:
             self.finish(sequence, sequence.finish_reason or "abort")
 
     def resume(self, sequence: Sequence) -> None:
-        """Queue a kept sequence again, with whatever tokens it has by now."""
+        """Queue a kept sequence again; its tokens may have changed meanwhile."""
         sequence.finish_reason = None
         self.add(sequence)
         self.parked.remove(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """Let go of a sequence for good, wherever it is."""
+        """End a sequence for good, whether it waits, runs or is parked."""
         sequence.keep = False
         self.finish(sequence, sequence.finish_reason or "abort")
         if sequence in self.parked:
@@ -129,17 +129,17 @@ class Scheduler:
         self._trim_digests(sequence)
         self.allocator.cut(sequence.blocks, self.allocator.count(sequence.num_computed_tokens))
         if not sequence.num_computed_tokens and not sequence.num_saved:
-            sequence.saved, sequence.shares = None, True  # nothing of other conditions is left
+            sequence.saved, sequence.shares = None, True  # no rows computed under other conditions are left
 
     def recover(self) -> None:
-        """After an operation that broke off anywhere (an interrupt, no memory): what is true is derived again.
+        """Restore the invariants after an operation that was interrupted at any point (Ctrl-C, no memory).
 
-        Every running sequence is computed anew, one whose tokens have ended its text is finished, and references are
-        counted from the block tables.
+        The rows of every running sequence are computed again, a sequence whose text has ended is finished, and
+        references are counted from the block tables.
         """
         self.parked = [sequence for sequence in self.parked if sequence not in self.running]
         for sequence in [each for each in self.waiting if each in self.running or each in self.parked]:
-            self.waiting.remove(sequence)  # it was being preempted, or queued
+            self.waiting.remove(sequence)  # it was being preempted or queued
             if sequence in self.parked:
                 sequence.finish_reason = "abort"
         for sequence in self.running:
@@ -154,7 +154,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True when there is nothing left to do."""
+        """Whether no sequence runs or waits."""
         return not self.running and not self.waiting
 
     # ---- one step
@@ -171,7 +171,7 @@ class Scheduler:
         order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
         before = self.num_preemptions
         for place, sequence in enumerate(order):
-            if self.num_preemptions == before or sequence in self.running:  # else it was preempted a moment ago
+            if self.num_preemptions == before or sequence in self.running:  # else preempted for an earlier one
                 promised = len(order) - place - 1
                 self._feed(sequence, max(builder.budget - promised, 1), builder)
         self._admit(builder)
@@ -187,14 +187,14 @@ class Scheduler:
         return Plan([work for work in plan.work if work.sequence not in left_out], [], [], [])
 
     def commit(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
-        """Move the integers: `accepted` holds, per work, the tokens chosen there (none inside a prompt).
+        """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
 
-        What has ended is finished. Full blocks of accepted tokens are published; returns those to write to disk.
+        Sequences that have ended are finished. Full blocks are published; returns those to write to disk.
         """
         stores: list[Store] = []
         for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
             if sequence.finish_reason is not None:
-                continue  # ended from outside between plan and commit
+                continue  # it was cancelled or has failed since the plan
             sequence.drafts = []
             reason = self._append(sequence, tokens)
             if tokens:
@@ -206,23 +206,23 @@ class Scheduler:
         return stores
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
-        """Go on before the chosen tokens are read: `unread` holds, per work, the mark of its token, or nothing.
+        """Go on before the chosen tokens are read: `unread` holds, for each work item, the mark of its token, if any.
 
-        None of them has ended, and nothing ends here. The next plan may be made; then `settle` has to follow.
+        No sequence ends here. The next plan may be made; `settle` has to follow.
         """
         for (sequence, start, count, *_), tokens in zip(plan.work, unread, strict=True):
             sequence.tokens += tokens
             sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
 
     def settle(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
-        """Put the chosen tokens in the places that `advance` marked, and end what they end; returns as `commit`."""
+        """Replace the marks of `advance` by the accepted tokens, and finish sequences that end; returns as `commit`."""
         stores: list[Store] = []
         for (sequence, *_), tokens in zip(plan.work, accepted, strict=True):
             if sequence.finish_reason is not None:
                 self._drop_unread(sequence)
                 continue
             reason = None
-            if sequence.has_unread_token:  # it is no chunk of a prompt
+            if sequence.has_unread_token:  # otherwise the work was a chunk of a prompt
                 sequence.tokens.pop()
                 reason = self._append(sequence, tokens)
             stores += self._end_step(sequence, reason)  # published only now: the rows may not have been finite
@@ -230,9 +230,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Assert the invariants of the blocks and of every sequence; for tests."""
-        everyone = [*self.running, *self.waiting, *self.parked]
-        self.allocator.check_integrity(sequence.blocks for sequence in everyone)
-        for sequence in everyone:
+        sequences = [*self.running, *self.waiting, *self.parked]
+        self.allocator.check_integrity(sequence.blocks for sequence in sequences)
+        for sequence in sequences:
             computed, length = sequence.num_computed_tokens, len(sequence.tokens)
             assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
             assert len(sequence.blocks) >= self.allocator.count(computed)
@@ -242,7 +242,7 @@ class Scheduler:
     def _feed(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> None:
         """Plan as many pending tokens as the budget allows, unless the sequence is itself preempted for blocks."""
         count = min(sequence.num_pending_tokens, budget)
-        if not self._make_room(sequence, count, builder):
+        if not self._take_blocks(sequence, count, builder):
             return
         end = sequence.num_computed_tokens + count
         if sequence.num_tokens > end:  # the budget cut off some drafts
@@ -266,17 +266,17 @@ class Scheduler:
             self._feed(sequence, builder.budget, builder)
 
     def _reclaim(self) -> bool:
-        """Take the blocks of sequences that hold some without running; they are recomputed when their turn comes."""
+        """Take the blocks of parked and waiting sequences; their rows are recomputed when they run."""
         holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
         for sequence in holders:
             self._reset(sequence)
         return bool(holders)
 
-    def _make_room(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
-        """Give the sequence blocks of its own for its next `count` tokens; False when it was itself preempted."""
+    def _take_blocks(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
+        """Give the sequence blocks of its own for its next `count` tokens; False if it was itself preempted."""
         start, size = sequence.num_computed_tokens, self.allocator.block_size
         while len(sequence.blocks) < self.allocator.count(start + count):
-            block = self._take(sequence, builder)
+            block = self._take_block(sequence, builder)
             if block is None:
                 return False
             sequence.blocks.append(block)
@@ -285,7 +285,7 @@ class Scheduler:
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
                 continue
-            new = self._take(sequence, builder)
+            new = self._take_block(sequence, builder)
             if new is None:
                 return False
             if index * size < start:
@@ -294,8 +294,8 @@ class Scheduler:
             sequence.blocks[index] = new
         return True
 
-    def _take(self, sequence: Sequence, builder: PlanBuilder) -> int | None:
-        """A free block, at the price of idle and then of the last sequences; None when that is this one."""
+    def _take_block(self, sequence: Sequence, builder: PlanBuilder) -> int | None:
+        """A free block, taken from idle sequences and then from the last running ones; None if that is this one."""
         while (block := self.allocator.allocate()) is None:
             if self._reclaim():
                 continue
@@ -323,14 +323,14 @@ class Scheduler:
         sequence.num_published = min(sequence.num_published, num_full)
 
     def _drop_unread(self, sequence: Sequence) -> None:
-        """Without its unread token, which will be chosen again, the same."""
+        """Remove the unread token of a sequence; it will be chosen again, with the same result."""
         if sequence.has_unread_token:
             sequence.tokens.pop()
             sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
 
     @staticmethod
     def _append(sequence: Sequence, tokens: List[int]) -> str | None:
-        """Take in chosen tokens up to the first that ends the text; the finish reason if one does."""
+        """Append tokens up to the first that ends the text; the finish reason if one does."""
         for token in tokens:
             sequence.tokens.append(token)
             if reason := sequence.end_reason:
@@ -338,7 +338,7 @@ class Scheduler:
         return None
 
     def _end_step(self, sequence: Sequence, reason: str | None) -> list[Store]:
-        """Publish what is full; finish the sequence if there is a reason, or if all of it is scored."""
+        """Publish full blocks; finish the sequence if there is a reason, or if all of it is scored."""
         stores = self.prefixes.publish(sequence)
         if sequence.score_from is not None and not sequence.num_pending_tokens:
             reason = "scored"

@@ -14,11 +14,11 @@ from tokenmill.config import SamplingParams
 __all__ = ["UNKNOWN", "Load", "Plan", "PlanBuilder", "RowSource", "Sequence", "Store", "Work", "unread_mark"]
 
 UNKNOWN = -1
-"""A draft whose token the program finds itself in the same step: the likeliest one at that position."""
+"""A draft whose token the program finds in the same step: the one with the largest logit at that position."""
 
 
 def unread_mark(row: int) -> int:
-    """What stands in `Sequence.tokens` for a token that is chosen on the device and not read yet; `row` of its step."""
+    """The placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read yet."""
     return UNKNOWN - 1 - row
 
 
@@ -37,7 +37,7 @@ class Sequence:
     max_tokens: the length, prompt included, at which it ends. stop_ids: token id → the finish reason it gives.
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
     digests: chained hashes of its leading blocks; the first num_published of them were offered for sharing.
-    keep: hold on to the blocks after the end, to go on from there later.
+    keep: keep the blocks after the end, so that the sequence can be resumed.
     counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
     priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
     salt: starts the chain of digests, so that only sequences with the same salt (a tenant, an adapter) share blocks.
@@ -77,7 +77,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """How far the cache is behind."""
+        """Tokens and drafts whose rows are not computed yet."""
         return len(self.tokens) + len(self.drafts) - self.num_computed_tokens
 
     @property
@@ -87,7 +87,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """By what sequences wait and run, lowest first."""
+        """The order in which sequences wait and run, lowest first."""
         return self.priority, self.arrival
 
     @property
@@ -148,7 +148,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """A plan in the making. budget: tokens that may still be fed; work by the id of its sequence."""
+    """A plan that is being made. budget: tokens that may still be fed. work: by the id of its sequence."""
 
     budget: int
     work: dict[int, Work] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class PlanBuilder:
     loads: list[Load] = field(default_factory=list)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget what was planned for a sequence that has lost its blocks."""
+        """Remove a sequence that has lost its blocks from the plan."""
         self.work.pop(sequence.id, None)
         self.copies = [copy for copy in self.copies if copy[0] is not sequence]
         self.loads = [load for load in self.loads if load.sequence is not sequence]

@@ -1,7 +1,8 @@
-"""Several steps in one call: the drafts are the program's own choices, found while it computes, and never wrong.
+"""Several steps in one call of the program, which chooses the drafts itself while it computes.
 
-Between two steps of a small model a tenth of the time is Python's. Only for texts that take the likeliest token, where
-what the program finds is what the sampler will choose, and only as many as nobody minds receiving together.
+Between two steps of a small model a tenth of the time is Python's. This serves greedy texts only: there the token that
+the program finds is the one that the sampler will choose, so the drafts are never wrong. A call computes at most 25 ms
+of tokens, because they reach the reader together.
 """
 
 import time
@@ -13,25 +14,25 @@ from tokenmill.schedule.sequence import UNKNOWN, Sequence
 
 __all__ = ["MultiStep"]
 
-TOGETHER_S = 0.025  # what comes in one piece, and what a newcomer may have to wait
-MOST_ROWS = 32  # of logits, which are kept until the end of the call
+MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
+MAX_ROWS = 32  # of logits, which are kept until the end of the call
 
 
 class MultiStep:
-    """Knows how long a step takes from the time between two calls."""
+    """Estimates the time of a step from the time between two calls."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock, self._asked_s, self._num_steps = clock, 0.0, 0
+        self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """As many unknown tokens for everybody, or none for anybody."""
+        """The same number of unknown tokens for every sequence; none unless all of them are greedy."""
         now_s = self._clock()
-        step_s = (now_s - self._asked_s) / self._num_steps if self._num_steps else TOGETHER_S
-        self._asked_s = now_s
+        step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S
+        self._called_s = now_s
         if not sequences or not all(map(_takes_largest, sequences)):
             self._num_steps = 0
             return {}
-        num_steps = min(limit + 1, int(TOGETHER_S / max(step_s, 1e-6)), MOST_ROWS // len(sequences))
+        num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
         count = max(num_steps - 1, 0)
         self._num_steps = 1 + count
         return {sequence.id: [UNKNOWN] * count for sequence in sequences} if count else {}

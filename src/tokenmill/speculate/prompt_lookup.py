@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the last few tokens where they stood before, in the prompt or the output.
+"""Prompt lookup: guesses the tokens that followed the last few tokens earlier, in the prompt or the output.
 
-Free of a second model, and right whenever an answer copies from its input (Saxena 2023, prompt-lookup-decoding).
+It needs no second model, and guesses well where an answer copies from its input (Saxena 2023, prompt-lookup-decoding).
 """
 
 from collections.abc import Sequence as List
@@ -9,18 +9,18 @@ from tokenmill.schedule.sequence import Sequence
 
 __all__ = ["PromptLookup"]
 
-LONGEST, SHORTEST = 3, 2  # tokens that must repeat before a guess is made
+LONGEST, SHORTEST = 3, 2  # lengths of the n-grams that must repeat before a guess is made
 
 
 class PromptLookup:
-    """Keeps, per sequence, where each short run of tokens was last followed by something."""
+    """Keeps, for each sequence, the position after the latest occurrence of each n-gram of tokens."""
 
     def __init__(self) -> None:
         self._followed: dict[int, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """The continuation of the latest earlier place that ended in the same tokens, longest run first."""
-        # A sequence that is gone takes its table along.
+        """The continuation of the latest earlier n-gram that equals the last tokens, longest n-gram first."""
+        # The tables of sequences that have ended are dropped.
         self._followed = {s.id: self._followed.get(s.id, (0, {})) for s in sequences}
         guesses = {}
         for sequence in sequences:
@@ -35,7 +35,7 @@ class PromptLookup:
         return guesses
 
     def _extend(self, sequence: Sequence) -> dict[tuple[int, ...], int]:
-        """Enter every run that ends before the last token, so that only earlier places are found."""
+        """Enter every n-gram that ends before the last token, so that only earlier ones are found."""
         done, table = self._followed[sequence.id]
         tokens = sequence.tokens
         if done > len(tokens) - 1:  # the sequence was rewound

@@ -1,5 +1,5 @@
-"""What a proposer is. A guess can cost time but never change the text: every drafted position is sampled by the target
-itself, with that position's own number (arXiv 2408.07978), so proposers need no correctness, only luck.
+"""Proposers guess the next tokens of sequences. A guess can cost time but never change the text: every drafted position
+is sampled by the target model itself, with that position's own number (arXiv 2408.07978).
 """
 
 import warnings
@@ -21,14 +21,14 @@ PROPOSERS = {
 
 
 class Proposer(Protocol):
-    """Guesses what follows."""
+    """Guesses the tokens that follow."""
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """Sequence id → at most `limit` tokens that may follow its own. Sequences may be left out."""
 
 
 class NoProposer:
-    """Speculation off."""
+    """Proposer none: speculation is off."""
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """Nothing."""

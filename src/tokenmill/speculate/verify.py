@@ -1,5 +1,5 @@
-"""Which tokens of a step stand: the target's own choice at each drafted position, up to and including the first that
-differs from the draft. With no drafts that is the one sampled token, so plain decoding is the same code.
+"""Which tokens of a step are accepted: the target's own choice at each drafted position, up to and including the first
+that differs from the draft. With no drafts that is the one sampled token, so plain decoding is the same code.
 """
 
 from collections.abc import Sequence as List
@@ -10,7 +10,7 @@ __all__ = ["verify"]
 
 
 def verify(plan: Plan, chosen: List[List[int]]) -> list[list[int]]:
-    """Per work of the plan, the accepted of the tokens that were chosen there; none where nothing was sampled."""
+    """For each work item of the plan, the accepted ones of the tokens chosen there; none if nothing was sampled."""
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
         agreed = 0

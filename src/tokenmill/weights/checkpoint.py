@@ -71,9 +71,9 @@ def _open_directory(path: Path) -> Checkpoint:
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:
-    """Refuse a config that describes far more than the files hold, before anything is built from its numbers.
+    """Refuse a config that describes far more than the files hold, before anything is built from its values.
 
-    The exact comparison, tensor by tensor, needs a decoder whose size these numbers are; see load.match_tensors.
+    The exact comparison, tensor by tensor, needs a decoder, whose size these values set; see load.match_tensors.
     """
     model = read_config(checkpoint.config)
     claimed, modules = sum(count_parameters(model).values()), model.num_layers * max(model.num_experts, 1)
@@ -128,7 +128,7 @@ class SafetensorsCheckpoint:
     def read_codes(self, name: str) -> Stored | None:
         """See Checkpoint."""
         del name
-        return None  # plain numbers
+        return None  # floating point
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""
@@ -162,7 +162,7 @@ class BinCheckpoint:
     def read_codes(self, name: str) -> Stored | None:
         """See Checkpoint."""
         del name
-        return None  # plain numbers
+        return None  # floating point
 
     def tokenizer(self) -> Tokenizer | None:
         """See Checkpoint."""

@@ -86,7 +86,7 @@ class Layout:
 def read_layout(config: Mapping[str, Any]) -> Layout:
     """What a config's quantization_config says; CheckpointError names what is not implemented."""
     method = quant_method(config)
-    assert method is not None, "asked for quantised directories only"
+    assert method is not None, "only called for quantised directories"
     settings = {key: value for key, value in config["quantization_config"].items() if value not in (None, {})}
     found: dict[str, Any] = {}
     for key, allowed in _ALLOWED[method].items():

@@ -30,7 +30,7 @@ class Checkpoint(Protocol):
     def read_codes(self, name: str) -> Stored | None:
         """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round.
 
-        None where it is stored as numbers, or in a way that is not kept.
+        None if it is stored in floating point, or as codes that are not kept.
         """
 
     def tokenizer(self) -> Tokenizer | None:

@@ -1,7 +1,7 @@
 """Directories whose matrices are codes: our own, and exports of GPTQ and AWQ.
 
-The parts that stand for X.weight are shown as X.weight. It reads as numbers, or as the file's own codes, which the
-loader keeps exactly. Everything else is the plain checkpoint's.
+The tensors that together hold X.weight are shown as X.weight. It is read in floating point, or as the file's own codes,
+which the loader keeps exactly. Everything else is as in a plain checkpoint.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ CODE_BITS = {4: 5.0, 8: 8.5}
 def say_codes(config: dict[str, Any]) -> dict[str, Any]:
     """The config of a quantised directory as a GGUF file's would be; any other as it is.
 
-    What is left as numbers in float16 counts as bfloat16: no program multiplies codes in float16 on a CPU.
+    What stays in float16 counts as bfloat16: no program multiplies codes in float16 on a CPU.
     """
     if quant_method(config) is None:
         return config

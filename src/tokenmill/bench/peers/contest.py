@@ -86,7 +86,7 @@ class Contest:
                 contestant.process.stop()
 
     def load(self, points: List[Point]) -> None:
-        """Start every engine, one after the other, with room for all points."""
+        """Start every engine, one after the other, with a context that fits all points."""
         request = {
             "op": "load",
             "model": self.model,

@@ -1,4 +1,4 @@
-"""What all engines are asked to continue: the same ids, of real text, so that greedy tokens rarely hang on a tie."""
+"""The prompts that all engines continue: the same ids, of real text, so that greedy tokens rarely hang on a tie."""
 
 import random
 

@@ -45,7 +45,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "*")
 _DASHES = ("-", "--", ":", "-.")
 GREY = "#595959"
 
-# Inches. Text does not grow with the figure, so its room is counted in inches too.
+# Inches. Text does not grow with the figure, so its space is counted in inches too.
 _PER_LINE, _TITLE, _LETTERS_PER_INCH = 0.17, 0.32, 15.0
 
 _LOOK: Any = {
@@ -78,8 +78,10 @@ class Style:
 
 def style(index: int) -> Style:
     """Colour and marker change together; after seven the line is dashed."""
-    turn, place = divmod(index, len(_COLOURS))
-    return Style(_COLOURS[place], _MARKERS[(place + turn) % len(_MARKERS)], _DASHES[turn % len(_DASHES)])
+    round_number, place = divmod(index, len(_COLOURS))
+    return Style(
+        _COLOURS[place], _MARKERS[(place + round_number) % len(_MARKERS)], _DASHES[round_number % len(_DASHES)]
+    )
 
 
 def styled() -> AbstractContextManager[None]:

@@ -166,7 +166,7 @@ def _phase_entries(axes: Any, spots: Sequence[_Spot], num_series: int) -> list[t
 
 
 def _scale(axes: Any, spots: Sequence[_Spot], roofs: Sequence[Roof]) -> list[Any]:
-    """Both axes, with room for words; gives the roofs, drawn from end to end."""
+    """Both axes, with space for labels; gives the roofs, drawn from end to end."""
     lines = []
     values = [spot.intensity for spot in spots] + [roof.corner for roof in roofs]
     left, right = min(values) / 2.5, max(values) * 3

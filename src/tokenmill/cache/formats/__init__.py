@@ -1,7 +1,7 @@
 """Cache formats: how one token's K or V row is stored.
 
 A format is one file and one line in FORMATS. It says what a row costs, allocates one layer's rows, writes rows by slot,
-reads them by range or by slot, and names its tensors. Kernels and programs ask for no more than that; the native
+reads them by range or by slot, and names its tensors. Kernels and programs use nothing else; the native
 program, which reads the tensors itself, knows a format by number and refuses one that has none.
 """
 

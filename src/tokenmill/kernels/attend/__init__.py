@@ -1,8 +1,8 @@
 """The seam between a model and its cache: attend(q, k, v, layer, step, shape) writes the new rows, then attends.
 
-A kernel is one file and one line in ATTEND. Whether it can serve a cache is asked once, when a program is built; the
-answer is None or the reason why not. The order is that of preference. No kernel lets one sequence's arithmetic depend
-on another's: each span is attended to by itself.
+A kernel is one file and one line in ATTEND. When a program is built, `refuse` says whether the kernel can serve: None,
+or the reason why not. The order of ATTEND is that of preference. No kernel lets the arithmetic of one sequence depend
+on another: each span is attended to by itself.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class Attend(Protocol):
     def refuse(
         self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
     ) -> str | None:
-        """Why this kernel cannot serve, or None."""
+        """The reason why this kernel cannot serve, or None."""
 
     def __call__(
         self,

@@ -67,7 +67,7 @@ def attend_written_out(
     shape: AttentionShape,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """attend_span in plain float32 steps, with caps and sinks: what everything else is tested against."""
+    """attend_span in plain float32 steps, with caps and sinks: the reference of the tests."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     q_KGTH = q_TNH.view(num_tokens, k_LKH.shape[1], -1, head_dim).permute(1, 2, 0, 3).float()
     scores_KGTL = shape.capped(torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale)

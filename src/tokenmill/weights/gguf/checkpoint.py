@@ -34,7 +34,7 @@ from tokenmill.weights.gguf.header import TensorInfo, read_header
 
 __all__ = ["GGUFCheckpoint"]
 
-CHUNK = 2**18  # numbers dequantised at a time: temporaries stay in the second-level cache
+CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 _ROPE_FREQS = "rope_freqs.weight"
 _FLOATS = {
     gguf.GGMLQuantizationType.F32: torch.float32,
@@ -189,14 +189,14 @@ def _say_rounded(tensors: Iterable[TensorInfo]) -> str:
 
 
 def _dequantize(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> Tensor:
-    """float32 numbers, some rows at a time: gguf makes several temporaries as large as what it is given."""
-    numbers = np.empty((len(rows), shape[-1]), np.float32)
+    """float32 values, some rows at a time: gguf makes several temporaries as large as what it is given."""
+    values = np.empty((len(rows), shape[-1]), np.float32)
     step = max(CHUNK // shape[-1], 1)
-    # Damaged scales are infinite or no numbers, which numpy would warn of.
+    # Damaged scales are infinite or NaN, which numpy would warn of.
     with np.errstate(all="ignore"):
         for first in range(0, len(rows), step):
-            numbers[first : first + step] = gguf.dequantize(rows[first : first + step], kind)
-    return torch.from_numpy(numbers).reshape(shape)
+            values[first : first + step] = gguf.dequantize(rows[first : first + step], kind)
+    return torch.from_numpy(values).reshape(shape)
 
 
 def _hf_bases(arch: str, model_type: str) -> dict[str, str]:

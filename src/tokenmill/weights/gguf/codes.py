@@ -44,9 +44,9 @@ def _q4_k(blocks: Bytes) -> Stored:
     """d, dmin, 12 bytes of scales, 128 bytes of nibbles: 64 numbers from each 32 bytes, low halves first."""
     scales, minimums = _six_bits(blocks[:, :, 4:16])
     codes = _nibbles(blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32))
-    d, least = _halves(blocks, 0), _halves(blocks, 2)
+    d, dmin = _halves(blocks, 0), _halves(blocks, 2)
     wide = (d[..., None] * scales).reshape(len(blocks), -1)
-    low = (-least[..., None] * minimums).reshape(len(blocks), -1)
+    low = (-dmin[..., None] * minimums).reshape(len(blocks), -1)
     return _stored(4, codes, wide, low)
 
 

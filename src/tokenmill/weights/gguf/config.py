@@ -89,7 +89,7 @@ class _Keys(ValueReader):
         return self.tensors[name].shape[0]
 
     def done(self) -> None:
-        """Raise when a key of the architecture was left that nobody has read."""
+        """Raise if a key of the architecture was not read."""
         left = sorted(key for key in self.metadata if key.startswith(f"{self.arch}.") and key not in self.read)
         if left:
             values = ", ".join(f"{key} = {brief(self.metadata[key])}" for key in left)

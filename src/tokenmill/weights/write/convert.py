@@ -45,7 +45,7 @@ def convert(
     """Write config, weights, tokenizer and generation config to `out_dir`, which must be new or empty.
 
     dtype: a name in DTYPES, or "auto" for the checkpoint's own. Buffers that are no weights are left out. Raises
-    CapacityError when the disk has no room and CheckpointError when writing fails; then nothing is left behind.
+    CapacityError when the disk has no space and CheckpointError when writing fails; then nothing is left behind.
     """
     model = read_config(checkpoint.config)
     dtype = model.dtype if dtype == "auto" else dtype

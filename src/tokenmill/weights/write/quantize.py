@@ -1,8 +1,9 @@
 """Any checkpoint, rounded and written as a directory whose matrices are codes.
 
 Each matrix is read, rounded to nearest and written before the next one is read, so memory holds one of them.
-Embeddings, norms, biases and the routers of experts stay numbers. The directory appears under its name only when it is
-complete. This lives here, not in quant, because it reads checkpoints and writes files; weights/codes.py has the layout.
+Embeddings, norms, biases and the routers of experts stay in floating point. The directory appears under its name only
+when it is complete. This lives here, not in quant, because it reads checkpoints and writes files; weights/codes.py has
+the layout.
 """
 
 import json
@@ -37,7 +38,7 @@ BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rou
 
 @dataclass
 class Kind:
-    """Tensors of one kind: how many, what they would take as numbers and what they take now, what rounding lost."""
+    """Tensors of one kind: how many, their bytes in floating point and now, what rounding lost."""
 
     name: str
     stored_as: str
@@ -49,7 +50,7 @@ class Kind:
 
     @property
     def error(self) -> float | None:
-        """Root of the mean squared error over that of the numbers; None where nothing was rounded."""
+        """Root of the mean squared error over that of the values; None where nothing was rounded."""
         if self.stored_as not in BITS:
             return None
         return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
@@ -77,10 +78,10 @@ def quantize(
     head: str | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Report:
-    """Write config, codes, numbers and tokenizer to `out_dir`, which must be new or empty.
+    """Write config, codes, floating-point tensors and tokenizer to `out_dir`, which must be new or empty.
 
     scheme: "q4" or "q8". group: inputs that share a scale. head: of a head that is not the embedding, "q4", "q8" (also
-    None) or "none". Raises CapacityError when the disk has no room and CheckpointError when writing fails or a matrix
+    None) or "none". Raises CapacityError when the disk has no space and CheckpointError when writing fails or a matrix
     cannot be rounded; then nothing is left behind.
     """
     model = read_config(checkpoint.config)
@@ -105,7 +106,9 @@ def _check(out_dir: Path, scheme: str, group: int, head: str | None, model: Mode
     if head not in (None, "none", *BITS):
         raise ConfigError("head", head, f"use one of {', '.join(BITS)}, none")
     if head in BITS and model.tie_embeddings:
-        raise ConfigError("head", head, "only for a head of its own; this model's is its embedding and stays numbers")
+        raise ConfigError(
+            "head", head, "only for a head of its own; this model's is its embedding, which is not rounded"
+        )
     check_new(out_dir)
 
 

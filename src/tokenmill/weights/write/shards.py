@@ -1,7 +1,7 @@
 """New model directories: safetensors files written as their tensors are made, and a directory that appears complete.
 
 The format's own library wants a file's tensors all at once. Its files are eight bytes of header length, a JSON header
-of names, types, shapes and offsets, then the numbers; so types and shapes must be known before the first is made.
+of names, types, shapes and offsets, then the data; so types and shapes must be known before the first is made.
 """
 
 import json
@@ -48,7 +48,7 @@ def check_new(path: Path) -> None:
 def new_directory(path: Path, num_bytes: int, setting: str) -> Iterator[Path]:
     """A temporary directory that gets its name when the block ends well; after an error nothing is left.
 
-    CapacityError, which names `setting`, where the disk has no room for `num_bytes`; CheckpointError where it refuses.
+    CapacityError, which names `setting`, where the disk has no space for `num_bytes`; CheckpointError where it refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,13 +82,13 @@ def write_shards(units: Sequence[Unit], folder: Path, shard_bytes: int) -> None:
 def _split(units: Sequence[Unit], shard_bytes: int) -> list[list[Unit]]:
     """In order; a larger unit has a file to itself."""
     shards: list[list[Unit]] = [[]]
-    room = shard_bytes
+    space = shard_bytes
     for unit in units:
-        if unit.num_bytes > room and shards[-1]:
+        if unit.num_bytes > space and shards[-1]:
             shards.append([])
-            room = shard_bytes
+            space = shard_bytes
         shards[-1].append(unit)
-        room -= unit.num_bytes
+        space -= unit.num_bytes
     return shards
 
 
@@ -100,7 +100,7 @@ def _write(units: Sequence[Unit], file: Path) -> None:
             start, end = end, end + dtype.itemsize * prod(shape)
             header[name] = {"dtype": _TYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the numbers begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for unit in units:

@@ -16,7 +16,7 @@ BATCH, SMALL_BATCH = 2048, 512
 
 
 class LlamaCpp:
-    """One context with room for all sequences; its memory is cleared before each run."""
+    """One context for all sequences; its memory is cleared before each run."""
 
     def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
         if not model.endswith(".gguf"):
@@ -32,7 +32,7 @@ class LlamaCpp:
         if not self.context:
             raise MemoryError(f"no context for {batch} sequences of {max_length} tokens")
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        self.room = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         return {"versions": _versions(), "note": f"{self._kind()}, {_instruction_sets()}"}
 
     def run(self, prompts: list[list[int]], new: int) -> dict[str, Any]:
@@ -55,12 +55,12 @@ class LlamaCpp:
         """Rows of token, position, sequence, and whether a token is to follow; those tokens, in order."""
         found = []
         for at in range(0, len(rows), BATCH):
-            room, part = self.room, rows[at : at + BATCH]
-            room.n_tokens = len(part)
+            batch, part = self.batch, rows[at : at + BATCH]
+            batch.n_tokens = len(part)
             for row, (token, position, sequence, wanted) in enumerate(part):
-                room.token[row], room.pos[row], room.logits[row] = token, position, wanted
-                room.n_seq_id[row], room.seq_id[row][0] = 1, sequence
-            code = llama_cpp.llama_decode(self.context, room)
+                batch.token[row], batch.pos[row], batch.logits[row] = token, position, wanted
+                batch.n_seq_id[row], batch.seq_id[row][0] = 1, sequence
+            code = llama_cpp.llama_decode(self.context, batch)
             if code:
                 raise RuntimeError(f"llama_decode gives {code}")
             found += [self._likeliest(row) for row, (*_, wanted) in enumerate(part) if wanted]

@@ -1,4 +1,4 @@
-"""tokenmill itself, measured as every other engine is: in a process of its own, asked for the same tokens."""
+"""tokenmill itself, measured as every other engine is: in a process of its own, with the same tokens."""
 
 # isort: off
 import wire  # type: ignore[import-not-found]

@@ -30,7 +30,7 @@ def gguf_arguments(file: Path) -> dict[str, Any]:
 
 
 def kept_folder(model: Path, kind: str, make: Callable[[Path], object]) -> Path:
-    """The folder that `make` fills for this very file; whole or absent."""
+    """The folder that `make` fills for this very file; it is complete or absent."""
     state = model.stat()
     which = f"{model.resolve()} {state.st_size} {state.st_mtime_ns}"
     folder = KEPT / f"{kind}-{hashlib.sha256(which.encode()).hexdigest()[:16]}"
