@@ -60,7 +60,8 @@ def test_other_settings_find_nothing(how, llama, tmp_path):
 
 
 def test_programs_builds_and_fusions_have_folders_of_their_own(llama, tmp_path):
-    settings = [{"program": "eager"}, {"program": "native"}, {"program": "eager", "fuse": "none"}]
+    eager = {"program": "eager", "scheme": "dense"}
+    settings = [eager, {"program": "native"}, {**eager, "fuse": "none"}]
     for number, how in enumerate(settings, start=1):
         assert fed(engine_for(llama, tmp_path, **how), START)[0] == 42
         assert len(list(tmp_path.iterdir())) == number
