@@ -384,7 +384,10 @@ FOREIGN = {
     "another scheme": ({"scheme": "q8", "program": "eager"}, {"program": "eager"}),
     "eager rows in native": ({"program": "eager"}, {"program": "native"}),
     "native rows in eager": ({"program": "native"}, {"program": "eager"}),
-    "another fusion": ({"program": "eager", "scheme": "dense", "fuse": "none"}, {"program": "eager", "scheme": "dense"}),
+    "another fusion": (
+        {"program": "eager", "scheme": "dense", "fuse": "none"},
+        {"program": "eager", "scheme": "dense"},
+    ),
 }
 
 
