@@ -439,10 +439,11 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "restore", no_memory)
-        with pytest.raises(MemoryError):
+        with pytest.raises(MemoryError) as caught:
             engine.open(saved)
     assert engine.core.scheduler.allocator.num_named == 0
     whole(engine)
+    assert caught.tb  # whose frames still hold the session: it was closed, not collected
 
 
 def test_a_file_that_is_damaged_after_it_was_opened_costs_time_alone(saved, llama, monkeypatch):
