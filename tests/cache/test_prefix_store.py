@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
+from tokenmill.cache.compatibility import shared_fields
+from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.engine.build import load
 from tokenmill.errors import ConfigError, SnapshotError
 
@@ -54,6 +57,69 @@ def test_a_prompt_is_found_after_a_restart(llama, tmp_path):
 def test_other_settings_find_nothing(how, llama, tmp_path):
     fed(engine_for(llama, tmp_path), START)
     assert fed(engine_for(llama, tmp_path, **how), START)[0] == 42
+
+
+def test_programs_builds_and_fusions_have_folders_of_their_own(llama, tmp_path):
+    eager = {"program": "eager", "scheme": "dense"}
+    settings = [eager, {"program": "native"}, {**eager, "fuse": "none"}]
+    for number, how in enumerate(settings, start=1):
+        assert fed(engine_for(llama, tmp_path, **how), START)[0] == 42
+        assert len(list(tmp_path.iterdir())) == number
+    loaded = engine_for(llama, tmp_path, program="native").core.loaded
+    header = loaded.compatibility
+    assert header["build"] and {"build", "fuse", "kernel", "compile", "program"} <= shared_fields(header).keys()
+    for number, name in enumerate(("build", "fuse", "kernel", "compile"), start=len(settings) + 1):
+        PrefixStore(tmp_path, loaded.pool, shared_fields({**header, name: "another"}), 1_000_000)
+        assert len(list(tmp_path.iterdir())) == number
+
+
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
+def test_an_opened_session_stores_nothing_before_it_runs(how, llama, tmp_path):
+    engine_for(llama, tmp_path / "other", **how).session(START).save(tmp_path / "x.kv")
+    folder = tmp_path / "blocks"
+    engine = engine_for(llama, folder)
+    with engine.open(tmp_path / "x.kv", convert=True) as session:
+        assert engine.core.scheduler.allocator.num_named == 0
+        assert not list(folder.glob("*/*.kv"))
+        session.generate(max_new_tokens=4, ignore_eos=True)
+    own = 0 if how else (len(START) + 3) // 8
+    assert len(list(folder.glob("*/*.kv"))) == engine.core.scheduler.allocator.num_named == own
+    wanted = fed(engine_for(llama, tmp_path / "third"), START)[1]
+    assert fed(engine_for(llama, folder), START) == (10 if own else 42, wanted)
+
+
+def test_a_directory_that_is_only_read_serves_its_blocks_and_loses_none(llama, tmp_path, monkeypatch):
+    """By patches, because permissions do not bind every user that runs these tests."""
+    _, wanted = fed(engine_for(llama, tmp_path), START)
+    files = {file: file.read_bytes() for file in tmp_path.glob("*/*.kv")}
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(prefix_store.os, "access", lambda *_: False)
+    monkeypatch.setattr(prefix_store.os, "utime", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for _ in range(2):
+        assert fed(engine_for(llama, tmp_path, prefix_limit=1), START) == (10, wanted)
+    engine = engine_for(llama, tmp_path)
+    fed(engine, prompt(40, seed=9))  # new blocks, which are not written
+    assert fed(engine, START) == (10, wanted)
+    assert {file: file.read_bytes() for file in tmp_path.glob("*/*.kv")} == files
+
+
+def test_a_damaged_block_in_a_directory_that_is_only_read_is_computed(llama, tmp_path, monkeypatch):
+    _, wanted = fed(engine_for(llama, tmp_path), START)
+    for file in tmp_path.glob("*/*.kv"):
+        file.write_bytes(file.read_bytes()[:100])
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(prefix_store.os, "access", lambda *_: False)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    engine = engine_for(llama, tmp_path)
+    assert fed(engine, START) == (42, wanted)
+    assert fed(engine, START)[1] == wanted
 
 
 def test_damaged_files_count_as_never_written(llama, tmp_path):

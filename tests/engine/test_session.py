@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ from hypothesis import strategies as st
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache import snapshot as module
+from tokenmill.cache.session_file import SavedSession
 from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
 from tokenmill.cli.main import main
 from tokenmill.config import SamplingParams
 from tokenmill.engine.build import load
+from tokenmill.engine.scoring import last_logits
+from tokenmill.engine.session import Session
 from tokenmill.errors import CapacityError, RequestError, SnapshotError
 from tokenmill.memory import atomic_file as whole_file
 
@@ -159,6 +163,30 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
     whole(engine)
 
 
+def test_an_old_stream_that_is_collected_leaves_the_next_answer_alone(llama):
+    engine = engine_for(llama)
+    wanted = engine.generate(START, max_new_tokens=12, ignore_eos=True).tokens
+    session = engine.session(START)
+    stream = session.stream(max_new_tokens=6, ignore_eos=True)
+    while not next(stream).done:  # read to its end, which the iterator has not reached
+        pass
+    second = session.stream(max_new_tokens=6)
+    shown = next(second).tokens
+    del stream  # in the midst of the next answer
+    gc.collect()
+    shown += sum((piece.tokens for piece in second), ())
+    assert wanted == wanted[:6] + shown
+    assert session.tokens == (*START, *wanted)
+    stream = session.stream(max_new_tokens=2)
+    while not next(stream).done:
+        pass
+    after = session.generate(max_new_tokens=3).tokens
+    known = session.tokens
+    del stream  # after the next answer
+    gc.collect()
+    assert session.tokens == known and known[-3:] == after
+
+
 def test_without_a_cache_only_tokens_are_saved(llama, tmp_path):
     engine = engine_for(llama, cache=False)
     session = engine.session(START)
@@ -194,6 +222,30 @@ def test_what_is_refused_changes_nothing(llama):
     whole(engine)
 
 
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda session: session.edit(5, prompt(95)), "over max_length of 96"),
+        (lambda session: session.edit(5, [3, 5000]), "token id 5000 is out of range"),
+        (lambda session: session.edit(5, "text"), "no tokenizer"),
+        (lambda session: session.edit(5, []), "the prompt is empty"),
+        (lambda session: session.edit(31, [1]), "this session has tokens 0 to 26"),
+        (lambda session: session.revise([*START[:5], *prompt(95)]), "over max_length of 96"),
+        (lambda session: session.revise([*START[:5], -7]), "token id -7 is out of range"),
+    ],
+)
+def test_a_refused_edit_leaves_tokens_and_rows_as_they_were(edit, message, llama):
+    engine = engine_for(llama)
+    with engine.session(START) as session:
+        session.generate(max_new_tokens=6, ignore_eos=True)
+        before = session.tokens, session.num_cached, engine.core.cache_use
+        with pytest.raises(RequestError, match=message):
+            edit(session)
+        assert (session.tokens, session.num_cached, engine.core.cache_use) == before
+        wanted = engine.generate(list(session.tokens), max_new_tokens=4, ignore_eos=True).tokens
+        assert session.generate(max_new_tokens=4).tokens == wanted
+
+
 def test_lost_sessions_give_their_blocks_back(llama):
     engine = engine_for(llama)
     for _ in range(5):
@@ -207,6 +259,41 @@ def test_more_sessions_than_room_are_computed_again(llama):
     sessions = [engine.session(prompt(20, seed=s)) for s in range(5)]
     got = [s.generate(max_new_tokens=6, ignore_eos=True).tokens for s in sessions]
     assert [a + s.generate(max_new_tokens=6).tokens for a, s in zip(got, sessions, strict=True)] == wanted
+
+
+def test_nobody_takes_the_rows_of_a_session_that_is_being_saved(llama, tmp_path, monkeypatch):
+    engine = engine_for(llama, max_sequences=1, cache_tokens=48, max_length=48)
+    session, others = engine.session(START), []
+    prefill = session.prefill
+
+    def prefill_and_let_others_run():
+        prefill()
+        other = threading.Thread(target=engine.generate, args=(prompt(40, seed=8),), kwargs={"max_new_tokens": 8})
+        other.start()
+        other.join(0.3)  # it needs every block; while the session is saved it waits, however long that takes
+        others.append(other)
+
+    monkeypatch.setattr(session, "prefill", prefill_and_let_others_run)
+    session.save(tmp_path / "x.kv")
+    others[0].join()
+    assert read_facts(tmp_path / "x.kv")["num_rows"] == len(START) - 1
+    wanted = engine.generate(START, max_new_tokens=8, ignore_eos=True).tokens
+    with engine_for(llama).open(tmp_path / "x.kv") as opened:
+        assert opened.generate(max_new_tokens=8, ignore_eos=True).tokens == wanted
+
+
+def test_a_session_that_is_opened_under_load_waits_for_its_blocks(llama, tmp_path):
+    engine_for(llama).session(START).save(tmp_path / "x.kv")
+    engine = engine_for(llama, max_sequences=2, cache_tokens=48, max_length=48)
+    wanted = engine_for(llama).generate([prompt(30), START], max_new_tokens=12, ignore_eos=True)
+    stream = engine.stream(prompt(30), max_new_tokens=12, ignore_eos=True)
+    shown = next(stream).tokens
+    with engine.open(tmp_path / "x.kv") as session, engine.open(tmp_path / "x.kv") as other:
+        assert engine.core.cache_use.used_blocks == 4  # the stream's: a session takes blocks when it runs
+        assert session.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
+        assert other.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
+    assert shown + sum((piece.tokens for piece in stream), ()) == wanted[0].tokens
+    whole(engine)
 
 
 @pytest.fixture
@@ -269,6 +356,88 @@ def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tm
     rewrite(saved, tmp_path / "other.kv", rope="Rope(dim=8)")
     with pytest.raises(SnapshotError, match="rope is 'Rope"):
         engine_for(llama).open(tmp_path / "other.kv")
+
+
+FOREIGN = {
+    "another dtype": ({"dtype": "bfloat16", "program": "eager"}, {"program": "eager"}),
+    "another scheme": ({"scheme": "q8", "program": "eager"}, {"program": "eager"}),
+    "eager rows in native": ({"program": "eager"}, {"program": "native"}),
+    "native rows in eager": ({"program": "native"}, {"program": "eager"}),
+    "another fusion": (
+        {"program": "eager", "scheme": "dense", "fuse": "none"},
+        {"program": "eager", "scheme": "dense"},
+    ),
+}
+
+
+@pytest.mark.parametrize("theirs", FOREIGN)
+def test_rows_of_other_conditions_stay_in_their_own_session(theirs, llama, tmp_path):
+    source, target = FOREIGN[theirs]
+    engine_for(llama, **source).session(START).save(tmp_path / "x.kv")
+    engine, quiet = engine_for(llama, **target), engine_for(llama, **target)
+
+    def no_other_text_changes(engine, session):
+        for tokens in ([*START, 5], [*session.tokens, 1]):
+            wanted = quiet.generate(tokens, max_new_tokens=6, ignore_eos=True).tokens
+            assert engine.generate(tokens, max_new_tokens=6, ignore_eos=True).tokens == wanted
+            found, alone = last_logits(engine.core, tokens, 1), last_logits(quiet.core, tokens, 1)
+            torch.testing.assert_close(found, alone, rtol=0, atol=0 if target["program"] == "native" else 1e-5)
+
+    with engine.open(tmp_path / "x.kv", convert=True) as session:
+        session.generate(max_new_tokens=9, ignore_eos=True)
+        with session.fork() as fork:
+            fork.generate([1, 2], max_new_tokens=9)
+        assert engine.core.scheduler.allocator.num_named == 0
+        session.save(tmp_path / "y.kv")
+        no_other_text_changes(engine, session)
+    facts = read_facts(tmp_path / "y.kv")
+    assert facts["build"] == "mixed" and facts["num_rows"] == len(facts["tokens"]) - 1
+    third = engine_for(llama, **target)
+    with third.open(tmp_path / "y.kv") as session:
+        session.generate(max_new_tokens=9, ignore_eos=True)
+        assert third.core.scheduler.allocator.num_named == 0
+        no_other_text_changes(third, session)
+
+
+def test_rows_of_ones_own_conditions_are_shared(llama, tmp_path):
+    engine_for(llama).session(START).save(tmp_path / "x.kv")
+    engine = engine_for(llama)
+    with engine.open(tmp_path / "x.kv") as session:
+        assert engine.core.scheduler.allocator.num_named == 0  # nothing is there before it runs
+        session.generate(max_new_tokens=2, ignore_eos=True)
+        assert engine.core.scheduler.allocator.num_named == (len(START) + 1) // 8
+        session.save(tmp_path / "y.kv")
+    assert read_facts(tmp_path / "y.kv")["build"] == read_facts(tmp_path / "x.kv")["build"] != "mixed"
+
+
+def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatch):
+    engine = engine_for(llama)
+
+    def no_memory(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "restore", no_memory)
+        with pytest.raises(MemoryError) as caught:
+            engine.open(saved)
+    assert engine.core.scheduler.allocator.num_named == 0
+    whole(engine)
+    assert caught.tb  # whose frames still hold the session: it was closed, not collected
+
+
+def test_a_file_that_is_damaged_after_it_was_opened_costs_time_alone(saved, llama, monkeypatch):
+    engine = engine_for(llama)
+    with engine.open(saved) as session:
+        wanted = engine.generate(list(session.tokens), max_new_tokens=8, ignore_eos=True).tokens
+        engine.core.clear_prefix_cache()
+
+        def gone(*_):
+            raise SnapshotError("x.kv is damaged")
+
+        monkeypatch.setattr(SavedSession, "rows", gone)
+        found = session.generate(max_new_tokens=8, ignore_eos=True, temperature=0.0, logit_bias={}, stop_token_ids=())
+        assert found.tokens == wanted
+    whole(engine)
 
 
 def test_a_model_that_was_updated_under_its_name(llama, tmp_path):

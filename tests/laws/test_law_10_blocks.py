@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.simulated_cache import VOCABULARY, SimulatedCache, next_token, solo
+from tests.simulated_cache import VOCABULARY, SimulatedCache, SimulatedStore, next_token, solo
 from tokenmill.schedule.sequence import Sequence
 
 MAX_TOKENS = 24
@@ -20,10 +20,15 @@ class Operations(RuleBasedStateMachine):
         max_sequences=st.integers(1, 5),
         budget=st.integers(1, 16),
         prefix_cache=st.booleans(),
+        has_store=st.booleans(),
     )
-    def build(self, block_size: int, spare: int, max_sequences: int, budget: int, prefix_cache: bool) -> None:
+    def build(
+        self, block_size: int, spare: int, max_sequences: int, budget: int, prefix_cache: bool, has_store: bool
+    ) -> None:
         num_blocks = -(-MAX_TOKENS // block_size) + spare
-        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache)
+        self.store = SimulatedStore()
+        store = self.store if has_store else None
+        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache, store)
         self.scheduler = self.cache.scheduler
         self.sequences: dict[int, tuple[Sequence, list[int]]] = {}
         self.next_id = 0
@@ -73,6 +78,18 @@ class Operations(RuleBasedStateMachine):
         """A step that ends between its plan and its commit."""
         self.scheduler.plan()
         self.scheduler.recover()
+
+    @precondition(lambda self: self.store.blocks)
+    @rule()
+    def restart(self) -> None:
+        """Blocks are found on disk alone, as in a new process."""
+        self.scheduler.allocator.forget_names()
+
+    @precondition(lambda self: self.store.blocks)
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        """A block on disk that is found, and cannot be loaded."""
+        self.store.damaged.add(data.draw(st.sampled_from(sorted(self.store.blocks))))
 
     @precondition(lambda self: any(s.score_from is None for s in self.scheduler.parked))
     @rule(data=st.data(), token=st.integers(0, 1))

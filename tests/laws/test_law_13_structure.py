@@ -133,6 +133,35 @@ def test_files_and_functions_stay_short(path):
             assert length <= LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
 
 
+@cache
+def private_names(path: Path) -> frozenset[str]:
+    """Private attributes and methods that the classes of a file define."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ClassDef):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.add(inner.name)
+                elif isinstance(inner, ast.AnnAssign | ast.Assign):
+                    targets = inner.targets if isinstance(inner, ast.Assign) else [inner.target]
+                    names = [name for target in targets for name in ast.walk(target)]
+                    found |= {name.id for name in names if isinstance(name, ast.Name)}
+                    found |= {name.attr for name in names if isinstance(name, ast.Attribute)}
+    return frozenset(name for name in found if name.startswith("_") and not name.startswith("__"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_nobody_reads_what_is_private_to_a_class_of_another_file(path):
+    ours = frozenset().union(*(private_names(other) for other in FILES)) - private_names(path)
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Attribute) and node.attr in ours:
+            is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "torch")
+            assert is_own, f"{path}:{node.lineno} reads {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
+            name = node.args[1]
+            assert not (isinstance(name, ast.Constant) and str(name.value).startswith("_")), f"{path}:{node.lineno}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=module)
 def test_every_module_says_what_lives_in_it(path):
     assert ast.get_docstring(parsed(path)), f"{path} has no docstring"

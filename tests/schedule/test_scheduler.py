@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.simulated_cache import SimulatedCache, solo
+from tests.simulated_cache import SimulatedCache, SimulatedStore, solo
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator, chain_digest
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Sequence, unread_mark
 
 
 def counts(plan) -> dict[int, int]:
@@ -136,3 +136,72 @@ def test_blocks_published_after_a_rewind_carry_the_name_of_their_new_past():
     cache.run()
     cache.scheduler.add(Sequence(2, [*first, 5, 5, 5, 5, 0], 13, 14))
     cache.run()
+
+
+def test_a_sequence_that_is_preempted_for_a_copy_of_its_own_is_not_planned():
+    cache = SimulatedCache(3, 4, 3, 64, False)
+    parent = Sequence(0, [1, 2, 3, 4, 5], 5, 12)
+    cache.scheduler.add(parent)
+    cache.step()
+    children = [cache.scheduler.fork(parent, number) for number in (1, 2)]
+    plan = cache.step()  # the parent's copy takes the last free block; the first child finds none for its own
+    assert counts(plan) == {0: 1}
+    assert [child.blocks for child in children] == [[], []]
+    cache.run()
+    for sequence in (parent, *children):
+        assert sequence.tokens == solo([1, 2, 3, 4, 5], 12, {})
+
+
+def test_a_block_that_is_copied_and_freed_in_a_plan_may_be_loaded_in_the_same_plan():
+    store = SimulatedStore()
+    store.blocks[b"saved"] = [hash((3,) * length) for length in range(1, 5)]
+    cache = SimulatedCache(3, 4, 2, 64, True)
+    parent = Sequence(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], 9, 10, keep=True)
+    cache.scheduler.add(parent)
+    cache.run()
+    child = cache.scheduler.fork(parent, 1, keep=True)
+    cache.scheduler.rewind(child, 7)
+    child.tokens.append(0)
+    child.max_tokens = 12
+    cache.scheduler.resume(child)
+    cache.scheduler.add(Sequence(2, [3, 3, 3, 3], 4, 5, saved=store.find(b"saved"), num_saved=3))
+    plan = cache.step()  # checks what every sequence reads
+    ((source, target),) = plan.copies
+    assert [load.blocks for load in plan.loads] == [(source,)]
+    assert child.blocks[1] == target
+    cache.run()
+
+
+def test_rows_that_cannot_be_loaded_are_computed():
+    store = SimulatedStore()
+    cache = SimulatedCache(8, 4, 2, 64, True, store)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    cache.scheduler.add(Sequence(0, list(prompt), 9, 10))
+    cache.run()
+    cache.scheduler.allocator.forget_names()  # from now on they are in the store alone
+    store.damaged.add(sorted(store.blocks)[0])
+    sequences = [Sequence(1, list(prompt), 9, 12), Sequence(2, [5, 5], 2, 5)]
+    for sequence in sequences:
+        cache.scheduler.add(sequence)
+    assert cache.step().loads
+    cache.run()
+    assert [sequence.tokens for sequence in sequences] == [solo(prompt, 12, {}), solo([5, 5], 5, {})]
+
+
+def test_a_miss_in_the_store_costs_no_findable_block():
+    cache = SimulatedCache(8, 4, 1, 64, True, SimulatedStore())
+    allocator = cache.scheduler.allocator
+    for number in range(2):
+        cache.scheduler.add(Sequence(number, [number] * 16, 16, 17))
+        cache.run()
+    assert allocator.num_named == allocator.num_free == 8
+    cache.scheduler.add(Sequence(2, [2] * 5, 5, 6))
+    cache.run()
+    assert allocator.num_named == 8 - 2 + 1  # it took two blocks and has filled one
+
+
+def test_marks_of_unread_tokens_are_no_tokens_and_no_unknown_drafts():
+    marks = [unread_mark(row) for row in range(100)]
+    assert len({UNKNOWN, *marks}) == 101 and all(mark < 0 for mark in (UNKNOWN, *marks))
+    assert Sequence(0, [1, marks[0]], 1, 4).has_unread_token
+    assert not Sequence(0, [1, 2], 1, 4, drafts=[UNKNOWN]).has_unread_token

@@ -1,0 +1,167 @@
+"""Requests as objects: several continuations, cancel, deadline, priority, tenants, a full queue, threads."""
+
+import threading
+
+import pytest
+
+from tests.tiny_models import prompt
+from tokenmill import CapacityError, RequestError, SamplingParams, load
+
+START = prompt(20, seed=3)
+PLAIN = SamplingParams(max_new_tokens=8, ignore_eos=True)
+
+
+def core_for(path, **how):
+    return load(
+        path, **{"dtype": "float32", "max_length": 64, "block_size": 4, "max_sequences": 3, "threads": 1, **how}
+    ).core
+
+
+def is_empty(core):
+    core.scheduler.check_integrity()
+    return core.scheduler.idle and not core.num_tracked and not core.cache_use.used_blocks
+
+
+def run(core, requests):
+    """Step until all have ended; the numbers of the requests in the order of their ends."""
+    order = []
+    while len(order) < len(requests):
+        core.step()
+        order += [number for number, one in enumerate(requests) if one.is_done and number not in order]
+    return order
+
+
+def submitted(core, *requests):
+    for request in requests:
+        core.submit(request)
+    return requests
+
+
+def test_pieces_of_several_continuations_are_those_of_the_completions(llama):
+    core = core_for(llama)
+    params = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=0.9, seed=5, n=3, logprobs=2)
+    wanted = core.finish([core.request(START, params)])
+    pieces = list(core.follow(core.request(START, params)))
+    assert {piece.index for piece in pieces} == {0, 1, 2}
+    for index, whole in enumerate(wanted):
+        own = [piece for piece in pieces if piece.index == index]
+        assert sum((piece.tokens for piece in own), ()) == whole.tokens
+        assert sum((piece.logprobs for piece in own), ()) == whole.logprobs
+        assert len(whole.logprobs) == 8
+        assert [piece.done is not None for piece in own] == [False] * (len(own) - 1) + [True]
+        assert own[-1].done.tokens == whole.tokens and own[-1].done.seed == 5 + index
+    assert len({whole.tokens for whole in wanted}) == 3
+    assert is_empty(core)
+
+
+def test_a_cancelled_request_gives_its_blocks_back_and_the_others_go_on(llama):
+    core = core_for(llama, prefix_cache=False)
+    (wanted,) = core.finish([core.request(START, PLAIN)])
+    kept, cancelled = submitted(core, core.request(START, PLAIN), core.request(prompt(17), PLAIN))
+    core.step()
+    before = core.cache_use.used_blocks
+    core.cancel(cancelled)
+    assert core.cache_use.used_blocks < before
+    assert core.num_tracked == 1
+    run(core, [kept])
+    assert [piece.done.tokens for piece in core.take(kept)] == [wanted.tokens]
+    core.cancel(kept)  # it has ended: nobody follows it any more
+    core.cancel(cancelled)
+    assert is_empty(core)
+
+
+def test_a_deadline_fails_its_own_request_once(llama):
+    core = core_for(llama)
+    now_s = 100.0
+    core.clock = lambda: now_s
+    (wanted,) = core.finish([core.request(START, PLAIN)])
+    late, other = submitted(core, core.request(START, PLAIN, timeout_s=5.0), core.request(START, PLAIN, timeout_s=6.5))
+    core.step()
+    now_s = 104.9
+    core.step()
+    seen = sum((piece.tokens for piece in core.take(late)), ())
+    assert seen and not late.is_done
+    now_s = 105.0
+    core.step()
+    assert late.is_done
+    with pytest.raises(RequestError, match=f"the deadline has passed after {len(seen)} tokens"):
+        core.take(late)
+    assert core.take(late) == []
+    assert seen == wanted.tokens[: len(seen)]
+    run(core, [other])
+    assert core.take(other)[-1].done.tokens == wanted.tokens
+    core.cancel(late)
+    core.cancel(other)
+    assert is_empty(core)
+
+
+def test_a_deadline_ends_what_still_waits(llama):
+    core = core_for(llama, max_sequences=1)
+    now_s = 0.0
+    core.clock = lambda: now_s
+    first, waiting = submitted(core, core.request(START, PLAIN), core.request(START, PLAIN, timeout_s=1.0))
+    core.step()
+    now_s = 2.0
+    core.step()
+    assert waiting.is_done and not first.is_done
+    with pytest.raises(RequestError, match="after 0 tokens"):
+        core.take(waiting)
+    run(core, [first])
+
+
+def test_a_lower_priority_number_runs_first_and_equals_in_order_of_arrival(llama):
+    core = core_for(llama, max_sequences=1)
+    requests = submitted(core, *(core.request(START, PLAIN, priority=priority) for priority in (1, 0, 1, -1)))
+    assert run(core, requests) == [3, 1, 0, 2]
+
+
+def test_two_tenants_share_no_rows(llama):
+    core = core_for(llama)
+
+    def num_named(salt):
+        """Blocks that can be found after a request of this tenant."""
+        core.finish([core.request(START, PLAIN, salt=salt)])
+        return core.scheduler.allocator.num_named
+
+    first = num_named(b"")
+    assert first == (len(START) + PLAIN.max_new_tokens - 1) // 4
+    assert num_named(b"one") == 2 * first  # nothing was found under another tenant's name
+    assert num_named(b"two") == 3 * first
+    assert num_named(b"one") == 3 * first
+
+
+def test_a_full_queue_takes_nothing_of_a_request(llama):
+    core = core_for(llama, max_sequences=1, max_waiting=2)
+    (first,) = submitted(core, core.request(START, PLAIN))
+    core.step()
+    three, two = (core.request(START, SamplingParams(max_new_tokens=2, n=n)) for n in (3, 2))
+    with pytest.raises(CapacityError, match="max_waiting"):
+        core.submit(three)
+    assert core.num_tracked == 1 and not three.trackers
+    core.submit(two)
+    run(core, [first, two])
+    core.cancel(first)
+    core.cancel(two)
+    assert is_empty(core)
+
+
+def test_a_core_is_driven_by_two_threads(llama):
+    quiet, core = core_for(llama), core_for(llama, cache_tokens=64)
+    prompts = {name: [prompt(9 + number, seed=name) for number in range(6)] for name in range(2)}
+    wanted = {
+        name: [quiet.finish([quiet.request(one, PLAIN)])[0].tokens for one in own] for name, own in prompts.items()
+    }
+    found = {}
+
+    def work(name):
+        found[name] = [
+            sum((piece.tokens for piece in core.follow(core.request(one, PLAIN))), ()) for one in prompts[name]
+        ]
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == wanted
+    assert is_empty(core)

@@ -1,0 +1,58 @@
+"""What a plan asks for is carried out in its order: copies, then loads, then the work."""
+
+import pytest
+import torch
+
+from tokenmill.engine.build import load
+from tokenmill.errors import SnapshotError
+from tokenmill.schedule.sequence import Load, Plan, Sequence
+
+SIZE = 4
+
+
+class Source:
+    """Rows of one block, all of one value; None: they cannot be read."""
+
+    def __init__(self, pool, value):
+        self.pool, self.value = pool, value
+
+    def rows(self, first, last):
+        if self.value is None:
+            raise SnapshotError("x.kv is gone")
+        return filled(self.pool, last - first, self.value)
+
+
+def filled(pool, count, value):
+    return {name: torch.full((count, *shape), value, dtype=dtype) for name, (shape, dtype) in pool.layout.items()}
+
+
+def values(pool, block):
+    """The one value that all rows of a block have."""
+    found = {number for rows in pool.read(pool.slots_of([block], SIZE)).values() for number in rows.unique().tolist()}
+    assert len(found) == 1
+    return found.pop()
+
+
+@pytest.fixture
+def runner(llama):
+    loaded = load(llama, dtype="float32", block_size=SIZE, max_length=32, threads=1).core.loaded
+    for block in range(3):
+        loaded.pool.write(loaded.pool.slots_of([block], SIZE), filled(loaded.pool, SIZE, 1.0 + block))
+    return loaded.runner
+
+
+def test_a_block_is_copied_before_it_is_loaded(runner):
+    sequence = Sequence(0, [1] * 9, 9, 10)
+    loads = [Load(sequence, (0,), 0, SIZE, Source(runner.pool, 7.0), 0)]
+    assert runner.prepare(Plan([], [(0, 1)], loads)) == []
+    assert [values(runner.pool, block) for block in range(3)] == [7.0, 1.0, 3.0]
+
+
+def test_rows_that_cannot_be_read_fail_their_sequence_alone(runner):
+    first, second = Sequence(0, [1] * 9, 9, 10), Sequence(1, [1] * 9, 9, 10)
+    loads = [
+        Load(first, (0,), 0, SIZE, Source(runner.pool, None), 0),
+        Load(second, (2,), 0, SIZE, Source(runner.pool, 8.0), 0),
+    ]
+    assert runner.prepare(Plan([], [], loads)) == [first]
+    assert values(runner.pool, 2) == 8.0
