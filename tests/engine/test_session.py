@@ -43,6 +43,21 @@ def whole(engine):
     assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
 
+def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path):
+    engine, path = engine_for(llama, prefix_cache=False), tmp_path / "x.kv"
+    wanted = engine.generate(START, max_new_tokens=5, ignore_eos=True).tokens
+    engine.session(prompt(20, seed=4)).save(path)
+    other = path.read_bytes()
+    engine.session(START).save(path)
+    session = engine.open(path)
+    with path.open("r+b") as file:  # in place, as `cp` does
+        file.write(other)
+    with session.fork() as fork:
+        assert fork.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+    path.write_bytes(b"")  # a mapping of it would end the process here
+    assert session.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+
+
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
