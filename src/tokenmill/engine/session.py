@@ -166,6 +166,7 @@ class Session:
                 if self._end is not None:
                     self.core.scheduler.park(self._sequence)
                     self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
+                    self._sequence.score_from = None
                     self._end = None
         return self._sequence
 
@@ -177,22 +178,18 @@ class Session:
         return params
 
     def prefill(self) -> None:
-        """Compute the rows of all tokens but the last, which is fed with the next call."""
+        """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
         sequence = self._open()
         if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
             return
-        last = sequence.tokens[-1]
+        self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
         try:
             with self.core.exclusive():
-                sequence.tokens.pop()
-                sequence.score_from = sequence.max_tokens = len(sequence.tokens)
+                sequence.score_from = sequence.max_tokens = length
                 self.core.enqueue(sequence)
             run_to_end(self.core, sequence)
         finally:
-            with self.core.exclusive():
-                self.core.scheduler.park(sequence)
-                sequence.score_from = None
-                sequence.tokens.append(last)
+            self._settled()
 
     # ---- branching and going back
 
