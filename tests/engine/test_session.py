@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,47 @@ def whole(engine):
         engine.core.scheduler.check_integrity()
     assert not engine.core.scheduler.parked
     assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
+
+
+def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
+    engine, told = engine_for(llama), []
+
+    def ask():
+        barrier.wait()
+        try:
+            session.generate(max_new_tokens=3, ignore_eos=True)
+        except RequestError as error:
+            told.append(str(error))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            told.clear()
+            session, barrier = engine.session(START), threading.Barrier(3)
+            threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive()
+            assert len(session) == len(START) + 3 * (3 - len(told))
+            session.close()
+            whole(engine)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("place", ["a", 1.5, None, -1, 21])
+def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
+    engine = engine_for(llama)
+    with engine.session(START) as session:
+        wanted = session.generate(max_new_tokens=3, ignore_eos=True).tokens
+        session.rewind(len(START))
+        for change in (session.rewind, lambda place: session.edit(place, [1])):
+            with pytest.raises(RequestError, match="this session has"):
+                change(place)
+        assert session.generate(max_new_tokens=3, ignore_eos=True).tokens == wanted
 
 
 def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path):

@@ -130,16 +130,19 @@ class Session:
         return self._follow(asked, len(sequence.tokens))
 
     def _follow(self, asked: Sequence, before: int) -> Iterator[Piece]:
-        sequence, shown = self._open(), None
+        sequence, stream = self._sequence, object()
+        shown: int | None = None
         counted_from = sequence.counted_from
-        if sequence.tokens != asked.tokens[:before]:
-            raise RequestError("the session has changed since this stream was asked for: ask again")
-        stream = self._stream = object()
+
+        def prepare() -> None:
+            if self._open().tokens != asked.tokens[:before]:
+                raise RequestError("the session has changed since this stream was asked for: ask again")
+            self._stream = stream
+            for name in REQUEST:
+                setattr(sequence, name, getattr(asked, name))
+
         try:
-            with self.core.exclusive():
-                for name in REQUEST:
-                    setattr(sequence, name, getattr(asked, name))
-            for piece in self.core.follow(Request([sequence])):
+            for piece in self.core.follow(Request([sequence]), prepare):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
                 if piece.done:  # now, and not when this iterator is collected: another answer may have begun by then
                     self._stream, self._end = None, asked.num_prompt_tokens + shown
@@ -179,12 +182,12 @@ class Session:
 
     def prefill(self) -> None:
         """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
-        sequence = self._open()
-        if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
-            return
-        self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
         try:
             with self.core.exclusive():
+                sequence = self._open()
+                if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+                    return
+                self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
                 sequence.score_from = sequence.max_tokens = length
                 self.core.enqueue(sequence)
             run_to_end(self.core, sequence)
@@ -205,13 +208,13 @@ class Session:
         """Keep the first `num_tokens` tokens and forget the others."""
         with self.core.exclusive():
             sequence = self._open()
-            if not 0 <= num_tokens <= len(sequence.tokens):
+            if not isinstance(num_tokens, int) or not 0 <= num_tokens <= len(sequence.tokens):
                 raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
             self.core.scheduler.rewind(sequence, num_tokens)
 
     def edit(self, position: int, prompt: Prompt) -> None:
         """Put `prompt` in the place of everything from `position` on."""
-        if not 0 <= position <= len(self):
+        if not isinstance(position, int) or not 0 <= position <= len(self):
             raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
         self._put(position, prompt)
 
