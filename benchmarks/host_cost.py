@@ -17,7 +17,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.core.loaded.runner import Runner
+from tokenmill.engine.runner import Runner
 from tokenmill.hub.names import locate
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig

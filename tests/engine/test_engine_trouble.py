@@ -196,6 +196,9 @@ def test_ids_may_come_in_any_container(path, make):
     ("tokens", "settings", "error", "message"),
     [
         ([[1.7, 2.2]], {}, RequestError, "1.7 is no token id"),
+        (5, {}, RequestError, "5 is no prompt"),
+        (None, {}, RequestError, "None is no prompt"),
+        ([[1], 3], {}, RequestError, "prompt 2 of 2: 3 is no prompt"),
         ([1, [2]], {}, RequestError, r"\[2\] is no token id"),
         ([[1], []], {}, RequestError, "prompt 2 of 2: the prompt is empty"),
         ([1], {"stop_token_ids": 2}, ConfigError, "stop_token_ids = 2"),

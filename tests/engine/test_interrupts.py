@@ -84,3 +84,26 @@ def test_a_session_goes_on(shape, llama, tmp_path):
         del session, done
         gc.collect()  # the traceback holds the fork
         intact(engine)
+
+
+@pytest.mark.parametrize("how", [{}, {"async_scheduling": "on"}])
+@pytest.mark.parametrize("action", ["prefill", "save"])
+def test_what_only_computes_changes_no_token(action, how, llama, tmp_path):
+    """Interrupted at any line, the session has the tokens that it had, and goes on from them."""
+    engine = engine_for(llama, **how)
+    settings = {"max_new_tokens": 2, "ignore_eos": True}
+    wanted = engine.generate(PROMPTS[0], **settings).tokens
+
+    def use(session):
+        session.prefill() if action == "prefill" else session.save(tmp_path / "x.kv")
+
+    with lines() as counted, engine.session(PROMPTS[0]) as session:
+        use(session)
+    for number in range(1, counted.count, 3):
+        with engine.session(PROMPTS[0]) as session:
+            with pytest.raises(KeyboardInterrupt), lines(number) as at:
+                use(session)
+                raise KeyboardInterrupt
+            assert session.tokens == tuple(PROMPTS[0]), at.where
+            assert session.generate(**settings).tokens == wanted, at.where
+    intact(engine)

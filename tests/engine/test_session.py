@@ -47,6 +47,83 @@ def whole(engine):
     assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
 
+def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
+    engine, told = engine_for(llama), []
+
+    def ask():
+        barrier.wait()
+        try:
+            session.generate(max_new_tokens=3, ignore_eos=True)
+        except RequestError as error:
+            told.append(str(error))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):
+            told.clear()
+            session, barrier = engine.session(START), threading.Barrier(3)
+            threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive()
+            assert len(session) == len(START) + 3 * (3 - len(told))
+            session.close()
+            whole(engine)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize("place", ["a", 1.5, None, -1, 21])
+def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
+    engine = engine_for(llama)
+    with engine.session(START) as session:
+        wanted = session.generate(max_new_tokens=3, ignore_eos=True).tokens
+        session.rewind(len(START))
+        for change in (session.rewind, lambda place: session.edit(place, [1])):
+            with pytest.raises(RequestError, match="this session has"):
+                change(place)
+        assert session.generate(max_new_tokens=3, ignore_eos=True).tokens == wanted
+
+
+def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path):
+    engine, path = engine_for(llama, prefix_cache=False), tmp_path / "x.kv"
+    wanted = engine.generate(START, max_new_tokens=5, ignore_eos=True).tokens
+    engine.session(prompt(20, seed=4)).save(path)
+    other = path.read_bytes()
+    engine.session(START).save(path)
+    session = engine.open(path)
+    with path.open("r+b") as file:  # in place, as `cp` does
+        file.write(other)
+    with session.fork() as fork:
+        assert fork.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+    path.write_bytes(b"")  # a mapping of it would end the process here
+    assert session.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
+    path = save(family, models)
+    engine = engine_for(path)
+    settings = {"temperature": temperature, "seed": 7, "ignore_eos": True}
+    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
+    with engine.session(START) as session:
+        first = session.generate(max_new_tokens=9, **settings).tokens
+        session.save(tmp_path / "x.kv")
+        assert first + session.generate(max_new_tokens=15).tokens == wanted
+    whole(engine)
+    for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
+        other = engine_for(path, **how)
+        with other.open(tmp_path / "x.kv") as session:
+            assert session.tokens == tuple(START) + first
+            assert session.num_cached == len(session) - 1
+            assert first + session.generate(max_new_tokens=15).tokens == wanted
+        whole(other)
+
+
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_count_what_earlier_calls_answered(penalty, llama, tmp_path):
     engine = engine_for(llama)

@@ -1,8 +1,8 @@
 """K and V rows on disk, in token order: a safetensors file with a compatibility header.
 
 Nothing here knows blocks, engines or text. A file is written under a temporary name, synced and renamed, so that the
-old file stays complete until the new one is. Reading maps the file; the data is checked against its checksum before any
-of it is used.
+old file stays complete until the new one is. Reading copies the rows and then compares them with their checksum, so that
+a file that is overwritten or cut later changes nothing of what was read.
 """
 
 import zlib
@@ -54,11 +54,11 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Open and check a file; its rows are views of the mapped file. SnapshotError, by field, for what is wrong."""
+    """Read and check a file; its rows are copies. SnapshotError, by field, for what is wrong."""
     facts = read_facts(path)
     try:
         with safe_open(path, framework="pt") as opened:
-            rows = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  (not a dict)
+            rows = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError) as error:
         raise SnapshotError(f"{path} is damaged: {brief(str(error))}") from error
     if _checksum(rows) != facts.get("data_checksum"):

@@ -102,10 +102,15 @@ class Core:
         with self._lock:
             return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
-    def follow(self, request: Request) -> Iterator[Piece]:
-        """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled."""
+    def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Iterator[Piece]:
+        """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled.
+
+        `prepare` is called just before the request is queued, and no other thread comes between the two.
+        """
         try:
-            self.submit(request)
+            with self.exclusive():
+                prepare()
+                self.submit(request)
             over = False
             while not over:
                 if not request.is_done:  # a step of another thread may have finished it

@@ -76,7 +76,7 @@ class InputProcessor:
             tokenizer = self._need_tokenizer()
             tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
         else:
-            tokens = [_token_id(token) for token in prompt]
+            tokens = _token_ids(prompt)
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token of text")
         self._check_ids(tokens)
@@ -157,6 +157,13 @@ class InputProcessor:
         return next(self._ids)
 
 
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        return [_token_id(token) for token in prompt]
+    except TypeError:
+        raise RequestError(f"{prompt!r} is no prompt: a prompt is text, or a list of whole numbers") from None
+
+
 def _token_id(token: Any) -> int:
     try:
         return index(token)
@@ -166,6 +173,6 @@ def _token_id(token: Any) -> int:
 
 def is_batch(prompt: Any) -> bool:
     """Whether it is a list of prompts; one prompt is a text, or ids in a list, tuple, array or tensor."""
-    if isinstance(prompt, str) or len(prompt) == 0:
+    if isinstance(prompt, str) or not (hasattr(prompt, "__getitem__") and len(prompt)):
         return False
     return isinstance(prompt[0], str | list | tuple) or getattr(prompt[0], "ndim", 0) > 0

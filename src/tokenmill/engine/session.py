@@ -131,16 +131,19 @@ class Session:
         return self._follow(wanted, len(sequence.tokens))
 
     def _follow(self, wanted: Sequence, before: int) -> Iterator[Piece]:
-        sequence, shown = self._open(), None
+        sequence, stream = self._sequence, object()
+        shown: int | None = None
         counted_from = sequence.counted_from
-        if sequence.tokens != wanted.tokens[:before]:
-            raise RequestError("the session has changed since this stream was asked for: ask again")
-        stream = self._stream = object()
+
+        def prepare() -> None:
+            if self._open().tokens != wanted.tokens[:before]:
+                raise RequestError("the session has changed since this stream was asked for: ask again")
+            self._stream = stream
+            for name in REQUEST:
+                setattr(sequence, name, getattr(wanted, name))
+
         try:
-            with self.core.exclusive():
-                for name in REQUEST:
-                    setattr(sequence, name, getattr(wanted, name))
-            for piece in self.core.follow(Request([sequence])):
+            for piece in self.core.follow(Request([sequence]), prepare):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
                 if piece.done:  # noted now: when this iterator is collected, another answer may have begun
                     self._stream, self._end = None, wanted.num_prompt_tokens + shown
@@ -167,6 +170,7 @@ class Session:
                 if self._end is not None:
                     self.core.scheduler.park(self._sequence)
                     self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
+                    self._sequence.score_from = None
                     self._end = None
         return self._sequence
 
@@ -178,22 +182,18 @@ class Session:
         return params
 
     def prefill(self) -> None:
-        """Compute the rows of all tokens but the last, which the next call feeds."""
-        sequence = self._open()
-        if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
-            return
-        last = sequence.tokens[-1]
+        """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
         try:
             with self.core.exclusive():
-                sequence.tokens.pop()
-                sequence.score_from = sequence.max_tokens = len(sequence.tokens)
+                sequence = self._open()
+                if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+                    return
+                self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
+                sequence.score_from = sequence.max_tokens = length
                 self.core.enqueue(sequence)
             run_to_end(self.core, sequence)
         finally:
-            with self.core.exclusive():
-                self.core.scheduler.park(sequence)
-                sequence.score_from = None
-                sequence.tokens.append(last)
+            self._settled()
 
     # ---- branching and going back
 
@@ -209,13 +209,13 @@ class Session:
         """Keep the first `num_tokens` tokens and forget the others."""
         with self.core.exclusive():
             sequence = self._open()
-            if not 0 <= num_tokens <= len(sequence.tokens):
+            if not isinstance(num_tokens, int) or not 0 <= num_tokens <= len(sequence.tokens):
                 raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
             self.core.scheduler.rewind(sequence, num_tokens)
 
     def edit(self, position: int, prompt: Prompt) -> None:
         """Put `prompt` in the place of everything from `position` on."""
-        if not 0 <= position <= len(self):
+        if not isinstance(position, int) or not 0 <= position <= len(self):
             raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
         self._put(position, prompt)
 
