@@ -15,12 +15,15 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
-from tokenmill.config import EngineConfig
+from tokenmill.config import ResolvedConfig
+from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.runner import Runner
 from tokenmill.hub.names import locate
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
+from tokenmill.program import Output
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import NoProposer
@@ -38,19 +41,31 @@ class MockProgram:
         self.table_RV[torch.arange(64), torch.arange(64) + 1000] = 1.0
         self.turn = 0
 
-    def run(self, step: Step) -> torch.Tensor:
+    def run(self, step: Step) -> Output:
         self.turn = (self.turn + 1) % 32
-        return self.table_RV[self.turn : self.turn + step.num_rows]
+        return Output(self.table_RV[self.turn : self.turn + step.num_rows])
 
 
 def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int) -> Engine:
-    config = EngineConfig(max_length=LENGTH, block_size=block_size, max_sequences=num_sequences)
+    tokens = num_sequences * LENGTH
+    config = ResolvedConfig(
+        max_length=LENGTH,
+        block_size=block_size,
+        cache_tokens=tokens,
+        max_sequences=num_sequences,
+        device="cpu",
+        dtype="float32",
+        async_scheduling="off",
+        proposer="none",
+    )
     model = ModelConfig("mock", VOCABULARY, 8, 1, 1, 1, 8, 8, LENGTH)
-    spec = CacheSpec(1, 1, 8, "float32", "dense", block_size, num_sequences * LENGTH // block_size)
+    spec = CacheSpec(1, 1, 8, "float32", "dense", block_size, tokens // block_size)
     device = torch.device("cpu")
-    runner = Runner(MockProgram(), Pool(spec, device), device)  # type: ignore[arg-type]
+    program, pool = MockProgram(), Pool(spec, device)
+    runner = Runner(program, pool, device)  # type: ignore[arg-type]
+    loaded = LoadedModel(config, model, tokenizer, program, pool, runner, "mock", "", "mock", {}, {})  # type: ignore[arg-type]
     scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
-    return Engine(config, model, tokenizer, scheduler, runner, NoProposer())
+    return Engine(Core(loaded, scheduler, NoProposer()))
 
 
 def microseconds_per_step(engine: Engine, num_sequences: int, **sampling: object) -> float:

@@ -103,27 +103,6 @@ def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path
     assert session.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
-    path = save(family, models)
-    engine = engine_for(path)
-    settings = {"temperature": temperature, "seed": 7, "ignore_eos": True}
-    wanted = engine.generate(START, max_new_tokens=24, **settings).tokens
-    with engine.session(START) as session:
-        first = session.generate(max_new_tokens=9, **settings).tokens
-        session.save(tmp_path / "x.kv")
-        assert first + session.generate(max_new_tokens=15).tokens == wanted
-    whole(engine)
-    for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
-        other = engine_for(path, **how)
-        with other.open(tmp_path / "x.kv") as session:
-            assert session.tokens == tuple(START) + first
-            assert session.num_cached == len(session) - 1
-            assert first + session.generate(max_new_tokens=15).tokens == wanted
-        whole(other)
-
-
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_count_what_earlier_calls_answered(penalty, llama, tmp_path):
     engine = engine_for(llama)

@@ -1,8 +1,8 @@
 """K and V rows on disk, in token order: a safetensors file with a compatibility header.
 
 Nothing here knows blocks, engines or text. A file is written under a temporary name, synced and renamed, so that the
-old file stays complete until the new one is. Reading copies the rows and then compares them with their checksum, so that
-a file that is overwritten or cut later changes nothing of what was read.
+old file stays complete until the new one is. Reading copies the rows and then compares them with their checksum: a
+file that is overwritten or cut later changes nothing of what was read.
 """
 
 import zlib
