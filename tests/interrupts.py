@@ -1,6 +1,5 @@
 """KeyboardInterrupt at a chosen line of our own code: an interrupt whose moment is certain."""
 
-import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ class Lines:
     def __call__(self, frame: FrameType, event: str, argument: object) -> object:
         if not frame.f_code.co_filename.startswith(ROOMS):
             return None
-        if event == "line" and not _is_between(frame):
+        if event == "line" and frame.f_lineno not in BETWEEN[frame.f_code.co_filename]:
             self.count += 1
             if self.count == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -32,10 +31,13 @@ class Lines:
         return self
 
 
-def _is_between(frame: FrameType) -> bool:
-    """Whether Python lets no signal through at this line: `try:`, and `with`, which a block passes again at its end."""
-    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-    return line == "try:" or line.startswith("with ")
+def _between(path: Path) -> set[int]:
+    """Lines at which Python lets no signal through: `try:`, and `with`, which a block passes again at its end."""
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    return {number for number, line in lines if line.strip() == "try:" or line.strip().startswith("with ")}
+
+
+BETWEEN = {str(path): _between(path) for room in ROOMS for path in Path(room).rglob("*.py")}
 
 
 @contextmanager

@@ -221,11 +221,12 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
             failures.append(error)
             raise
 
-    threads = [threading.Thread(target=run, args=(worker,), name=f"law 14, {worker.number}") for worker in workers]
+    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(SECONDS + 300)
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
     if failures:
         raise failures[0]
     assert all(worker.counts for worker in workers)
