@@ -138,8 +138,8 @@ class ExpertsBlock:
 
     @property
     def num_parameters(self) -> int:
-        """Of all matrices."""
-        return _total(self.matrices)
+        """Of all matrices, without a list of them: a damaged config may claim millions of experts."""
+        return _total(self.always) + self.num * self.expert.num_parameters
 
     def num_unread(self, num_tokens: int) -> int:
         """Parameters that a step of so many tokens does not read: of experts that none of them can have chosen."""
