@@ -109,10 +109,10 @@ def _step_s(generate: Callable[[int], object], device: str, new: int) -> tuple[f
 
 def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
     """Program compiled, static shapes."""
+    from tokenmill.bench.random_weights import fill_random
     from tokenmill.bench.shapes import find_shape
     from tokenmill.config import EngineConfig
     from tokenmill.engine.build import build
-    from tokenmill.weights.fill_random import fill_random
 
     config = EngineConfig(
         device=device, dtype="bfloat16", scheme="dense", compile="static", max_length=256, max_sequences=batch

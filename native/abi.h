@@ -20,7 +20,7 @@ enum { TM_ABI = 7 };
 enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
 // What becomes of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
 // TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. A TM_NORM with
-// TM_LOGITS is the norm before the head, which takes only the rows whose logits are wanted.
+// TM_LOGITS is the norm before the head, which takes only the rows whose logits are computed.
 enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6 };
 // Activation buffers. TM_GATHERED: the rows of TM_MLP_IN, copied expert by expert.
 enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4 };
@@ -77,14 +77,14 @@ typedef struct {
 } TmSpan;
 
 // One step. The spans follow each other and have all tokens. A token of -1 is the most probable one after the token before it,
-// whose logits must be wanted: tm_run replaces it. Where it would be one of `stops`, it stays -1, as all that follow it in the
+// which must be in `rows`: tm_run replaces it. Where it would be one of `stops`, it stays -1, as all that follow it in the
 // span; these are not computed, and their logits are not written.
 typedef struct {
   int32_t num_tokens, num_spans, num_rows, num_stops;
   int64_t* tokens;
   const int64_t* positions;
   const int64_t* slots;   // where a token's K and V rows are written
-  const int64_t* rows;    // the tokens whose logits are wanted; null for all
+  const int64_t* rows;    // the tokens whose logits are computed; null for all
   const TmSpan* spans;
   const int64_t* stops;
   float* logits;          // [num_rows, vocab]

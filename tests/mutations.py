@@ -30,7 +30,7 @@ from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.download import Silent
 from tokenmill.memory.atomic_file import checksum_of
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.header import MAGIC, PAGE
+from tokenmill.weights.packed.reader import MAGIC, PAGE
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 

@@ -5,12 +5,13 @@ every step that what a sequence would read is what its own tokens would have wri
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Plan, Sequence, Store
+from tokenmill.schedule.sequence import Plan, RowSource, Sequence, Work
 from tokenmill.speculate.verify import verify
 
 VOCABULARY = 5
@@ -38,23 +39,16 @@ class SimulatedStore:
         self.blocks: dict[bytes, list[int]] = {}
         self.damaged: set[bytes] = set()
 
-    def find(self, digest: bytes) -> "SimulatedRows | None":
-        return SimulatedRows(self, digest) if digest in self.blocks else None
+    def find(self, digest: bytes) -> RowSource | None:
+        return partial(self.read, digest) if digest in self.blocks else None
 
-
-@dataclass(frozen=True)
-class SimulatedRows:
-    """The rows of one block on the simulated disk."""
-
-    store: SimulatedStore
-    digest: bytes
-
-    def rows(self, first: int, last: int) -> dict[str, list[int]]:
-        if self.digest in self.store.damaged:
-            self.store.damaged.discard(self.digest)
-            del self.store.blocks[self.digest]
+    def read(self, digest: bytes, first: int, last: int) -> dict[str, list[int]]:
+        if digest in self.damaged:
+            self.damaged.discard(digest)
+            del self.blocks[digest]
+        if digest not in self.blocks:  # two sequences of a plan may load the same one
             raise SnapshotError("the block is damaged")
-        return {"rows": self.store.blocks[self.digest][first:last]}
+        return {"rows": self.blocks[digest][first:last]}
 
 
 class SimulatedCache:
@@ -73,7 +67,9 @@ class SimulatedCache:
         self.scheduler = Scheduler(
             BlockAllocator(num_blocks, block_size), max_sequences, max(budget, max_sequences), prefix_cache
         )
-        self.scheduler.prefixes.store = self.store = store
+        self.store = store
+        if store is not None:
+            self.scheduler.prefixes.find_stored = store.find
         self.slots: dict[int, int] = {}
         self.num_fed = 0
 
@@ -91,18 +87,25 @@ class SimulatedCache:
             plan = self.scheduler.withdraw(plan, failed)
         self.num_fed += sum(work.count for work in plan.work)
         for work in plan.work:
-            self._write(work.sequence, work.start, work.start + work.count)
+            self._write(work)
         for work in plan.work:
-            self._check_reads(work.sequence, work.start + work.count)
+            self._check_reads(work)
         chosen = []
-        for sequence, start, count, num_logits, _ in plan.work:
-            assert num_logits <= count
-            known, end = sequence.tokens + sequence.drafts, start + count
-            places = range(end - num_logits, end) if sequence.score_from is None else ()
+        for work in plan.work:
+            assert work.num_logits <= work.count
+            known, end = [*work.sequence.tokens, *work.drafts], work.start + work.count
+            places = range(end - work.num_logits, end) if work.sequence.score_from is None else ()
             chosen.append([next_token(known[: p + 1]) for p in places])
         self._store(self.scheduler.commit(plan, verify(plan, chosen)))
         self.scheduler.check_integrity()
         return made
+
+    def fork(self, parent: Sequence, new_id: int, keep: bool = False) -> Sequence:
+        """A second sequence with the same past, queued or, with `keep`, parked as that of a session is."""
+        child = replace(parent, id=new_id, tokens=[], blocks=[], digests=[], finish_reason=None, keep=keep)
+        (self.scheduler.park if keep else self.scheduler.add)(child)
+        self.scheduler.share(parent, child)
+        return child
 
     def run(self) -> None:
         """Until nothing is left."""
@@ -127,7 +130,7 @@ class SimulatedCache:
         failed = []
         for load in plan.loads:
             try:
-                rows = load.source.rows(load.source_first, load.source_first + load.last - load.first)["rows"]
+                rows = load.source(load.first, load.last)["rows"]
             except SnapshotError:
                 failed.append(load.sequence)
                 continue
@@ -136,20 +139,20 @@ class SimulatedCache:
                 self.slots[block * self.block_size + index % self.block_size] = row
         return failed
 
-    def _store(self, stores: Iterable[Store]) -> None:
+    def _store(self, stores: Iterable[tuple[bytes, int]]) -> None:
         for digest, block in stores:
-            assert self.store is not None
             first = block * self.block_size
-            self.store.blocks[digest] = [self.slots[slot] for slot in range(first, first + self.block_size)]
+            if self.store is not None:
+                self.store.blocks[digest] = [self.slots[slot] for slot in range(first, first + self.block_size)]
 
-    def _write(self, sequence: Sequence, start: int, end: int) -> None:
-        known = sequence.tokens + sequence.drafts
-        for position in range(start, end):
-            self.slots[self._slot(sequence, position)] = hash(tuple(known[: position + 1]))
+    def _write(self, work: Work) -> None:
+        known = [*work.sequence.tokens, *work.drafts]
+        for position in range(work.start, work.start + work.count):
+            self.slots[self._slot(work.sequence, position)] = hash(tuple(known[: position + 1]))
 
-    def _check_reads(self, sequence: Sequence, end: int) -> None:
-        known = sequence.tokens + sequence.drafts
-        for position in range(end):
+    def _check_reads(self, work: Work) -> None:
+        sequence, known = work.sequence, [*work.sequence.tokens, *work.drafts]
+        for position in range(work.start + work.count):
             assert self.slots[self._slot(sequence, position)] == hash(tuple(known[: position + 1])), (
                 f"sequence {sequence.id} would read somebody else's row at position {position}"
             )

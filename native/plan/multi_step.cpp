@@ -64,7 +64,7 @@ void MultiStep::store_next_tokens() {
     if (num_done_[(size_t)i] == span.count) continue;
     int64_t* next = step_->tokens + span.first + num_done_[(size_t)i];
     const int64_t row = row_of_[(size_t)(next - step_->tokens) - 1];
-    if (row < 0) throw std::logic_error("a token of -1 follows one whose logits are not wanted");
+    if (row < 0) throw std::logic_error("a token of -1 follows one whose logits are not computed");
     const int64_t token = argmax(std::find(logit_rows_.begin(), logit_rows_.end(), row) - logit_rows_.begin());
     const int64_t *stops = step_->stops, *end = stops + step_->num_stops;
     if (std::find(stops, end, token) == end) *next = token;

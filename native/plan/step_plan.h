@@ -1,4 +1,4 @@
-// What the calling thread settles about one step before the others start: where each span's attention results go, and the
+// What the calling thread decides about one step before the others start: where each span's attention results go, and the
 // attention tasks with the threads that take them.
 //
 // A span is the tokens of one sequence in the step. A short span attends split by split (SPLIT cached positions each, as in

@@ -45,7 +45,7 @@ void Worker::embed(const TmOp& op) {
   }
 }
 
-// The norm before the head takes only the rows whose logits are wanted, and writes them to the front of the buffer.
+// The norm before the head takes only the rows whose logits are computed, and writes them to the front of the buffer.
 void Worker::norm(const TmOp& op) {
   const TmStep& step = *plan_.step;
   const bool before_head = op.epilogue == TM_LOGITS;

@@ -1,14 +1,18 @@
 """The settings: EngineConfig for what is built once, SamplingParams for what each prompt may choose.
 
-Both are frozen and check themselves when made. Their field names are the option names in Python, on the command
-line and in the documentation. Nothing here imports torch: `--help` and bad options must answer at once.
+Both are frozen and check themselves when made: each field by its type and by the choices or limits beside it. Their
+field names are the option names in Python, on the command line and in the documentation. Nothing here imports torch:
+`--help` and bad options must answer at once.
 """
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import cached_property
-from typing import Any
+from numbers import Integral, Real
+from typing import Any, TypeVar
 
 from tokenmill.errors import ConfigError
 
@@ -18,13 +22,9 @@ __all__ = [
     "DEFAULT_MODEL",
     "DTYPES",
     "FUSIBLE",
-    "CacheSettings",
-    "CompileSettings",
     "EngineConfig",
     "ResolvedConfig",
     "SamplingParams",
-    "ScheduleSettings",
-    "as_keywords",
     "from_keywords",
 ]
 
@@ -32,8 +32,12 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_MAX_NEW_TOKENS = 128
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
-COMPILE = ("auto", "no", "static", "dynamic", "fullgraph")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
+
+ALIASES = {"max_tokens": "max_new_tokens"}
+"""Other names of settings, which OpenAI's API and vLLM use."""
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class CacheSettings:
 
     cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
     cache_format: a name in the registry of cache formats.
-    block_size: tokens per cache block; None means max_length, one contiguous block per sequence.
+    block_size: tokens per cache block; None means max_length, one contiguous block per sequence, or 32 with prefix_dir.
     cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
     prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.
@@ -55,13 +59,6 @@ class CacheSettings:
     prefix_cache: bool = True
     prefix_dir: str | None = None
     prefix_limit: int = 4096
-
-    def _check_cache(self) -> None:
-        for name in ("cache", "prefix_cache"):
-            _flag(name, getattr(self, name))
-        _whole("prefix_limit", self.prefix_limit, 1)
-        if self.prefix_dir is not None and not (self.prefix_cache and self.cache):
-            raise ConfigError("prefix_dir", self.prefix_dir, "none, because prefix_cache or cache is off")
 
 
 @dataclass(frozen=True)
@@ -78,24 +75,12 @@ class CompileSettings:
     aot_fallback: if that does not fit, warn and go on with the plain modules.
     """
 
-    compile: str = "auto"
-    compile_phases: str = "decode"
+    compile: str = field(default="auto", metadata={"choices": ("auto", "no", "static", "dynamic", "fullgraph")})
+    compile_phases: str = field(default="decode", metadata={"choices": ("decode", "prefill", "both")})
     compile_backend: str = "inductor"
     compile_in_background: bool = False
     aot_package: str | None = None
     aot_fallback: bool = False
-
-    def _check_compile(self, program: str) -> None:
-        _one_of("compile", self.compile, COMPILE)
-        _one_of("compile_phases", self.compile_phases, ("decode", "prefill", "both"))
-        _flag("compile_in_background", self.compile_in_background)
-        _flag("aot_fallback", self.aot_fallback)
-        if self.aot_package is not None and program not in ("auto", "aot"):
-            raise ConfigError("aot_package", self.aot_package, f"none, because program is {program!r}")
-        if self.aot_package is None and program == "aot":
-            raise ConfigError("program", "aot", "auto, or aot with an AOT package as aot_package")
-        if program not in ("auto", "compiled") and self.compile not in ("auto", "no"):
-            raise ConfigError("compile", self.compile, f"auto or no, because program is {program!r}")
 
 
 @dataclass(frozen=True)
@@ -115,24 +100,9 @@ class ScheduleSettings:
     max_sequences: int = 1
     max_step_tokens: int = 512
     max_waiting: int | None = None
-    async_scheduling: str = "auto"
+    async_scheduling: str = field(default="auto", metadata={"choices": ("auto", "on", "off")})
     proposer: str = "auto"
     num_drafts: int = 4
-
-    def _check_schedule(self) -> None:
-        for name in ("max_sequences", "max_step_tokens", "num_drafts"):
-            _whole(name, getattr(self, name), 1)
-        if self.max_waiting is not None:
-            _whole("max_waiting", self.max_waiting, 1)
-        _one_of("async_scheduling", self.async_scheduling, ("auto", "on", "off"))
-        if self.async_scheduling == "on" and self.proposer not in ("auto", "none"):
-            allowed = f"auto or off, because proposer {self.proposer!r} reads every token"
-            raise ConfigError("async_scheduling", "on", allowed)
-        # Every running sequence must be able to move by one token in every step.
-        if self.max_step_tokens < self.max_sequences:
-            raise ConfigError(
-                "max_step_tokens", self.max_step_tokens, f"at least max_sequences, which is {self.max_sequences}"
-            )
 
 
 @dataclass(frozen=True)
@@ -156,32 +126,46 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
 
     model: str = DEFAULT_MODEL
     program: str = "auto"
-    dtype: str = "auto"
+    dtype: str = field(default="auto", metadata={"choices": ("auto", *DTYPES)})
     device: str = "auto"
     max_length: int | None = None
     kernel: str = "auto"
     scheme: str = "auto"
     threads: int | None = None
     fuse: str = "qkv,gate_up"
-    fingerprint: str = "sampled"
+    fingerprint: str = field(default="sampled", metadata={"choices": ("sampled", "full")})
     generation_config: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        for name in ("max_length", "block_size", "cache_tokens", "threads"):
-            if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
-        _flag("generation_config", self.generation_config)
-        _one_of("fingerprint", self.fingerprint, ("sampled", "full"))
+        for name in ("model", "dtype", "device"):  # a path, torch.float32, torch.device("cpu")
+            object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
+        _check_fields(self)
         for name in self.fused:
-            _one_of("fuse", name, FUSIBLE)
-        self._check_cache()
-        self._check_compile(self.program)
-        self._check_schedule()
-        if not self.cache and self.proposer not in ("auto", "none"):
-            raise ConfigError("proposer", self.proposer, "none, because cache is off and guesses need one")
-        if None not in (self.block_size, self.max_length) and self.block_size > self.max_length:  # type: ignore[operator]
-            raise ConfigError("block_size", self.block_size, f"at most max_length, which is {self.max_length}")
+            _check_choice("fuse", name, FUSIBLE)
+        has_package, has_proposer = self.aot_package is not None, self.proposer not in ("auto", "none")
+        compiles = self.compile not in ("auto", "no")
+        program = f"because program is {self.program!r}"
+        reads = f"auto or off, because proposer {self.proposer!r} reads every token"
+        shares = self.prefix_cache and self.cache
+        cores = os.cpu_count() or 1
+        max_threads = max(16, 4 * cores)
+        # Every running sequence must be able to move by one token in every step. The setting that was given is blamed.
+        is_crowded = self.max_step_tokens < self.max_sequences
+        is_default = self.max_step_tokens == ScheduleSettings.max_step_tokens
+        conflicts = {  # the name of a setting → what would be allowed, or False if there is no conflict
+            "prefix_dir": self.prefix_dir is not None and not shares and "none, because prefix_cache or cache is off",
+            "aot_package": has_package and self.program not in ("auto", "aot") and f"none, {program}",
+            "program": self.program == "aot" and not has_package and "auto, or aot with an AOT package as aot_package",
+            "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
+            "async_scheduling": self.async_scheduling == "on" and has_proposer and reads,
+            "proposer": has_proposer and not self.cache and "none, because cache is off and guesses need one",
+            "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",
+            "max_step_tokens": is_crowded and f"at least max_sequences, which is {self.max_sequences}",
+            "threads": (self.threads or 1) > max_threads and f"at most {max_threads} on this machine of {cores} cores",
+        }
+        for name, allowed in conflicts.items():
+            if allowed:
+                raise ConfigError(name, getattr(self, name), allowed)
 
     @property
     def fused(self) -> tuple[str, ...]:
@@ -191,7 +175,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
 
 @dataclass(frozen=True)
 class ResolvedConfig(EngineConfig):
-    """The same with a value in the place of every default. Made by engine/resolve.py."""
+    """An EngineConfig with a value in the place of every default. Made by engine/resolve.py."""
 
     max_length: int = DEFAULT_MAX_LENGTH
     block_size: int = DEFAULT_MAX_LENGTH
@@ -203,13 +187,13 @@ class ResolvedConfig(EngineConfig):
 class SamplingParams:
     """How the tokens of one sequence are chosen.
 
-    max_new_tokens: most tokens to generate (None: 128, or what the context leaves).
-    min_new_tokens: end-of-sequence and stop tokens are masked until so many were generated.
+    max_new_tokens: max tokens to generate (None: 128, or what the context leaves; -1: all that the context leaves).
+    min_new_tokens: end-of-sequence and stop tokens are masked until this many were generated.
     temperature: 0 is argmax exactly; otherwise logits are divided by it.
     top_k (0 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
     repetition_penalty (1 off): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).
     presence_penalty, frequency_penalty (0 off): subtracted, over the output only, as OpenAI's API defines them.
-    logit_bias: token id → amount added to its logit.
+    logit_bias: token id → amount added to its logit; -inf forbids it.
     stop: texts that end the output; include_stop keeps the text that matched.
     stop_token_ids: ids that end the output, beside the model's own; ignore_eos goes on past the model's own.
     seed: with it the token at position p draws one number from (seed, p); None takes a fresh one and reports it.
@@ -217,34 +201,56 @@ class SamplingParams:
     n: how many continuations of the prompt; the i-th uses seed + i.
     """
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    max_new_tokens: int | None = field(default=None, metadata={"minimum": -1})
+    min_new_tokens: int = field(default=0, metadata={"minimum": 0})
+    temperature: float = field(default=0.0, metadata={"minimum": 0, "maximum": 100})
+    top_k: int = field(default=0, metadata={"minimum": 0})
+    top_p: float = field(default=1.0, metadata={"minimum": 0, "maximum": 1, "exclusive": True})
+    min_p: float = field(default=0.0, metadata={"minimum": 0, "maximum": 1})
+    repetition_penalty: float = field(default=1.0, metadata={"minimum": 0, "maximum": 100, "exclusive": True})
+    presence_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
+    frequency_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    n: int = 1
+    seed: int | None = field(default=None, metadata={"minimum": 0, "maximum": 2**63 - 1})
+    logprobs: int | None = field(default=None, metadata={"minimum": 0, "maximum": 1000})
+    n: int = field(default=1, metadata={"maximum": 1000})
 
     def __post_init__(self) -> None:
         self._make_plain()
-        if self.max_new_tokens is not None:
-            _whole("max_new_tokens", self.max_new_tokens, 1)
-        self._check_ranges()
+        _check_fields(self)
+        longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
+        if longest == 0:
+            raise ConfigError("max_new_tokens", 0, "1 or more; or -1 for all that the context leaves")
+        if self.min_new_tokens > longest:
+            raise ConfigError("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens, which is {longest}")
+        for token, bias in self.logit_bias.items():
+            _check_number("logit_bias token id", token, True, minimum=0)
+            if bias != -math.inf:
+                _check_number(f"logit_bias[{token}]", bias, False, minimum=-1000, maximum=1000)
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError("stop", text, "texts of at least one character")
+        for token in self.stop_token_ids:
+            _check_number("stop_token_ids", token, True, minimum=0)
 
-    @cached_property
-    def takes_largest(self) -> bool:
-        """Whether every token is the largest of the model's own logits, and nothing else is asked about it."""
-        return self.temperature == 0 and not self.logit_bias and not self.looks_back
+    def _make_plain(self) -> None:
+        """Tuples for lists, empty containers for None, and ids for the texts that JSON makes of them."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            value = () if getattr(self, name) is None else getattr(self, name)
+            if not isinstance(value, list | tuple):
+                raise ConfigError(name, value, "a list; an empty one for none")
+            object.__setattr__(self, name, tuple(value))
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise ConfigError("logit_bias", bias, "a mapping of token ids to numbers")
+        ids = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
+        object.__setattr__(self, "logit_bias", ids)
 
     @cached_property
     def looks_back(self) -> bool:
@@ -252,81 +258,50 @@ class SamplingParams:
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
         return self.logprobs is not None or any(penalties)
 
-    def _make_plain(self) -> None:
-        """Tuples for lists, a tuple for one text; containers and flags of the right kind."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            if not isinstance(getattr(self, name), list | tuple):
-                raise ConfigError(name, getattr(self, name), "a list; an empty one for none")
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not isinstance(self.logit_bias, Mapping):
-            raise ConfigError("logit_bias", self.logit_bias, "a mapping of token ids to numbers")
-        for name in ("include_stop", "ignore_eos"):
-            _flag(name, getattr(self, name))
 
-    def _check_ranges(self) -> None:
-        _whole("min_new_tokens", self.min_new_tokens, 0)
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise ConfigError(
-                "min_new_tokens", self.min_new_tokens, f"at most max_new_tokens, which is {self.max_new_tokens}"
-            )
-        _between("temperature", self.temperature, 0.0, 100.0)
-        _whole("top_k", self.top_k, 0)
-        _between("top_p", self.top_p, 0.0, 1.0, above=True)
-        _between("min_p", self.min_p, 0.0, 1.0)
-        _between("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
-        _between("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        _between("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
-        for token, bias in self.logit_bias.items():
-            _whole("logit_bias token id", token, 0)
-            _between(f"logit_bias[{token}]", bias, -1000.0, 1000.0)
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise ConfigError("stop", text, "texts of at least one character")
-        for token in self.stop_token_ids:
-            _whole("stop_token_ids", token, 0)
-        if self.seed is not None:
-            _whole("seed", self.seed, 0, 2**63 - 1)
-        if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, 1000)
-        _whole("n", self.n, 1, 1000)
-
-
-def as_keywords(settings: Any) -> dict[str, Any]:
-    """The fields of a settings object by name: what from_keywords makes it of."""
-    return {entry.name: getattr(settings, entry.name) for entry in fields(settings)}
-
-
-def from_keywords(kind: type[Any], keywords: Mapping[str, Any]) -> Any:
-    """Build a settings object; an unknown keyword is an error that lists the valid ones."""
-    names = [entry.name for entry in fields(kind)]
-    for name, value in keywords.items():
+def from_keywords(kind: type[Settings], keywords: Mapping[str, Any]) -> Settings:
+    """Build a settings object; an unknown keyword is an error that names the nearest and lists the valid ones."""
+    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for given, value in keywords.items():
+        name = ALIASES.get(given, given)
         if name not in names:
-            raise ConfigError(name, value, f"no such setting; {kind.__name__} has {', '.join(names)}")
-    return kind(**keywords)
+            near = get_close_matches(given, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(given, value, f"no such setting{hint}; {kind.__name__} has {', '.join(names)}")
+        if values.setdefault(name, value) != value:
+            raise ConfigError(name, value, f"{values[name]}, which another of its names gives: {', '.join(keywords)}")
+    return kind(**values)
 
 
-def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    limits = f"a whole number, {least} or more" if most is None else f"a whole number from {least} to {most}"
-    if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
-        raise ConfigError(name, value, limits)
+def _check_fields(settings: Any) -> None:
+    """Check flags, numbers and choices. A whole number is at least 1 unless its field says otherwise."""
+    for entry in fields(settings):
+        value = getattr(settings, entry.name)
+        if value is None and entry.default is None:
+            continue
+        if "choices" in entry.metadata:
+            _check_choice(entry.name, value, entry.metadata["choices"])
+        elif entry.type is bool and not isinstance(value, bool):
+            raise ConfigError(entry.name, value, "true or false")
+        elif entry.type in (int, int | None, float):
+            _check_number(entry.name, value, entry.type is not float, **entry.metadata)
+            if type(value) not in (int, float):  # of numpy, say
+                object.__setattr__(settings, entry.name, float(value) if entry.type is float else int(value))
 
 
-def _between(name: str, value: object, least: float, most: float, above: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not (least < value if above else least <= value) or not value <= most:  # type: ignore[operator]
-        bound = "above" if above else "from"
-        raise ConfigError(
-            name, value, f"a number {bound} {least:g} {'and up' if above else ''} to {most:g}".replace("  ", " ")
-        )
+def _check_number(
+    name: str, value: Any, whole: bool, minimum: int = 1, maximum: float = math.inf, exclusive: bool = False
+) -> None:
+    """exclusive: the minimum itself is not allowed."""
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    if not is_number or not minimum <= value <= maximum or (exclusive and value == minimum):
+        kind = "whole number" if whole else "number"
+        limits = f"above {minimum} and up" if exclusive else f"from {minimum}"
+        allowed = f"a {kind}, {minimum} or more" if maximum == math.inf else f"a {kind} {limits} to {maximum}"
+        raise ConfigError(name, value, allowed)
 
 
-def _flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(name, value, "true or false")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(name, value, f"use one of {', '.join(allowed)}")
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    if value not in choices:
+        raise ConfigError(name, value, f"use one of {', '.join(choices)}")

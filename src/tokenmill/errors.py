@@ -1,18 +1,7 @@
-"""Every error that tokenmill raises on purpose, in one tree.
+"""Every error that tokenmill raises on purpose.
 
-    TokenmillError
-    ├── ConfigError      a setting is wrong: its name, its value, what is allowed, where it was set
-    ├── CheckpointError  a model file is missing, damaged, or does not fit its config
-    ├── CapacityError    something does not fit: needed, available, and the setting that moves the limit
-    ├── SnapshotError    a saved session is damaged, or of another model
-    ├── PackageMismatch  compiled code on disk is damaged, or was made for another model, torch, device or setting
-    ├── NoKernel         no attention kernel serves this cache: every candidate with its reason
-    └── RequestError     one sequence cannot be served; the others go on
-
-    WrongText            beside the tree: the engine itself was found wrong, by a benchmark that compares its text
-
-Each message is one line that a person can act on. The command line prints it and exits with 2; an exception
-that is not in this tree is a bug of ours.
+The message of a TokenmillError is one line that a person can act on. The command line prints it and exits with 2; any
+other exception is a bug of ours.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,23 +18,18 @@ __all__ = [
     "WrongText",
 ]
 
-
-MAX_MESSAGE = 10_000
-"""Of an error. What a damaged file holds may be quoted in it, by us or by the library that read the file."""
+MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
 
 
 class TokenmillError(Exception):
-    """Root of the tree: catch this to catch everything tokenmill refuses. Messages end at MAX_MESSAGE."""
+    """Catch this to catch everything that tokenmill refuses. Messages end at MAX_MESSAGE."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …")
 
 
 class ConfigError(TokenmillError):
-    """A setting has a value that is not allowed.
-
-    `allowed` says what would be accepted; `where` says who set it (an option, a file, a keyword).
-    """
+    """A setting has a value that is not allowed. `where` says what set it (an option, a file, a keyword)."""
 
     def __init__(self, name: str, value: object, allowed: str, where: str = "") -> None:
         self.name, self.value, self.allowed, self.where = name, value, allowed, where
@@ -54,17 +38,10 @@ class ConfigError(TokenmillError):
 
 
 class CheckpointError(TokenmillError):
-    """A model's files cannot be read, or do not hold what its config says.
-
-    The three lists name every tensor concerned, so that one run shows the whole difference.
-    """
+    """A model's files are missing, damaged, or do not hold what its config says. The lists name every such tensor."""
 
     def __init__(
-        self,
-        message: str,
-        missing: Iterable[str] = (),
-        unexpected: Iterable[str] = (),
-        misshapen: Iterable[str] = (),
+        self, message: str, missing: Iterable[str] = (), unexpected: Iterable[str] = (), misshapen: Iterable[str] = ()
     ) -> None:
         self.missing, self.unexpected, self.misshapen = sorted(missing), sorted(unexpected), sorted(misshapen)
         lists = {"missing": self.missing, "unexpected": self.unexpected, "misshapen": self.misshapen}
@@ -89,11 +66,11 @@ class NoKernel(TokenmillError):
 
 
 class SnapshotError(TokenmillError):
-    """A saved session cannot be read, or does not belong to this engine; the message names the field."""
+    """A saved session is damaged, or of another model; the message names the field."""
 
 
 class PackageMismatch(TokenmillError):
-    """An AOT package cannot be used here; the message names the field."""
+    """An AOT package is damaged, or of another model, torch, device or setting; the message names the field."""
 
 
 class RequestError(TokenmillError):

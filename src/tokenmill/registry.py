@@ -1,8 +1,7 @@
 """Registries: plain dicts of "name": "module:object", resolved on first use.
 
 A family, scheme, proposer, cache format, attention kernel or program is one file and one line in its room's dict.
-Naming the object as text keeps start-up light: nothing is imported until it is chosen. This is the one place in
-the package that imports inside a function.
+Naming the object as text keeps start-up light: nothing is imported until it is chosen.
 """
 
 from collections.abc import Mapping
@@ -12,13 +11,7 @@ from typing import Any
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["lookup", "resolve"]
-
-
-def resolve(target: str) -> Any:
-    """The object that "package.module:name" names."""
-    module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+__all__ = ["lookup"]
 
 
 def lookup(registry: Mapping[str, str], name: str, setting: str, where: str = "") -> Any:
@@ -27,4 +20,5 @@ def lookup(registry: Mapping[str, str], name: str, setting: str, where: str = ""
         near = get_close_matches(str(name), registry, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(setting, name, f"use one of {', '.join(sorted(registry))}{hint}", where)
-    return resolve(registry[name])
+    module, _, attribute = registry[name].partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,7 +1,7 @@
 """Typed reading of values that come from files: JSON objects, GGUF metadata, headers of sessions and packed models.
 
-Nothing in a file is believed before its type and range were checked. A reader returns values that are what the caller
-asked for, or raises the error class it was made with, in one line that names the file, the key and what is allowed.
+A reader checks the type and range of every value. It returns what the caller asked for, or raises the error class that
+it was made with, in one line that names the file, the key and what is allowed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ __all__ = ["MAX_COUNT", "MAX_POSITIONS", "ValueReader", "brief"]
 
 MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
-LONGEST_TEXT = 1 << 13
+MAX_TEXT = 1 << 13
 
 _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 200
@@ -25,31 +25,29 @@ brief = _REPR.repr
 class ValueReader:
     """Reads a mapping key by key.
 
-    `where` begins every message; `error` is what is raised. `read` collects the keys that were asked for. A key that is
-    absent, or null, has its default; without a default it is required.
+    `where` begins every message; `error` is what is raised. `prefix` stands before every key in the file. `read`
+    collects the keys that were asked for. A key that is absent, or null, has its default; without one it is required.
     """
 
-    def __init__(self, values: object, where: str, error: type[TokenmillError]) -> None:
-        self.where, self.error = where, error
+    def __init__(self, values: object, where: str, error: type[TokenmillError], prefix: str = "") -> None:
+        self.where, self.error, self.prefix = where, error, prefix
         if not isinstance(values, Mapping):
             raise error(f"{where} must be an object with named values, not {brief(values)}")
         self.values: Mapping[str, Any] = values
         self.read: set[str] = set()
 
     def name(self, key: str) -> str:
-        """The key as the file spells it."""
-        return key
+        """The key as the file has it."""
+        return self.prefix + key
 
     def take(self, key: str, default: Any = ...) -> Any:
         """The value as it is, of any type."""
         name = self.name(key)
         self.read.add(name)
         value = self.values.get(name)
-        if value is not None:
-            return value
-        if default is ...:
+        if value is None and default is ...:
             raise self.error(f"{self.where} has no {name!r}, which is required")
-        return default
+        return default if value is None else value
 
     def refuse(self, key: str, value: object, allowed: str) -> TokenmillError:
         """The error for a value that is not allowed."""
@@ -58,23 +56,20 @@ class ValueReader:
     def count(self, key: str, default: Any = ..., minimum: int = 1, maximum: int = MAX_COUNT) -> int:
         """A whole number in [minimum, maximum], or a default of None."""
         value = self.take(key, default)
-        if value is None:
-            return value  # type: ignore[return-value]
-        if type(value) is not int or not minimum <= value <= maximum:
+        if value is not None and not (type(value) is int and minimum <= value <= maximum):
             raise self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
-        return value
+        return value  # type: ignore[return-value]
 
     def number(self, key: str, default: Any = ..., minimum: float = 0.0, maximum: float = 1e30) -> float:
         """A finite number in (minimum, maximum], or a default of None."""
         value = self.take(key, default)
         if value is None:
             return value  # type: ignore[return-value]
-        if type(value) not in (int, float) or not minimum < value <= maximum:  # nan compares false
+        if type(value) not in (int, float) or not minimum < value <= maximum:  # NaN compares false
             raise self.refuse(key, value, f"a number above {minimum:g}, at most {maximum:g}")
         return float(value)
 
     def flag(self, key: str, default: Any = ...) -> bool:
-        """True or false."""
         value = self.take(key, default)
         if type(value) is not bool:
             raise self.refuse(key, value, "true or false")
@@ -83,13 +78,13 @@ class ValueReader:
     def text(self, key: str, default: Any = ...) -> str:
         """A text, of the length that names and paths have."""
         value = self.take(key, default)
-        if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise self.refuse(key, value, "a text")
         return value
 
-    def inside(self, key: str) -> "ValueReader":
-        """A reader of the object under `key`, which is empty where there is none."""
-        return ValueReader(self.take(key, {}), f"{self.where}: {self.name(key)}", self.error)
+    def inside(self, key: str, required: bool = False) -> "ValueReader":
+        """A reader of the object under `key`; where there is none, of an empty one unless it is required."""
+        return ValueReader(self.take(key, ... if required else {}), f"{self.where}: {self.name(key)}", self.error)
 
     def entries(self, key: str, kind: type, default: Any = ...) -> list[Any]:
         """A list whose entries all have exactly this type."""
@@ -106,11 +101,18 @@ class ValueReader:
             raise self.refuse(key, value, f"token ids from 0 to {vocab_size - 1}")
         return tuple(ids)
 
-    def expect(self, key: str, allowed: Iterable[Any], default: Any) -> Any:
-        """The value, which must be one of those that are implemented."""
-        value, choices = self.take(key, default), list(allowed)
-        # In Python True equals 1.
-        if not any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices):
-            names = ", ".join(map(repr, choices))
-            raise self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not implemented: use {names}")
-        return value
+    def expect(self, key: str, default: Any, *others: Any) -> Any:
+        """The value, which must be one that is implemented: the default or one of the others. `...`: no default."""
+        value, allowed = self.take(key, default), [choice for choice in (default, *others) if choice is not ...]
+        for choice in allowed:
+            if value == choice and isinstance(value, bool) == isinstance(choice, bool):  # in Python True equals 1
+                return choice
+        names = ", ".join(map(repr, allowed))
+        raise self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not implemented: use {names}")
+
+    def refuse_unread(self, keys: Iterable[str]) -> None:
+        """Raise if one of these keys was not read: it may change what the others mean."""
+        left = sorted(set(keys) - self.read)
+        if left:
+            values = ", ".join(f"{brief(key)[1:-1]} = {brief(self.values[key])}" for key in left[:20])
+            raise self.error(f"{self.where} has keys that tokenmill does not know: {values}")

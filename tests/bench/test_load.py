@@ -14,6 +14,7 @@ from tokenmill.bench.load import Load, arrivals_s, build_asks, find_model, send
 from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures
 from tokenmill.cli import main as cli
 from tokenmill.errors import ConfigError
+from tokenmill.measure import files
 
 PATIENCE_S = 600  # of a server that waits for others: only a failing test gets there
 VLLM_KEYS = """date backend model_id tokenizer_id num_prompts request_rate burstiness max_concurrency duration completed
@@ -608,6 +609,16 @@ def test_json_has_the_keys_of_vllm(bench, tmp_path):
     assert json.loads(lines[1]) == facts
 
 
+def test_a_document_that_the_disk_does_not_take_is_printed(bench, monkeypatch):
+    """The disk fills during the run: the check before it has found nothing."""
+    monkeypatch.setattr(files, "check_appendable", lambda path, setting: None)
+    with Server(answer) as server:
+        code, out, err = bench("--url", server.url, "--num-prompts", 3, "--output", "/dev/full")
+    assert code == 2
+    assert json.loads(out)["completed"] == 3
+    assert "error: /dev/full cannot be written (No space left on device): the document is on stdout" in err
+
+
 def test_a_table_for_people(bench):
     with Server(lambda handler: refuse(handler) if handler.number == 3 else answer(handler, usages=False)) as server:
         code, out, err = bench("--url", server.url, "--num-prompts", 4, "--concurrency", 1, "--model", "mine")
@@ -674,6 +685,7 @@ def test_ctrl_c_reports_what_is_complete(bench):
         (["--vocab-size", "9", "--prompts", "x"], ["--vocab-size", "--prompts"]),
         (["--prompts", "/nowhere/at/all"], ["--prompts = '/nowhere/at/all'", "No such file"]),
         (["--output", "/nowhere/at/all"], ["--output = '/nowhere/at/all'", "No such file"]),
+        (["--output", "/dev/full"], ["--output = '/dev/full'", "No space left"]),
         (["--url", "127.0.0.1:8000"], ["--url = '127.0.0.1:8000'", "http://"]),
         (["--url", "http://h:99999"], ["--url"]),
         (["--detailed"], ["--detailed", "--json"]),

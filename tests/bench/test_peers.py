@@ -17,7 +17,7 @@ from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
 from tokenmill.cli.main import main
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import Silent
 from tokenmill.measure import machine
 
@@ -198,10 +198,10 @@ def test_every_peer_has_its_program():
 def test_an_installation_that_fails_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     broken = Peer("broken", "", "x.py", pip=(("no-such-command",),))
-    with pytest.raises(ConfigError, match="see pip's message above"):
+    with pytest.raises(TokenmillError, match="see pip's message above"):
         peer_install.install(broken, False, Silent())
     assert not peer_list.environment(broken).exists()
-    with pytest.raises(ConfigError, match="needs an environment of its own"):
+    with pytest.raises(TokenmillError, match="tokenmill has no environment to install"):
         peer_install.install(PEERS["tokenmill"], False, Silent())
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.text import Text
 
-from tokenmill import ConfigError
+from tokenmill import TokenmillError
 from tokenmill.bench.plot import PICTURES, draw, figures
 from tokenmill.bench.plot.frame import style
 from tokenmill.bench.plot.roofline import Roof
@@ -433,7 +433,7 @@ def test_what_is_wrong_is_one_line(tm, results, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
     for arguments, words in (
-        ([empty], "at least one result"),
+        ([empty], "no results"),
         ([tmp_path / "none.jsonl"], "none.jsonl"),
         ([results, "-o", results], "a directory that can be written (File exists)"),
         ([results, "-o", results / "below"], "a directory that can be written (Not a directory)"),
@@ -444,5 +444,5 @@ def test_what_is_wrong_is_one_line(tm, results, tmp_path):
 
 
 def test_no_rows_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="at least one result"):
+    with pytest.raises(TokenmillError, match="no results"):
         draw([], tmp_path)

@@ -12,6 +12,7 @@ from tokenmill.bench import series
 from tokenmill.bench.card import card_of, card_rows
 from tokenmill.bench.ladder import climb, rungs
 from tokenmill.bench.points import Point
+from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import COLUMNS
 from tokenmill.bench.series import Series
 from tokenmill.bench.shapes import SHAPES, find_shape
@@ -24,7 +25,6 @@ from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.fill_random import fill_random
 
 LIMITS = Limits("cpu", "a processor", 2, 2, 40.0, 30.0, 160.0, 90.0, 200.0, 400.0, 800.0)
 

@@ -1,7 +1,5 @@
 """Cache formats: the facts that each gives are true, and a new one is one class and one line in the registry."""
 
-from copy import copy
-
 import pytest
 import torch
 
@@ -36,11 +34,6 @@ class Range8:
     @staticmethod
     def row_bytes(num_kv_heads, head_dim, dtype):
         return num_kv_heads * (head_dim + 8)
-
-    def over(self, *tensors):
-        other = copy(self)
-        other.tensors = tensors
-        return other
 
     def write(self, slots_T, *kv):
         for rows_TKH, codes, steps, lows in zip(kv, self.tensors[:2], self.tensors[2:4], self.tensors[4:], strict=True):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
-from tokenmill.cache.compatibility import shared_fields
 from tokenmill.cache.prefix_store import PrefixStore
+from tokenmill.cache.snapshot import shared_fields
 from tokenmill.engine.build import load
 from tokenmill.errors import ConfigError, SnapshotError
 
@@ -139,11 +139,12 @@ def test_damaged_files_count_as_never_written(llama, tmp_path):
     assert fed(engine_for(llama, tmp_path), START) == (10, wanted)
 
 
-def test_the_longest_unread_go_first(llama, tmp_path, monkeypatch):
+def test_the_longest_unread_go_first(llama, tmp_path):
     engine = engine_for(llama, tmp_path)
     fed(engine, START)
     size = max(file.stat().st_size for file in tmp_path.glob("*/*.kv"))
-    engine.core.scheduler.prefixes.store._limit_bytes = 8 * size
+    loaded, header = engine.core.loaded, shared_fields(engine.core.loaded.compatibility)
+    loaded.runner.prefix_store = PrefixStore(tmp_path, loaded.pool, header, 8 * size)  # engines count in MB
     for seed in range(6):
         fed(engine, prompt(40, seed=10 + seed))
         assert sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) <= 8 * size

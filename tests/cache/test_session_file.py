@@ -35,7 +35,7 @@ def opened(engine, path, facts, rows):
         ({"num_rows": 12}, "num_rows = 12 is not allowed: a whole number from 0 to 11"),  # generation never ended
         ({"num_rows": -1}, "num_rows = -1"),
         ({"num_rows": 3.0}, "num_rows = 3.0"),
-        ({"num_rows": 10}, r"0.k is \[11, 2, 8\], and its header says \[10, 2, 8\]"),
+        ({"num_rows": 10}, r"0.k is \[11, 2, 8\], which should be \[10, 2, 8\]"),
         ({"num_rows": ...}, "has no 'num_rows', which is required"),
         ({"tokens": [*START[:-1], 211]}, "tokens = .* is not allowed: token ids from 0 to 210"),
         ({"tokens": [*START[:-1], "x"]}, "tokens = .* is not allowed: token ids"),

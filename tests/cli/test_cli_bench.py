@@ -9,10 +9,11 @@ import pytest
 
 from tests.tiny_models import save
 from tokenmill.bench import golden
+from tokenmill.bench import rows as bench_rows
 from tokenmill.bench.rows import COLUMNS, read_rows
 from tokenmill.cli.bench_rows import HEADER, lines_of
 from tokenmill.cli.main import main
-from tokenmill.kernels.attend import sdpa
+from tokenmill.kernels.attend import gather
 from tokenmill.measure import machine
 from tokenmill.measure.machine import Limits
 
@@ -148,13 +149,13 @@ def few_texts(monkeypatch):
 @pytest.mark.usefixtures("few_texts")
 def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
     """The text is compared before anything is timed."""
-    attend = sdpa.scaled_dot_product_attention
+    attend = gather.scaled_dot_product_attention
 
     def broken(*arguments, **keywords):
         keywords["scale"] = 1.3 * (keywords.get("scale") or arguments[0].shape[-1] ** -0.5)
         return attend(*arguments, **keywords)
 
-    monkeypatch.setattr(sdpa, "scaled_dot_product_attention", broken)
+    monkeypatch.setattr(gather, "scaled_dot_product_attention", broken)
     code, out, err = tm(real_model, "--tests", "tg4", "-r", 1, "--program", "eager")
     assert code == 1 and "not those of transformers" in err and "medians" not in out
 
@@ -178,3 +179,54 @@ def test_a_missing_package_of_the_extra_is_named(tmp_path, verb, package):
         f"error: `tokenmill bench {verb}` needs {package}, which is not installed: pip install 'tokenmill[bench]'"
     )
     assert done.stderr == expected + "\n"
+
+
+@pytest.fixture
+def full(tmp_path):
+    """A file that nothing can be written to."""
+    path = tmp_path / "full.jsonl"
+    path.symlink_to("/dev/full")
+    return path
+
+
+@pytest.mark.parametrize("verb", [["run"], ["sweep"], ["ladder"], ["peers", "--only", "tokenmill"]])
+def test_a_full_disk_is_refused_before_anything_is_measured(tm, verb, full):
+    code, out, err = tm(*verb, "no-such-model", "--output", full)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--output" in err and "No space left on device" in err
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [["run", "--tests", "tg2,tg3"], ["sweep", "--batch", 1, "--prompt", 8, "--new", "2,3"]],
+    ids=["run", "sweep"],
+)
+def test_rows_that_a_disk_does_not_take_are_printed(tm, path, full, verb, monkeypatch):
+    """It fills while something is measured: the check before that has found nothing."""
+    monkeypatch.setattr(bench_rows, "check_output", lambda path: None)
+    code, out, err = tm(*verb, path, "-r", 1, "--output", full)
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"error: {full} cannot be written (No space left on device)")
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [(row["status"], row["new"]) for row in rows] == [("ok", 2), ("ok", 3)]
+    assert "medians of 1" in out and "Traceback" not in err
+
+
+def test_a_row_that_was_cut_short_is_taken_back(tmp_path):
+    """A limit on the size of files is a disk that is full."""
+    code = """
+import resource, sys
+from pathlib import Path
+from tokenmill.bench.rows import append_row
+path = Path(sys.argv[1])
+append_row(path, {"version": 1, "note": "a"})
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, 1000))
+try:
+    append_row(path, {"version": 1, "note": "b" * 100})
+except OSError:
+    sys.exit(7)
+"""
+    for name in ("rows.jsonl", "rows.csv"):
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False)
+        assert done.returncode == 7
+        assert [row["note"] for row in read_rows([tmp_path / name])] == ["a"]

@@ -1,28 +1,44 @@
-"""`tokenmill chat`: turns on one session, and the commands that change it."""
+"""A conversation: turns on one session, the commands that change it, and the end of its room."""
 
-import io
+import json
+from dataclasses import asdict
 
 import pytest
 
-from tokenmill.cli import chat
+from tests.cli.word_model import save_word_model
+from tokenmill.cli.chat import with_room_for_forks
 from tokenmill.cli.conversation import Conversation
-from tokenmill.cli.main import main
-from tokenmill.config import SamplingParams
+from tokenmill.cli.report import cut_by, summary
+from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.engine.build import load
-from tokenmill.errors import ConfigError, RequestError, SnapshotError
+from tokenmill.errors import ConfigError, RequestError, SnapshotError, TokenmillError
 
-pytestmark = pytest.mark.model
 PARAMS = SamplingParams(max_new_tokens=6)
 
 
 @pytest.fixture(scope="module")
-def engine():
+def model(tmp_path_factory):
+    return save_word_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    settings = asdict(with_room_for_forks(EngineConfig(model=model, threads=1)))
+    return load(**settings)
+
+
+@pytest.fixture(scope="module")
+def real():
     return load("smollm2-135m", max_length=256, block_size=16, max_sequences=2, threads=1)
+
+
+def talking(engine, params=PARAMS, system="w4"):
+    return Conversation(engine, params, system)
 
 
 @pytest.fixture
 def talk(engine):
-    conversation = Conversation(engine, PARAMS, "Answer briefly.")
+    conversation = talking(engine)
     yield conversation
     conversation.session.close()
 
@@ -32,71 +48,369 @@ def asked(talk, text):
     return "".join(talk.answer())
 
 
-def test_turns_are_those_of_fresh_runs_and_only_what_is_new_is_computed(engine, talk):
+def stopped(talk, text, num_pieces=2):
+    """Ask, and close the answer after some pieces, as Ctrl-C does."""
+    talk.ask(text)
+    answer = talk.answer()
+    shown = "".join(next(answer) for _ in range(num_pieces))
+    answer.close()
+    return shown
+
+
+def computed(talk):
+    """Tokens of the last prompt that were computed, and those that were known."""
+    new, _, _, _, known, *_ = talk.figures.split()
+    return int(new), int(known)
+
+
+# ---- turns
+
+
+@pytest.mark.model
+def test_turns_are_those_of_fresh_runs_and_only_what_is_new_is_computed(real):
+    talk = talking(real, system="Answer briefly.")
     for text in ("Hello, I am Anna.", "What is my name?", "Thank you."):
         answer = asked(talk, text)
-        prompt = engine.chat_prompt(talk.messages[:-1])
-        assert engine.generate(prompt, max_new_tokens=6).text == answer
-    assert talk.messages[-1] == {"role": "assistant", "content": answer}
-    assert int(talk.figures.split()[4]) > 40  # known from the turns before
+        prompt = real.chat_prompt([{key: m[key] for key in ("role", "content")} for m in talk.messages[:-1]])
+        assert real.generate(prompt, max_new_tokens=6).text == answer
+    assert talk.messages[-1]["content"] == answer
+    assert computed(talk)[1] > 40  # known from the turns before
     assert "of 256 tokens used" in talk.figures
 
 
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_stopped_answer_goes_on_as_if_it_had_not_been(real, temperature, tmp_path):
+    """Also from a file, and where it is cut inside a character."""
+    whole = talking(real, SamplingParams(max_new_tokens=40, temperature=temperature, seed=11), None)
+    wanted = asked(whole, "Write five emojis: 😀")
+    talk = talking(real, SamplingParams(max_new_tokens=6, temperature=temperature, seed=11), None)
+    asked(talk, "Write five emojis: 😀")
+    for _ in range(3):
+        assert talk.do("continue") == ""
+        list(talk.answer())
+        assert talk.figures.endswith("stopped at -n 6; /continue goes on")
+    talk.do("save", f"{tmp_path}/x.kv")
+    other = talking(real, SamplingParams(max_new_tokens=60, temperature=temperature), None)
+    assert "stopped at -n 6" in other.do("open", f"{tmp_path}/x.kv")
+    assert not other.pending
+    other.do("continue")
+    list(other.answer())
+    assert other.messages[-1]["content"].startswith(wanted.rstrip("\ufffd"))
+
+
 def test_undo_retry_fork_and_back(talk):
-    first = asked(talk, "Hello!")
+    first = asked(talk, "w1 w2")
     before = list(talk.messages)
-    talk.do("/fork")
-    asked(talk, "Tell me a joke.")
-    assert talk.do("/back") == f"back at {len(before)} messages"
+    talk.do("fork")
+    asked(talk, "w3")
+    assert talk.do("back") == f"back at {len(before)} messages"
     assert talk.messages == before
-    assert "temperature 0" in talk.do("/retry")
+    assert "temperature 0" in talk.do("retry")
     assert talk.pending
     assert "".join(talk.answer()) == first
-    assert talk.do("/undo") == "forgot: Hello!"
+    assert talk.do("undo") == 'forgot: "w1 w2"'
     assert talk.messages == before[:1]
-    assert talk.do("/undo") == "there is nothing to undo"
-    assert talk.do("/retry") == "there is nothing to ask again"
-    assert talk.do("/back") == "there is no /fork to go back to"
+    assert talk.do("undo") == "there is nothing to undo"
+    assert talk.do("retry") == "there is nothing to ask again"
+    assert talk.do("continue") == "there is no answer to go on with"
+    assert talk.do("back") == "there is no /fork to go back to"
+
+
+def test_what_is_forgotten_is_not_in_the_session_either(engine, talk):
+    asked(talk, "w1 w2")
+    length = len(talk.session)
+    asked(talk, "w77")
+    talk.do("undo")
+    assert len(talk.session) == length and "w77" not in talk.session.text.split()
+    talk.do("undo")
+    assert len(talk.session) == 0
+    part = stopped(talk, "w1 w2")
+    with pytest.raises(RequestError):
+        asked(talk, "w1 " * 200)
+    talk.do("undo")
+    assert talk.messages[-1]["content"] == part
+    talk.do("continue")
+    list(talk.answer())
+    assert computed(talk)[0] == 1
+
+
+def test_a_fork_computes_only_what_is_new(talk):
+    asked(talk, "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10")
+    length = len(talk.session)
+    talk.do("fork")
+    asked(talk, "w3")
+    assert computed(talk)[1] >= length - 1 and computed(talk)[0] < 8
+    talk.do("back")
+    assert talk.session.num_cached >= length - 1  # nobody took its rows meanwhile
+    asked(talk, "w5")
+    assert computed(talk)[1] >= length - 1 and computed(talk)[0] < 8
+
+
+def test_the_settings_of_chat_leave_room_for_forks():
+    plain = EngineConfig()
+    assert with_room_for_forks(plain).cache_tokens == 2 * 2048
+    assert with_room_for_forks(EngineConfig(max_length=100_000)).cache_tokens == 108_192
+    assert with_room_for_forks(EngineConfig(max_length=16)).block_size == 16
+    given = EngineConfig(block_size=8, cache_tokens=64)
+    assert with_room_for_forks(given) == given
+    assert with_room_for_forks(EngineConfig(kernel="rows")).block_size is None  # it needs one block per sequence
+
+
+def test_clear_and_system(talk):
+    asked(talk, "w1")
+    assert talk.do("clear") == "a new conversation, with the system message"
+    assert talk.messages == [{"role": "system", "content": "w4"}]
+    assert len(talk.session) == 0
+    asked(talk, "w1")
+    assert talk.do("system", "w5") == "a new conversation"
+    assert talk.messages == [{"role": "system", "content": "w5"}]
+    talk.do("system")
+    assert talk.do("clear") == "a new conversation" and talk.messages == []
+
+
+# ---- what makes the model answer
+
+
+def test_only_a_question_retry_and_continue_make_the_model_answer(talk, tmp_path):
+    shown = stopped(talk, "w1 w2")
+    assert talk.messages[-1]["content"] == shown != ""
+    for name, argument in (
+        ("stats", ""), ("help", ""), ("save", f"{tmp_path}/x.kv"), ("fork", ""), ("set", "seed 1"), ("back", ""),
+        ("open", f"{tmp_path}/x.kv"), ("compact", ""),
+    ):  # fmt: skip
+        talk.do(name, argument)
+        assert not talk.pending, name
+    talk.do("continue")
+    assert talk.pending
+    list(talk.answer())
+    assert not talk.pending
+    assert talk.messages[-1]["content"].startswith(shown)
+    talk.do("retry")
+    assert talk.pending
+
+
+def test_a_refused_question_waits_for_retry_alone(talk):
+    with pytest.raises(RequestError, match="/compact"):
+        asked(talk, "w1 " * 200)
+    for name in ("stats", "help", "fork", "back"):
+        talk.do(name)
+        assert not talk.pending
+    assert "no answer yet" in talk.do("continue")
+    assert talk.do("retry") == "" and talk.pending
+    assert asked(talk, "w1")  # takes its place
+    assert len(talk.messages) == 3
+
+
+def test_a_part_belongs_to_the_conversation(engine, talk):
+    part = stopped(talk, "w1 w2")
+    asked(talk, "w3")
+    messages = [("system", "w4"), ("user", "w1 w2"), ("assistant", part), ("user", "w3")]
+    prompt = engine.chat_prompt([{"role": role, "content": content} for role, content in messages])
+    assert talk.messages[-1]["content"] == engine.generate(prompt, max_new_tokens=6).text
+
+
+def test_a_part_is_continued_after_a_detour(engine, talk):
+    wanted = engine.generate(engine.chat_prompt([{"role": "user", "content": "w1 w2"}]), max_new_tokens=20).tokens
+    talk = talking(engine, system=None)
+    stopped(talk, "w1 w2")
+    asked(talk, "w3")
+    talk.do("undo")
+    talk.do("continue")
+    list(talk.answer())
+    tokens = tuple(talk.messages[-1]["tokens"])
+    assert len(tokens) > 6 and tokens == wanted[: len(tokens)]
+
+
+def test_a_complete_answer_is_not_continued(engine, talk):
+    whole = asked(talk, "w1 w2").split()
+    ended = talking(engine, SamplingParams(stop=(whole[-1],)))
+    asked(ended, "w1 w2")
+    assert ended.do("continue").startswith("the answer is complete") and not ended.pending
+    assert "stopped" not in ended.figures
+
+
+def test_an_answer_that_begins_with_nothing_leaves_the_question(talk):
+    talk.ask("w1")
+    answer = talk.answer()
+    answer.close()
+    assert [message["role"] for message in talk.messages] == ["system", "user"]
+    assert talk.state.startswith("there is no answer: /retry")
+
+
+# ---- limits
+
+
+def test_an_answer_runs_to_the_end_of_the_context_and_says_so(engine):
+    talk = talking(engine, SamplingParams())
+    asked(talk, "w1 w2")
+    assert len(talk.session) == 128
+    assert talk.figures.endswith("stopped at --max-length 128")
+    assert talk.do("continue") == ""
+    with pytest.raises(
+        RequestError, match=r"129 tokens.*--max-length is 128.*/compact.*, then /continue.*128 is the model's own"
+    ):
+        list(talk.answer())
+    assert len(talk.messages) == 3  # the answer is still there
+    short = talking(engine, SamplingParams(max_new_tokens=5))
+    asked(short, "w1 w2")
+    assert short.figures.endswith("stopped at -n 5; /continue goes on")
+
+
+def test_the_option_that_moves_the_limit_is_named(model):
+    engine = load(model, max_length=64, block_size=16, cache_tokens=32, threads=1)
+    talk = talking(engine, SamplingParams())
+    asked(talk, "w1 w2")
+    assert talk.figures.endswith("stopped at --cache-tokens 32")
+    with pytest.raises(RequestError, match="chat --cache-tokens 256` has more"):
+        asked(talk, "w1")
+    engine = load(model, max_length=32, threads=1)
+    talk = talking(engine, SamplingParams())
+    asked(talk, "w1 w2")
+    assert "chat --max-length 128" in talk.warning
+
+
+def test_near_the_end_there_is_a_warning_and_compact_makes_room(engine):
+    talk = talking(engine, SamplingParams(max_new_tokens=20))
+    number = 0
+    while "--max-length" not in talk.figures:  # -n shrinks to what is left
+        asked(talk, f"w{number} w1")
+        number += 1
+        left = 128 - len(talk.session)
+        assert talk.warning.startswith(f"{left} of 128 tokens are left: /compact drops" if left < 64 else "")
+        assert bool(talk.warning) == (left < 64)
+    assert len(talk.session) == 128 and talk.figures.endswith("stopped at --max-length 128")
+    with pytest.raises(RequestError, match="/compact drops the oldest turns, then /retry"):
+        asked(talk, "w77 w78")
+    said = talk.do("compact")
+    assert said.startswith('dropped the 3 oldest turns, from "w0 w1" to "w2 w1"; about ')
+    assert said.endswith("/retry asks the last question")
+    assert talk.messages[0] == {"role": "system", "content": "w4"}
+    assert talk.messages[-1] == {"role": "user", "content": "w77 w78"}
+    talk.do("retry")
+    assert "".join(talk.answer())
+    while len(talk.messages) > 3:
+        assert talk.do("compact").startswith("dropped the oldest turn, ")
+    assert "one turn" in talk.do("compact") and len(talk.messages) == 3
+
+
+def test_after_compact_a_full_answer_goes_on(engine):
+    talk = talking(engine, SamplingParams(max_new_tokens=50))
+    for text in ("w1", "w2", "w3"):
+        asked(talk, text)
+    part = talk.messages[-1]["content"]
+    talk.do("compact")
+    talk.do("continue")
+    list(talk.answer())
+    assert talk.messages[-1]["content"].startswith(part) and len(talk.messages[-1]["content"]) > len(part)
+
+
+def test_which_limit_ended_a_text(engine):
+    done = engine.generate("w1 w2", max_new_tokens=5)
+    assert cut_by(done, SamplingParams(max_new_tokens=5), engine.config) == "stopped at -n 5"
+    assert summary(engine, [done], 1.0).endswith(f"{done.hash} · stopped at -n 5")
+    default = engine.generate([3] * 5)
+    assert cut_by(default, SamplingParams(), engine.config) == "stopped at --max-length 128"
+    assert summary(engine, [done, default], 1.0).endswith("1 stopped at -n 5 · 1 stopped at --max-length 128")
+    ended = engine.generate("w1 w2", max_new_tokens=5, stop_token_ids=(done.tokens[2],))
+    assert cut_by(ended, SamplingParams(max_new_tokens=5), engine.config) == ""
+    assert summary(engine, [ended], 1.0).endswith(ended.hash)
+
+
+# ---- files and settings
 
 
 def test_saved_and_opened(engine, talk, tmp_path):
-    asked(talk, "Hello!")
-    talk.do(f"/save {tmp_path}/x.kv")
-    wanted = asked(talk, "And now?")
-    other = Conversation(engine, PARAMS)
-    assert other.do(f"/open {tmp_path}/x.kv").startswith("3 messages")
-    assert asked(other, "And now?") == wanted
-    plain = engine.session("Just text")
+    asked(talk, "w1")
+    talk.do("save", f"{tmp_path}/x.kv")
+    wanted = asked(talk, "w2")
+    other = talking(engine)
+    assert other.do("open", f"{tmp_path}/x.kv").startswith("3 messages")
+    assert asked(other, "w2") == wanted
+    plain = engine.session("w1 w2")
     plain.save(tmp_path / "y.kv")
     with pytest.raises(RequestError, match="holds no conversation"):
-        other.do(f"/open {tmp_path}/y.kv")
+        other.do("open", f"{tmp_path}/y.kv")
     with pytest.raises(SnapshotError, match="does not exist"):
-        other.do(f"/open {tmp_path}/z.kv")
-    assert asked(other, "Thanks.")
+        other.do("open", f"{tmp_path}/z.kv")
+    assert asked(other, "w3")
+
+
+def test_save_overwrites_nothing_but_conversations(engine, talk, tmp_path):
+    asked(talk, "w1")
+    (tmp_path / "notes.txt").write_text("mine")
+    engine.session("w1 w2").save(tmp_path / "plain.kv")
+    before = (tmp_path / "plain.kv").read_bytes()
+    for name in ("notes.txt", "plain.kv", "."):
+        with pytest.raises(TokenmillError, match="no saved conversation: give another name"):
+            talk.do("save", f"{tmp_path}/{name}")
+    assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "plain.kv").read_bytes() == before
+    assert talk.do("save", f"{tmp_path}/x.kv") and talk.do("save", f"{tmp_path}/x.kv")
+    for name in ("save", "open"):
+        with pytest.raises(TokenmillError, match=f"/{name} needs the name of a file"):
+            talk.do(name)
+
+
+@pytest.mark.parametrize("file", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "/etc/passwd/x"])
+def test_names_that_no_file_can_have(talk, file):
+    asked(talk, "w1")
+    for name in ("save", "open"):
+        with pytest.raises(TokenmillError, match="cannot be used: "):
+            talk.do(name, file)
+
+
+PART = {"role": "assistant", "content": "w1", "cut": "stopped by Ctrl-C", "tokens": [1]}
+QUESTION = {"role": "user", "content": "w1"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        7, {}, [7], [{}], [PART], [QUESTION, QUESTION], [QUESTION, {"role": "system", "content": ""}],
+        [{"role": "user", "content": 7}], [{"role": "user"}], [QUESTION | {"cut": "x", "tokens": []}],
+        [QUESTION, PART | {"tokens": ["w1"]}], [QUESTION, PART | {"tokens": [True]}], [QUESTION, PART | {"tokens": 7}],
+        [QUESTION, PART | {"tokens": [-1]}], [QUESTION, PART | {"cut": 7}], [QUESTION, PART | {"more": 7}],
+        [QUESTION, {key: PART[key] for key in ("role", "content", "cut")}],
+    ],
+    ids=lambda messages: json.dumps(messages)[:40],
+)  # fmt: skip
+def test_notes_that_are_no_conversation_are_refused(engine, talk, tmp_path, messages):
+    asked(talk, "w1")
+    before, session = list(talk.messages), talk.session
+    other = engine.session("w1 w2")
+    other.notes = {"messages": messages}
+    other.save(tmp_path / "x.kv")
+    with pytest.raises(RequestError, match=r"x\.kv is damaged: "):
+        talk.do("open", f"{tmp_path}/x.kv")
+    assert talk.messages == before and talk.session is session
+
+
+def test_a_part_with_ids_of_another_vocabulary_is_refused(engine, talk, tmp_path):
+    other = engine.session("w1 w2")
+    other.notes = {"messages": [QUESTION, PART | {"tokens": [10**6]}]}
+    other.save(tmp_path / "x.kv")
+    with pytest.raises(RequestError, match="1000000"):
+        talk.do("open", f"{tmp_path}/x.kv")
 
 
 def test_settings(talk):
-    assert talk.do("/set temperature 0.5") == "temperature 0.5"
-    assert "temperature 0.5" in talk.do("/stats")
-    assert talk.do("/system Be rude.") == "a new conversation"
-    assert talk.messages == [{"role": "system", "content": "Be rude."}]
-    assert "/fork" in talk.do("/help")
-    for line, message in (
-        ("/nope", "one of /save"),
-        ("/set x 1", "one of "),
-        ("/set top_p 7", "top_p"),
-        ("/save", "file"),
+    assert talk.do("set", "temperature 0.5") == "temperature 0.5"
+    assert "temperature 0.5" in talk.do("stats")
+    assert talk.do("set", "stop w7") == "stop ('w7',)"
+    assert talk.do("set", "stop none") == "stop ()"
+    assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
+    assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
+    help_text = talk.do("help")
+    assert talk.do("") == talk.do("?") == help_text
+    assert max(map(len, help_text.splitlines())) <= 80
+    assert all(f"  /{name} " in help_text for name in (*talk.commands, "bye"))
+    for name, argument, message in (
+        ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),
+        ("set", "temp 1", r"no setting 'temp' \(did you mean temperature\?\); the settings are .*top_k"),
+        ("set", "", "/set NAME VALUE; the settings are"),
+        ("set", "seed", "/set NAME VALUE; the settings are"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            talk.do(line)
-
-
-def test_lines_from_a_pipe(monkeypatch, capsys):
-    monkeypatch.setattr(chat.sys, "stdin", io.StringIO("Hello!\n\n/nope\n/stats\n/undo\nHello!\n"))
-    assert main(["chat", "-n", "5", "--max-length", "128"]) == 0
-    out, err = capsys.readouterr()
-    answers = out.splitlines()
-    assert answers[0] == answers[1] != ""
-    assert "error: command = '/nope' is not allowed" in err
-    assert "3 messages" in err or "2 messages" in err
-    assert err.count("first token") == 2
+        with pytest.raises(TokenmillError, match=message):
+            talk.do(name, argument)
+    with pytest.raises(ConfigError, match="top_p"):
+        talk.do("set", "top_p 7")

@@ -20,7 +20,7 @@ def driver(llama):
     yield driver
     driver.close()
     engine.core.scheduler.check_integrity()
-    assert engine.core.scheduler.idle and not engine.core.num_tracked
+    assert engine.core.scheduler.idle and not engine.core.trackers
 
 
 async def tokens_of(driver, one, params=PARAMS):

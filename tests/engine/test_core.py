@@ -19,7 +19,7 @@ def core_for(path, **how):
 
 def is_empty(core):
     core.scheduler.check_integrity()
-    return core.scheduler.idle and not core.num_tracked and not core.cache_use.used_blocks
+    return core.scheduler.idle and not core.trackers and not core.num_used_blocks
 
 
 def run(core, requests):
@@ -59,10 +59,10 @@ def test_a_cancelled_request_gives_its_blocks_back_and_the_others_go_on(llama):
     (wanted,) = core.finish([core.request(START, PLAIN)])
     kept, cancelled = submitted(core, core.request(START, PLAIN), core.request(prompt(17), PLAIN))
     core.step()
-    before = core.cache_use.used_blocks
+    before = core.num_used_blocks
     core.cancel(cancelled)
-    assert core.cache_use.used_blocks < before
-    assert core.num_tracked == 1
+    assert core.num_used_blocks < before
+    assert len(core.trackers) == 1
     run(core, [kept])
     assert [piece.done.tokens for piece in core.take(kept)] == [wanted.tokens]
     core.cancel(kept)  # it has ended: nobody follows it any more
@@ -92,6 +92,20 @@ def test_a_deadline_fails_its_own_request_once(llama):
     assert core.take(other)[-1].done.tokens == wanted.tokens
     core.cancel(late)
     core.cancel(other)
+    assert is_empty(core)
+
+
+def test_an_error_that_came_in_a_step_of_another_thread_is_raised(llama, monkeypatch):
+    core = core_for(llama)
+    submit = core.submit
+
+    def submit_and_step(request):
+        submit(request)
+        core.step()
+
+    monkeypatch.setattr(core, "submit", submit_and_step)
+    with pytest.raises(RequestError, match="the deadline has passed"):
+        core.finish([core.request(START, PLAIN, timeout_s=0.0)])
     assert is_empty(core)
 
 
@@ -137,7 +151,7 @@ def test_a_full_queue_takes_nothing_of_a_request(llama):
     three, two = (core.request(START, SamplingParams(max_new_tokens=2, n=n)) for n in (3, 2))
     with pytest.raises(CapacityError, match="max_waiting"):
         core.submit(three)
-    assert core.num_tracked == 1 and not three.trackers
+    assert len(core.trackers) == 1 and not three.trackers
     core.submit(two)
     run(core, [first, two])
     core.cancel(first)

@@ -59,9 +59,11 @@ def test_stop_ids_end_the_output_and_are_its_last_token(engine):
 
 
 def test_the_models_own_end_and_ignore_eos(path, tmp_path):
-    engine = tokenmill.load(path)
-    free = engine.generate(prompt(5), max_new_tokens=20).tokens
-    engine.core.inputs._eos = {free[4]: "eos"}
+    free = tokenmill.load(path).generate(prompt(5), max_new_tokens=20).tokens
+    copy = shutil.copytree(path, tmp_path / "model")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"eos_token_id": free[4]}))
+    engine = tokenmill.load(copy)
     done = engine.generate(prompt(5), max_new_tokens=20)
     assert done.finish_reason == "eos"
     assert done.tokens == free[: free.index(free[4]) + 1]
@@ -197,14 +199,14 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
     run = engine.core.loaded.runner.run
 
     def poisoned(plan, *fed):
-        ran = run(plan, *fed)
-        logits = ran.logits_RV.clone()
+        plan, logits = run(plan, *fed)
+        logits = logits.clone()
         first = 0
         for work in plan.work:
             if work.sequence.num_prompt_tokens == 9:
                 logits[first : first + work.num_logits] = float("nan")
             first += work.num_logits
-        return ran._replace(logits_RV=logits)
+        return plan, logits
 
     engine.core.loaded.runner.run = poisoned
     with pytest.raises(RequestError, match="not finite at position 9"):
@@ -228,7 +230,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"max_length": 4096}, ConfigError, r"max_length = 4096 .*context, 128"),
         ({"max_length": 0}, ConfigError, r"max_length = 0 .*1 or more"),
         ({"block_size": -1}, ConfigError, "block_size = -1"),
-        ({"max_sequences": 600}, ConfigError, r"max_step_tokens = 512 .*max_sequences, which is 600"),
+        ({"max_sequences": 600}, ConfigError, r"max_sequences = 600 .*max_step_tokens, which is 512"),
         ({"threads": True}, ConfigError, "threads = True"),
         ({"colour": "red"}, ConfigError, r"colour = 'red' .*EngineConfig has compile"),
         (
@@ -251,7 +253,7 @@ def test_settings_that_cannot_be_are_refused_when_the_engine_is_built(path, sett
 @pytest.mark.parametrize(
     ("tokens", "settings", "error", "message"),
     [
-        ([], {}, RequestError, "prompt is empty"),
+        ([[]], {}, RequestError, "prompt is empty"),
         ([1, VOCABULARY], {}, RequestError, f"token id {VOCABULARY} is out of range: .* 0 to {VOCABULARY - 1}"),
         ([1, -1], {}, RequestError, "token id -1 is out of range"),
         ("text", {}, RequestError, "no tokenizer: give the prompt as token ids"),

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, load
 from tokenmill.config import EngineConfig
@@ -12,8 +13,6 @@ from tokenmill.engine import resolve as module_of_devices
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.resolve import resolve_config
 from tokenmill.model.families import read_config
-from tokenmill.program.compiled import program as module
-from tokenmill.program.compiled.captured import plain_calls
 from tokenmill.weights.checkpoint import open_checkpoint
 
 PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]
@@ -48,7 +47,7 @@ def tokens(done):
 def whole(engine):
     engine.core.scheduler.check_integrity()
     allocator = engine.core.scheduler.allocator
-    return engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.num_tracked
+    return engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.trackers
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -88,10 +87,9 @@ def test_however_it_is_computed(how, llama):
     assert whole(engine)
 
 
-def test_captured_steps_are_fed_too(llama, monkeypatch):
-    monkeypatch.setattr(module, "cuda_graph", plain_calls)
+def test_captured_steps_are_fed_too(llama):
     engine = engine_for(llama, program="compiled", compile="static", compile_backend="eager")
-    engine.core.loaded.program._captures = True
+    engine.core.loaded.program.capture = plain_calls
     for _ in range(2):
         done = engine.generate(PROMPTS, max_new_tokens=12, ignore_eos=True)
         assert tokens(done) == tokens(plain(llama).generate(PROMPTS, max_new_tokens=12, ignore_eos=True))
@@ -207,12 +205,12 @@ def test_what_is_beyond_the_end_fails_nobody(llama):
     run = engine.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        ran = run(plan, fed_R)
-        logits_RV = ran.logits_RV.clone()
+        plan, logits_RV = run(plan, fed_R)
+        logits_RV = logits_RV.clone()
         for row, work in enumerate(plan.work):
             if work.start + work.count >= last[work.sequence.num_prompt_tokens]:
                 logits_RV[row] = float("nan")
-        return ran._replace(logits_RV=logits_RV)
+        return plan, logits_RV
 
     engine.core.loaded.runner.run = poisoned
     done = engine.generate(PROMPTS, **settings)
@@ -224,8 +222,8 @@ def test_blocks_of_what_cannot_be_sampled_are_not_shared(llama):
     run = engine.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        ran = run(plan, fed_R)
-        return ran._replace(logits_RV=torch.full_like(ran.logits_RV, torch.nan))
+        plan, logits_RV = run(plan, fed_R)
+        return plan, torch.full_like(logits_RV, torch.nan)
 
     engine.core.loaded.runner.run = poisoned
     session = engine.session()
@@ -245,12 +243,12 @@ def test_a_row_that_cannot_be_sampled_fails_alone(llama):
     run = engine.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        ran = run(plan, fed_R)
-        logits_RV = ran.logits_RV.clone()
+        plan, logits_RV = run(plan, fed_R)
+        logits_RV = logits_RV.clone()
         for row, work in enumerate(plan.work):
             if work.sequence.num_prompt_tokens == len(PROMPTS[2]) and work.start > len(PROMPTS[2]) + 2:
                 logits_RV[row] = float("nan")
-        return ran._replace(logits_RV=logits_RV)
+        return plan, logits_RV
 
     good = engine.stream(PROMPTS[0], max_new_tokens=10, ignore_eos=True)
     first = next(good).tokens
@@ -313,7 +311,7 @@ def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
                 torch.cuda.set_sync_debug_mode("error" if name == "plan" else "default")
 
     try:
-        with engine.core.observers.added(Watch()):
+        with engine.core.observed_by(Watch()):
             assert tokens(engine.generate(PROMPTS, **settings)) == wanted
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.interrupts import lines
 from tests.tiny_models import prompt
-from tokenmill import load
+from tokenmill import SamplingParams, load
 
 SHAPES = {
     "plain": {"max_sequences": 3},
@@ -30,7 +30,7 @@ def intact(engine):
         pass
     engine.core.scheduler.check_integrity()
     allocator = engine.core.scheduler.allocator
-    assert engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.num_tracked
+    assert engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.trackers
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -86,6 +86,22 @@ def test_a_session_goes_on(shape, llama, tmp_path):
         intact(engine)
 
 
+def test_a_session_that_is_being_closed_gives_its_blocks_back(llama):
+    """Interrupted at any line of `close`, it does so when it is garbage-collected."""
+    engine, number, ended = engine_for(llama), 0, False
+    while not ended:
+        number += 1
+        session = engine.session(PROMPTS[0])
+        session.prefill()
+        with pytest.raises(KeyboardInterrupt), lines(number):
+            session.close()
+            ended = True
+            raise KeyboardInterrupt
+        del session
+        gc.collect()
+        intact(engine)
+
+
 @pytest.mark.parametrize("how", [{}, {"async_scheduling": "on"}])
 @pytest.mark.parametrize("action", ["prefill", "save"])
 def test_what_only_computes_changes_no_token(action, how, llama, tmp_path):
@@ -106,4 +122,27 @@ def test_what_only_computes_changes_no_token(action, how, llama, tmp_path):
                 raise KeyboardInterrupt
             assert session.tokens == tuple(PROMPTS[0]), at.where
             assert session.generate(**settings).tokens == wanted, at.where
+    intact(engine)
+
+
+def test_blocks_on_disk_are_not_taken_for_loaded_ones(llama, tmp_path):
+    """Interrupted at any line of the step that loads them, the request does not read what lay there before."""
+    engine = engine_for(llama, prefix_dir=str(tmp_path))
+    core, params = engine.core, SamplingParams(max_new_tokens=3, ignore_eos=True)
+    wanted = core.finish([core.request(PROMPTS[1], params)])[0].tokens
+    number, ended = 0, False
+    while not ended:
+        number += 1
+        engine.generate(prompt(37, seed=2), max_new_tokens=1)  # other rows in every block
+        core.clear_prefix_cache()
+        request = core.request(PROMPTS[1], params)
+        core.submit(request)
+        with pytest.raises(KeyboardInterrupt), lines(number) as at:
+            core.step()
+            ended = True
+            raise KeyboardInterrupt
+        while not request.is_done:
+            core.step()
+        assert request.trackers[0].completion.tokens == wanted, at.where
+        core.cancel(request)
     intact(engine)

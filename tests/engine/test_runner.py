@@ -10,20 +10,19 @@ from tokenmill.schedule.sequence import Load, Plan, Sequence
 SIZE = 4
 
 
-class Source:
-    """Rows of one block, all of one value; None: they cannot be read."""
+def source(pool, value):
+    """Reads rows of one value; None: they cannot be read."""
 
-    def __init__(self, pool, value):
-        self.pool, self.value = pool, value
-
-    def rows(self, first, last):
-        if self.value is None:
+    def rows(first, last):
+        if value is None:
             raise SnapshotError("x.kv is gone")
-        return filled(self.pool, last - first, self.value)
+        return filled(pool, last - first, value)
+
+    return rows
 
 
 def filled(pool, count, value):
-    return {name: torch.full((count, *shape), value, dtype=dtype) for name, (shape, dtype) in pool.layout.items()}
+    return {name: torch.full_like(rows, value) for name, rows in pool.read(torch.arange(count)).items()}
 
 
 def values(pool, block):
@@ -43,7 +42,7 @@ def runner(llama):
 
 def test_a_block_is_copied_before_it_is_loaded(runner):
     sequence = Sequence(0, [1] * 9, 9, 10)
-    loads = [Load(sequence, (0,), 0, SIZE, Source(runner.pool, 7.0), 0)]
+    loads = [Load(sequence, (0,), source(runner.pool, 7.0), 0, SIZE)]
     assert runner.prepare(Plan([], [(0, 1)], loads)) == []
     assert [values(runner.pool, block) for block in range(3)] == [7.0, 1.0, 3.0]
 
@@ -51,8 +50,8 @@ def test_a_block_is_copied_before_it_is_loaded(runner):
 def test_rows_that_cannot_be_read_fail_their_sequence_alone(runner):
     first, second = Sequence(0, [1] * 9, 9, 10), Sequence(1, [1] * 9, 9, 10)
     loads = [
-        Load(first, (0,), 0, SIZE, Source(runner.pool, None), 0),
-        Load(second, (2,), 0, SIZE, Source(runner.pool, 8.0), 0),
+        Load(first, (0,), source(runner.pool, None), 0, SIZE),
+        Load(second, (2,), source(runner.pool, 8.0), 0, SIZE),
     ]
     assert runner.prepare(Plan([], [], loads)) == [first]
     assert values(runner.pool, 2) == 8.0

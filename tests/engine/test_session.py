@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import os
 import random
 import shutil
 import signal
@@ -294,10 +295,10 @@ def test_a_refused_edit_leaves_tokens_and_rows_as_they_were(edit, message, llama
     engine = engine_for(llama)
     with engine.session(START) as session:
         session.generate(max_new_tokens=6, ignore_eos=True)
-        before = session.tokens, session.num_cached, engine.core.cache_use
+        before = session.tokens, session.num_cached, engine.core.num_used_blocks
         with pytest.raises(RequestError, match=message):
             edit(session)
-        assert (session.tokens, session.num_cached, engine.core.cache_use) == before
+        assert (session.tokens, session.num_cached, engine.core.num_used_blocks) == before
         wanted = engine.generate(list(session.tokens), max_new_tokens=4, ignore_eos=True).tokens
         assert session.generate(max_new_tokens=4).tokens == wanted
 
@@ -345,7 +346,7 @@ def test_a_session_that_is_opened_under_load_waits_for_its_blocks(llama, tmp_pat
     stream = engine.stream(prompt(30), max_new_tokens=12, ignore_eos=True)
     shown = next(stream).tokens
     with engine.open(tmp_path / "x.kv") as session, engine.open(tmp_path / "x.kv") as other:
-        assert engine.core.cache_use.used_blocks == 4  # the stream's: a session takes blocks when it runs
+        assert engine.core.num_used_blocks == 4  # the stream's: a session takes blocks when it runs
         assert session.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
         assert other.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
     assert shown + sum((piece.tokens for piece in stream), ()) == wanted[0].tokens
@@ -473,7 +474,7 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "restore", no_memory)
+        patch.setattr(Session, "append", no_memory)
         with pytest.raises(MemoryError) as caught:
             engine.open(saved)
     assert engine.core.scheduler.allocator.num_named == 0
@@ -649,3 +650,27 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
             engine.core.scheduler.check_integrity()
     del sessions
     whole(engine)
+
+
+def test_a_device_is_not_replaced_by_a_file(llama, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    session = load(llama, max_length=40).session([1, 2, 3])
+    with pytest.raises(SnapshotError, match="no regular file"):
+        session.save(pipe)
+    assert pipe.is_fifo()
+    session.close()
+
+
+def test_an_answer_whose_last_piece_was_not_read_is_not_over(llama):
+    """Steps of another request have ended its sequence; where the answer ends is known with its last piece."""
+    engine = load(llama, max_length=40, block_size=4, max_sequences=2, proposer="none")
+    session = engine.session(START)
+    stream = session.stream(max_new_tokens=3, ignore_eos=True)
+    tokens = next(stream).tokens
+    engine.generate(START[:3], max_new_tokens=9, ignore_eos=True)
+    with pytest.raises(RequestError, match="in the midst of an answer"):
+        session.generate(max_new_tokens=3)
+    tokens += sum((piece.tokens for piece in stream), ())
+    assert session.tokens == (*START, *tokens) and len(tokens) == 3
+    assert len(session.generate(max_new_tokens=3).tokens) == 3

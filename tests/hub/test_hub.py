@@ -132,8 +132,14 @@ def test_no_network_is_said_in_one_line(cache):
     assert names_in(cache) == []
 
 
-def test_no_pip_is_said_with_its_remedy():
-    assert "ensurepip" in fetch._pip_reason("/bin/python: No module named pip")
+def test_no_pip_is_said_with_its_remedy(cache, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(CheckpointError, match="ensurepip") as error:
+        locate("tiny")
+    assert str(python) in one_line(error)
 
 
 def test_offline_never_fetches(cache):
@@ -232,7 +238,7 @@ def test_where_the_cache_is(monkeypatch, tmp_path):
 def test_the_default_model_is_whole(real_model):
     model = hub.SHORT_NAMES["smollm2-135m"]
     assert real_model.stat().st_size == model.num_bytes
-    assert fetch.sha256_of(real_model, fetch.Silent()) == model.sha256
+    assert fetch.sha256_of(real_model) == model.sha256
 
 
 # ---- hub names
@@ -264,6 +270,7 @@ def server(tmp_path, monkeypatch):
         "org/bin": {"config.json": b"{}", "pytorch_model.bin": b"weights", "training_args.bin": b"pickle"},
         "org/one": {"model.gguf": b"GGUF one", "README.md": b""},
         "org/many": {"q4.gguf": b"GGUF four", "q8.gguf": b"GGUF eight"},
+        "org/quants": {"x-Q4_K_M.gguf": b"GGUF medium", "x-Q4_K_S.gguf": b"GGUF small", "x-q8_0.gguf": b"GGUF eight"},
         "org/none": {"README.md": b"text"},
     }
     with HubServer(repositories) as running:
@@ -297,6 +304,36 @@ def test_one_gguf_is_taken_and_of_several_one_is_named(server):
     with pytest.raises(CheckpointError, match=r"no file 'q5\.gguf'"):
         locate("org/many:q5.gguf")
     assert server.fetched == ["model.gguf", "q8.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("https://huggingface.co/org/one", b"GGUF one"),
+        ("huggingface.co/org/one/", b"GGUF one"),
+        ("hf.co/org/one", b"GGUF one"),
+        ("hf.co/org/quants:Q4_K_M", b"GGUF medium"),
+        ("org/quants:q8_0", b"GGUF eight"),
+        ("https://huggingface.co/org/many/blob/main/q8.gguf", b"GGUF eight"),
+        ("https://huggingface.co/org/many/resolve/main/q4.gguf?download=true", b"GGUF four"),
+        ("https://huggingface.co/org/one/tree/main", b"GGUF one"),
+    ],
+)
+def test_the_addresses_that_a_browser_shows_are_names(server, name, content):
+    assert locate(name).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"), [("Q4_K", "no file 'Q4_K'"), ("x", "several files 'x'"), ("Q5_0", r"no file 'Q5_0'.*Q4_K_M")]
+)
+def test_a_quantisation_that_is_not_there_or_not_clear_names_the_files(server, tag, reason):
+    with pytest.raises(CheckpointError, match=reason):
+        locate(f"org/quants:{tag}")
+
+
+def test_a_page_names_its_revision(server):
+    with pytest.raises(CheckpointError, match="no revision 'v9'"):
+        locate("https://huggingface.co/org/one/tree/v9")
 
 
 def test_an_interrupted_pull_goes_on_at_the_file_where_it_stopped(server):

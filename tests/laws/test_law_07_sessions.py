@@ -21,7 +21,7 @@ def engine_for(path, **how):
 def whole(engine):
     """Nothing is left behind."""
     engine.core.scheduler.check_integrity()
-    assert not engine.core.scheduler.parked and not engine.core.cache_use.used_blocks
+    assert not engine.core.scheduler.parked and not engine.core.num_used_blocks
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

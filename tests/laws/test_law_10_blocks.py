@@ -64,7 +64,7 @@ class Operations(RuleBasedStateMachine):
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from([s for s in self.scheduler.running if s.score_from is None]))
-        self._enter(self.scheduler.fork(parent, self.next_id))
+        self._enter(self.cache.fork(parent, self.next_id))
 
     @precondition(lambda self: self.scheduler.running or self.scheduler.waiting)
     @rule(data=st.data())
@@ -101,6 +101,7 @@ class Operations(RuleBasedStateMachine):
         if len(sequence.tokens) < sequence.max_tokens:
             expected = solo(sequence.tokens, sequence.max_tokens, sequence.stop_ids)
             self.sequences[sequence.id] = (sequence, expected)
+            sequence.num_prompt_tokens = len(sequence.tokens)  # as with the next call of a session
             self.scheduler.resume(sequence)
 
     @precondition(lambda self: self.scheduler.parked)

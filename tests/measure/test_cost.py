@@ -14,13 +14,13 @@ from tokenmill.errors import ConfigError
 from tokenmill.measure import cost
 from tokenmill.measure.cost import Cost, available_bytes, cost_of, kv_bytes_per_token
 from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
-from tokenmill.model.parameters import count_parameters
 from tokenmill.program import PROGRAMS, preferred_schemes
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 from tokenmill.weights.checkpoint import open_checkpoint
 
-FORMS = [(program, scheme) for program, name in PROGRAMS.items() for scheme in preferred_schemes(resolve(name))]
+FORMS = [(name, scheme) for name in PROGRAMS for scheme in preferred_schemes(lookup(PROGRAMS, name, "program"))]
 CPU = torch.device("cpu")
 SMOLLM2 = ModelConfig(
     family="llama",

@@ -242,9 +242,9 @@ def test_bad_options_are_one_line(tm, model, text, arguments, named):
     ("data", "named"),
     [
         (b"", "is empty"),
-        (b"w1", "at least 2 tokens, and this one has 1"),
-        (b"\n", "at least 2 tokens, and this one has 0"),
-        (b"w1 w2 \xff w3", "text in UTF-8, and byte 6 is not"),
+        (b"w1", "at least 2 tokens, and this text has 1"),
+        (b"\n", "at least 2 tokens, and this text has 0"),
+        (b"w1 w2 \xff w3", "is not valid UTF-8"),
     ],
 )
 def test_bad_texts_are_one_line(tm, model, tmp_path, data, named):
@@ -257,7 +257,7 @@ def test_what_is_not_there_is_one_line(tm, model, wordless, text):
     refused(tm(model, "/no/such/file"), "/no/such/file")
     refused(tm(model, text.parent), "directory")
     refused(tm("/no/such/model", text), "/no/such/model")
-    refused(tm(wordless, text), "a model with a tokenizer")
+    refused(tm(wordless, text), "has no tokenizer")
     refused(tm(model), "FILE")
 
 

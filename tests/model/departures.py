@@ -7,27 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.tiny_models import _LLAMA
-from tokenmill.model.config import ConfigReader, ModelConfig, Rope
+from tokenmill.model.config import ConfigReader, Rope
 from tokenmill.model.families import Family
-from tokenmill.model.families.llama import NAMES, read_shared
-
-SHARED = (
-    "model_type vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "intermediate_size max_position_embeddings rms_norm_eps hidden_act rope_parameters tie_word_embeddings"
-).split()
+from tokenmill.model.families.llama import NAMES
 
 
 def _family(names: dict[str, str], departures: Callable[[dict[str, Any]], dict[str, Any]]) -> Family:
-    def read(reader: ConfigReader) -> ModelConfig:
-        config = reader.values
-        shared = {key: config[key] for key in SHARED if key in config}
-        shared["hidden_act"] = config.get("hidden_activation") or config["hidden_act"]
-        shared["intermediate_size"] = config.get("moe_intermediate_size", config["intermediate_size"])
-        if "rope_type" not in config["rope_parameters"]:  # one for each kind of layer
-            del shared["rope_parameters"]
-        return read_shared(ConfigReader(shared), **departures(config))
+    def read(reader: ConfigReader) -> dict[str, Any]:
+        config = dict(reader.values)
+        reader.read.update(config)
+        given = {"activation": config.get("hidden_activation") or config["hidden_act"]}
+        given["intermediate_size"] = config.get("moe_intermediate_size", config["intermediate_size"])
+        return given | departures(config)
 
-    return Family(read, names, prefix="model.")
+    return Family(names, read)
 
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
@@ -48,7 +41,8 @@ def _gemma(config: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma3(config: dict[str, Any]) -> dict[str, Any]:
     ropes = {kind: Rope(config["head_dim"], rope["rope_theta"]) for kind, rope in config["rope_parameters"].items()}
-    return _gemma(config) | {"qk_norm": "head", "ropes": tuple(ropes[kind] for kind in config["layer_types"])}
+    each = tuple(ropes[kind] for kind in config["layer_types"])
+    return _gemma(config) | {"qk_norm": "head", "rope": each[0], "ropes": each}
 
 
 def _granite(config: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +70,6 @@ def _qwen2_moe(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_QK = {f"layers.{{i}}.self_attn.{x}_norm.weight": f"layers.{{i}}.attention.{x}_norm.weight" for x in "qk"}
 _AFTER = {
     "layers.{i}.post_attention_layernorm.weight": "layers.{i}.attention_after_norm.weight",
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
@@ -94,8 +87,8 @@ for _file, _ours in (("experts.{e}.", "experts.{e}."), ("shared_expert.", "share
     _EXPERTS[f"{_MLP}{_file}down_proj.weight"] = f"{_MLP}{_ours}down.weight"
 
 GEMMA2 = _family(_GEMMA, _gemma)
-GEMMA3 = _family({**_GEMMA, **_QK}, _gemma3)
-OLMO2 = _family({**NAMES, **_AFTER, **_QK}, lambda _: {"norm_placement": "after", "qk_norm": "all"})
+GEMMA3 = _family(_GEMMA, _gemma3)
+OLMO2 = _family({**NAMES, **_AFTER}, lambda _: {"norm_placement": "after", "qk_norm": "all"})
 GRANITE = _family(NAMES, _granite)
 SMOLLM3 = _family(NAMES, _smollm3)
 QWEN2_MOE = _family(_EXPERTS, _qwen2_moe)

@@ -8,12 +8,14 @@ import torch
 from tests.model.departures import MODELS
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
+from tokenmill.config import FUSIBLE
 from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.config import ModelConfig, Rope
-from tokenmill.model.description import describe
+from tokenmill.model.description import count_parameters, describe
 from tokenmill.model.families import FAMILIES
-from tokenmill.model.parameters import count_parameters
+from tokenmill.quant.schemes import Scheme
+from tokenmill.weights.load import empty_decoder
 
 CPU = torch.device("cpu")
 PLAIN = ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 128, rope=Rope(8, 10000.0))
@@ -96,6 +98,23 @@ def test_a_unit_offset_in_the_native_program(llama, monkeypatch):
 )
 def test_departures_have_names(departures, names):
     assert describe(replace(PLAIN, **departures)).departures == names
+
+
+@pytest.mark.parametrize(
+    "departures",
+    [
+        {"head_bias": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer"},
+        {"norm": "layer", "norm_bias": False, "norm_placement": "both", "tie_embeddings": True},
+        {"qk_norm": "all", "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
+        {"qk_norm": "head", "gated_mlp": False, "activation": "relu"},
+        {"num_experts": 4, "num_experts_per_token": 2, "router_bias": True, "mlp_bias": True},
+        {"num_experts": 4, "num_experts_per_token": 2, "shared_expert_size": 56, "shared_expert_gate": True},
+    ],
+)
+def test_every_parameter_that_is_counted_is_made(departures):
+    config = replace(PLAIN, **departures)
+    made = sum(parameter.numel() for parameter in empty_decoder(config, Scheme(), 1, FUSIBLE).parameters())
+    assert sum(count_parameters(config).values()) == made
 
 
 def test_equal_layers_have_equal_descriptions():

@@ -21,8 +21,7 @@ from tokenmill.engine.compile import save_aot_package
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.hub.download import Silent
 from tokenmill.memory import atomic_file as whole
-from tokenmill.program.aot import exporting
-from tokenmill.program.aot import program as aot_program
+from tokenmill.program.aot import exporting, manifest
 from tokenmill.program.aot.manifest import MANIFEST, read_manifest
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -39,7 +38,7 @@ def made(llama, tmp_path_factory):
     """All but the machine code."""
     folder = tmp_path_factory.mktemp("code") / "llama.aot"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
+        patch.setattr(exporting, "compile_part", lambda package, path: path.write_bytes(package.name.encode()))
         num_bytes = write(llama, folder)
     assert num_bytes == sum(path.stat().st_size for path in folder.glob("*.pt2"))
     return folder
@@ -95,12 +94,12 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
         Path(package_path).write_bytes(b"code")
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
-    monkeypatch.setattr(aot_program, "Loader", Interpreted)
+    monkeypatch.setattr(manifest, "Loader", Interpreted)
     path = save(family, tmp_path)
     for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
         write(path, tmp_path / "x.aot", compile_phases="both", **how)
         engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
-        assert set(Interpreted.programs) == set(engine.core.loaded.program._code)
+        assert set(Interpreted.programs) == set(read_manifest(tmp_path / "x.aot")["files"])
         same(engine, engine_for(path, program="eager", **how))
 
 
@@ -216,7 +215,7 @@ def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch)
         if package.name.startswith("end"):
             raise how
 
-    monkeypatch.setattr(exporting, "_compile", compile_some)
+    monkeypatch.setattr(exporting, "compile_part", compile_some)
     with pytest.raises(PackageMismatch if isinstance(how, OSError) else KeyboardInterrupt):
         write(llama, copy)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
@@ -224,7 +223,7 @@ def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch)
 
 
 def test_a_new_one_takes_the_place_of_the_old(copy, llama, monkeypatch):
-    monkeypatch.setattr(exporting, "_compile", lambda package, path: path.write_bytes(package.name.encode()))
+    monkeypatch.setattr(exporting, "compile_part", lambda package, path: path.write_bytes(package.name.encode()))
     write(llama, copy, compile_phases="both")
     assert sorted(path.name for path in copy.iterdir()) == sorted(
         [MANIFEST, *(f"{name}.pt2" for name in ("end-many", "end-one", "layer-chunk-0", "layer-many-0", "layer-one-0"))]

@@ -15,9 +15,7 @@ from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cache.step import Span
 from tokenmill.engine.build import load
 from tokenmill.errors import ConfigError
-from tokenmill.program.compiled import program as module
-from tokenmill.program.compiled.captured import plain_calls
-from tokenmill.program.compiled.shapes import Exact, Shape, Shapes, cut
+from tokenmill.program.compiled.micro_batches import DynamicShapes, Shape, StaticShapes, split
 
 PROMPTS = [prompt(20 + length, seed=length) for length in (0, 5, 1)]
 SAMPLING = ({}, {"temperature": 0.8, "seed": 3})
@@ -85,8 +83,8 @@ def test_no_length_and_no_batch_compiles_again(mode, llama):
         if number % 10 == 0:
             wanted = reference.generate(prompts, max_new_tokens=3, ignore_eos=True)
             assert [each.tokens for each in done] == [each.tokens for each in wanted]
-    forms = engine.core.loaded.program._ready
-    assert counters["stats"]["unique_graphs"] == len(forms) <= 8
+    calls = engine.core.loaded.program.calls
+    assert counters["stats"]["unique_graphs"] == len(calls) <= 8
     assert not counters["graph_break"] and not counters["recompiles"]
 
 
@@ -114,7 +112,7 @@ def test_phases(llama):
     for phases, kinds in (("decode", {1}), ("prefill", {2})):
         engine = compiled(llama, compile_phases=phases, compile_backend="eager")
         texts(engine)
-        assert {form.num_tokens for form in engine.core.loaded.program._ready} == kinds
+        assert {shape.num_tokens for shape in engine.core.loaded.program.calls} == kinds
 
 
 def test_no_is_the_same_shapes_uncompiled(llama):
@@ -123,11 +121,16 @@ def test_no_is_the_same_shapes_uncompiled(llama):
     assert not counters["stats"]
 
 
-def test_captured_steps_lie_at_fixed_addresses(llama, monkeypatch):
+def plain_calls(run):
+    """A capture without a GPU: every replay is a call."""
+    logits = run()
+    return lambda: logits.copy_(run()), logits
+
+
+def test_captured_steps_lie_at_fixed_addresses(llama):
     """What a GPU records, here as plain calls."""
-    monkeypatch.setattr(module, "cuda_graph", plain_calls)
     engine = compiled(llama, compile="static", compile_backend="eager")
-    engine.core.loaded.program._captures = True
+    engine.core.loaded.program.capture = plain_calls
     same(engine, engine_for(llama, program="eager"))
 
 
@@ -145,13 +148,14 @@ def test_the_plain_modules_serve_until_it_is_ready(llama, caplog):
     try:
         same(engine, reference)
         begun.wait()
-        assert not engine.core.loaded.program._ready
+        assert list(engine.core.loaded.program.calls.values()) == [None, None]
     finally:
         go_on.set()
     for thread in threading.enumerate():
         if thread.name == "compile":
             thread.join()
-    assert len(engine.core.loaded.program._ready) == 2
+    calls = engine.core.loaded.program.calls
+    assert len(calls) == 2 and None not in calls.values()
     same(engine, reference)
 
 
@@ -206,17 +210,17 @@ def spans(*counts_and_starts):
 
 
 def test_shapes():
-    shapes = Shapes(6, 512, 1500)
+    shapes = StaticShapes(6, 512, 1500)
     assert (shapes.sequences, shapes.tokens, shapes.keys) == ([1, 2, 4, 6], [1, 8, 32, 128, 512], [256, 1024, 1500])
-    pieces = cut(spans((1, 4), (7, 0), (1, 300), (1, 9)), 2)
-    assert [len(piece.spans) for piece in pieces] == [2, 1, 1]
-    assert [shapes.of(piece) for piece in pieces] == [Shape(2, 1, 1024), Shape(1, 1, 256), Shape(1, 8, 256)]
+    batches = split(spans((1, 4), (7, 0), (1, 300), (1, 9)), 2)
+    assert [len(batch) for batch in batches] == [2, 1, 1]
+    assert [shapes.of(batch) for batch in batches] == [Shape(2, 1, 1024), Shape(1, 1, 256), Shape(1, 8, 256)]
 
 
 def test_sizes_that_are_alike_are_told_apart():
     """Two dynamic sizes that agree while compiling would be taken for one."""
-    exact = Exact(96)
+    dynamic = DynamicShapes(96)
     for count in range(2, 97):
-        (piece,) = cut([Span(0, count, 0, 0, None, 1)], 4)
-        example = exact.example(exact.of(piece))
+        (batch,) = split([Span(0, count, 0, 0, None, 1)], 4)
+        _, example = dynamic.compilation(dynamic.of(batch))
         assert example.num_tokens != example.num_keys >= count

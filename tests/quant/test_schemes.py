@@ -11,15 +11,14 @@ from tokenmill.measure.cost import cost_of
 from tokenmill.program import PROGRAMS, preferred_schemes
 from tokenmill.program.native import abi
 from tokenmill.program.native.pack import LAYOUTS
-from tokenmill.quant.dense import Dense, DenseLinear
-from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Scheme, find_scheme
-from tokenmill.registry import resolve
+from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Matrix, Scheme, find_scheme
+from tokenmill.registry import lookup
 
 CPU = torch.device("cpu")
 LONG = prompt(60, seed=5)
 
 
-class HalfLinear(DenseLinear):
+class HalfLinear(Matrix):
     """A matrix in float16, multiplied in the dtype of its input."""
 
     def finish(self):
@@ -29,23 +28,18 @@ class HalfLinear(DenseLinear):
         return torch.nn.functional.linear(x_TD, self.weight.to(x_TD.dtype), self.bias)
 
 
-class Half(Dense):
+class Half(Scheme):
     """A scheme of this test."""
 
+    matrix = HalfLinear
     bits_per_weight = 16.0
     is_plain = False
-    copies_tied_head = True
 
-    @staticmethod
-    def native_layout(dtype):
+    def native_layout(self, dtype):
         return None
 
-    @staticmethod
-    def matrix_bytes(outputs, inputs, dtype, code_bits):
+    def matrix_bytes(self, outputs, inputs, dtype, code_bits):
         return outputs * inputs * 2
-
-    def linear(self, in_features, out_features, bias):
-        return HalfLinear(in_features, out_features, bias)
 
 
 @pytest.fixture
@@ -77,7 +71,7 @@ def test_the_bytes_of_a_scheme_are_the_allocated_ones(family, name, tmp_path):
 
 
 def test_what_auto_may_choose():
-    preferred = {name: preferred_schemes(resolve(program)) for name, program in PROGRAMS.items()}
+    preferred = {name: preferred_schemes(lookup(PROGRAMS, name, "program")) for name in PROGRAMS}
     assert preferred == {
         "native": ["dense", "q8", "q4", "file"],
         "aot": ["dense"],

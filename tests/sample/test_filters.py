@@ -148,8 +148,8 @@ def test_repetition_penalty(logits_RV: Tensor, penalty: float, seed: int) -> Non
 def test_presence_and_frequency_penalty(logits_RV: Tensor, presence: float, frequency: float, seed: int) -> None:
     """transformers has neither; the formula is the one of OpenAI's API reference."""
     counts_RV = torch.randint(4, logits_RV.shape, generator=torch.Generator().manual_seed(seed)).float()
-    penalised_RV = filters.presence_penalty(logits_RV, column(presence, logits_RV), counts_RV)
-    penalised_RV = filters.frequency_penalty(penalised_RV, column(frequency, logits_RV), counts_RV)
+    penalties = column(presence, logits_RV), column(frequency, logits_RV)
+    penalised_RV = filters.presence_and_frequency_penalty(logits_RV, *penalties, counts_RV)
     expected_RV = logits_RV.double() - counts_RV * frequency - (counts_RV > 0) * presence
     torch.testing.assert_close(penalised_RV, expected_RV.float())
     assert torch.equal(penalised_RV[counts_RV == 0], logits_RV[counts_RV == 0])
@@ -170,14 +170,16 @@ def test_logit_bias(logits_RV: Tensor, bias: dict[int, float]) -> None:
 
 @thorough
 @given(logits(), st.lists(st.integers(0, 130), min_size=1, unique=True))
-def test_forbid(logits_RV: Tensor, ids: list[int]) -> None:
+def test_a_bias_of_minus_infinity_forbids(logits_RV: Tensor, ids: list[int]) -> None:
     num_rows, size = logits_RV.shape
     ids = [token % size for token in ids]
     expected_RV = reference.MinNewTokensLengthLogitsProcessor(2, 5, ids)(torch.zeros(num_rows, 6), logits_RV)
     rows_N = torch.arange(num_rows).repeat_interleave(len(ids))
-    assert torch.equal(filters.forbid(logits_RV, rows_N, torch.tensor(ids * num_rows)), expected_RV)
+    forbidden_RV = filters.logit_bias(logits_RV, rows_N, torch.tensor(ids * num_rows), torch.tensor(-INF))
+    assert torch.equal(forbidden_RV, expected_RV)
 
 
+penalised = filters.presence_and_frequency_penalty
 # Filters with one parameter per row: the filter, a value that narrows or changes, the value that is off.
 PER_ROW: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, float]] = {
     "temperature": (filters.temperature, torch.tensor(0.7), 1),
@@ -186,8 +188,8 @@ PER_ROW: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Tensor, float]] = {
     "top_p that needs all": (lambda x, p: filters.top_p(x, p, 1), torch.tensor(0.6, dtype=torch.float64), 1),
     "min_p": (filters.min_p, torch.tensor(0.2, dtype=torch.float64), 0),
     "repetition_penalty": (lambda x, p: filters.repetition_penalty(x, p, torch.ones_like(x) > 0), torch.tensor(1.3), 1),
-    "presence_penalty": (lambda x, p: filters.presence_penalty(x, p, torch.ones_like(x)), torch.tensor(0.5), 0),
-    "frequency_penalty": (lambda x, p: filters.frequency_penalty(x, p, torch.ones_like(x)), torch.tensor(0.5), 0),
+    "presence_penalty": (lambda x, p: penalised(x, p, 0 * p, torch.ones_like(x)), torch.tensor(0.5), 0),
+    "frequency_penalty": (lambda x, p: penalised(x, 0 * p, p, torch.ones_like(x)), torch.tensor(0.5), 0),
 }
 
 

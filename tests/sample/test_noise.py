@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tokenmill.sample.noise import _GAMMA, _mix, uniform
+from tokenmill.sample.noise import uniform
 
 NUM = 40_000
 # Every statistic below is at most five standard deviations from what true noise gives; the inputs are fixed.
@@ -53,10 +53,24 @@ def test_numbers_never_change(seed: int, position: int, number: str) -> None:
     assert uniform(seed, position).hex() == number
 
 
-def test_mix_is_splitmix64() -> None:
-    # First outputs of the published splitmix64.c for the seed 0.
+def splitmix64(state: int) -> int:
+    """The output for a state, as in the published splitmix64.c."""
+    mask = 2**64 - 1
+    z = state & mask
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & mask
+    return z ^ (z >> 31)
+
+
+def test_the_hash_is_splitmix64() -> None:
+    gamma = 0x9E3779B97F4A7C15
+    # The first outputs of the published program for the seed 0.
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert [_mix(count * _GAMMA) for count in (1, 2, 3)] == expected
+    assert [splitmix64(count * gamma) for count in (1, 2, 3)] == expected
+    for seed, position in ((0, 0), (1, 7), (2**63 - 1, 2**31)):
+        key = splitmix64(seed + gamma)
+        bits = splitmix64(splitmix64(key + (position + 1) * gamma) ^ key) >> 11
+        assert uniform(seed, position) == bits / 2**53
 
 
 @pytest.mark.parametrize("name", STREAMS)

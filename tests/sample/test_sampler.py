@@ -13,7 +13,7 @@ from transformers.generation import logits_process as reference
 
 from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import Row, Sampled, TokenLogprobs, sample
+from tokenmill.sample.sampler import Row, Sampled, TokenLogprobs, choose
 
 INF = float("inf")
 PROMPT = (3, 1, 4, 1, 5)
@@ -26,6 +26,10 @@ def row(position: int = len(PROMPT + OUTPUT), seed: int = 0, masked_ids: tuple[i
 
 def random_logits(num_rows: int, size: int, seed: int = 0) -> Tensor:
     return torch.randn(num_rows, size, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def sample(logits_RV: Tensor, rows: list[Row]) -> Sampled:
+    return choose(logits_RV, rows).read()
 
 
 def token(logits_RV: Tensor, **how: Any) -> int:

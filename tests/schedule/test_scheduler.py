@@ -87,7 +87,7 @@ def test_a_fork_shares_its_blocks_until_one_of_the_two_writes():
     parent = Sequence(0, [1, 2, 3, 4, 5], 5, 12)
     cache.scheduler.add(parent)
     cache.step()
-    child = cache.scheduler.fork(parent, 1)
+    child = cache.fork(parent, 1)
     assert child.blocks == parent.blocks
     child.tokens[-1] = 99  # the two say different things from here on
     plan = cache.step()
@@ -143,7 +143,7 @@ def test_a_sequence_that_is_preempted_for_a_copy_of_its_own_is_not_planned():
     parent = Sequence(0, [1, 2, 3, 4, 5], 5, 12)
     cache.scheduler.add(parent)
     cache.step()
-    children = [cache.scheduler.fork(parent, number) for number in (1, 2)]
+    children = [cache.fork(parent, number) for number in (1, 2)]
     plan = cache.step()  # the parent's copy takes the last free block; the first child finds none for its own
     assert counts(plan) == {0: 1}
     assert [child.blocks for child in children] == [[], []]
@@ -159,7 +159,7 @@ def test_a_block_that_is_copied_and_freed_in_a_plan_may_be_loaded_in_the_same_pl
     parent = Sequence(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], 9, 10, keep=True)
     cache.scheduler.add(parent)
     cache.run()
-    child = cache.scheduler.fork(parent, 1, keep=True)
+    child = cache.fork(parent, 1, keep=True)
     cache.scheduler.rewind(child, 7)
     child.tokens.append(0)
     child.max_tokens = 12
@@ -204,4 +204,4 @@ def test_marks_of_unread_tokens_are_no_tokens_and_no_unknown_drafts():
     marks = [unread_mark(row) for row in range(100)]
     assert len({UNKNOWN, *marks}) == 101 and all(mark < 0 for mark in (UNKNOWN, *marks))
     assert Sequence(0, [1, marks[0]], 1, 4).has_unread_token
-    assert not Sequence(0, [1, 2], 1, 4, drafts=[UNKNOWN]).has_unread_token
+    assert not Sequence(0, [1, 2], 1, 4).has_unread_token

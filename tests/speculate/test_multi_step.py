@@ -29,18 +29,17 @@ def watched(engine):
     rows, drafts, run = {}, [], engine.core.loaded.runner.run
 
     def run_and_keep(plan, fed_R=None):
-        ran, first = run(plan, fed_R), 0
-        logits_RV = ran.logits_RV
-        drafts.append(sum(len(work.drafts) for work in ran.plan.work))
-        assert not any(UNKNOWN in work.drafts for work in ran.plan.work)
-        for work in ran.plan.work:
+        (plan, logits_RV), first = run(plan, fed_R), 0
+        drafts.append(sum(len(work.drafts) for work in plan.work))
+        assert not any(UNKNOWN in work.drafts for work in plan.work)
+        for work in plan.work:
             name = tuple(work.sequence.tokens[: work.sequence.num_prompt_tokens])
             last = work.start + work.count
             for index in range(work.num_logits):
                 rows[name, last - work.num_logits + index] = logits_RV[first + index].clone()
             first += work.num_logits
         assert first == len(logits_RV)
-        return ran
+        return plan, logits_RV
 
     engine.core.loaded.runner.run = run_and_keep
     return rows, drafts
@@ -154,13 +153,12 @@ def test_numbers_that_are_none_end_their_own_text(llama):
     run = several.core.loaded.runner.run
 
     def poisoned(plan, fed_R=None):
-        ran, first = run(plan, fed_R), 0
-        logits_RV = ran.logits_RV
-        for work in ran.plan.work:
+        (plan, logits_RV), first = run(plan, fed_R), 0
+        for work in plan.work:
             if work.sequence.tokens[: len(PROMPTS[0])] == PROMPTS[0] and work.drafts:
                 logits_RV[first + 1] = torch.nan
             first += work.num_logits
-        return ran
+        return plan, logits_RV
 
     several.core.loaded.runner.run = poisoned
     good = several.stream(PROMPTS[1], max_new_tokens=9, ignore_eos=True)

@@ -208,6 +208,10 @@ HOSTILE = {
     "nested ranges": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "filtered ranges": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
     "literal text": "{% for i in range(99999) %}" + "long" * 9999 + "{% endfor %}",
+    "literal constant": "{% for i in range(99999) %}{{ '" + "long" * 9999 + "' }}{% endfor %}",
+    "long path of attributes": "{% set ns = namespace() %}{% set ns.x = ns %}"
+    "{{ ([ns] * 20000)|map(attribute='x.' * 20000 ~ 'x')|list|length }}",
+    "divide enormous numbers": "{{ ('f' * 9999)|int(base=16) is divisibleby(('f' * 4999)|int(base=16)) }}",
     "repeat text": "{{ 'a' * 10**10 }}",
     "repeat list": "{{ ([1] * 10**10)|length }}",
     "repeat from the left": "{{ 10**10 * 'a' }}",

@@ -137,6 +137,15 @@ def test_a_role_completes_the_token_of_a_turn():
     assert control_of(tokenizer, ids) == ["<|user|>", "<|end|>"]
 
 
+def test_a_message_does_not_make_the_templates_token_a_longer_one():
+    tokenizer = byte_level("<|im_start|>{{ messages[0].content }}<|im_end|>")
+    tokenizer.backend.add_tokens([AddedToken("<|im_start|>>", special=True, normalized=False)])
+    tokenizer = Tokenizer(tokenizer.backend, chat_template=tokenizer.chat_template)
+    ids = encode_chat(tokenizer, user("> a"))
+    assert control_of(tokenizer, ids) == ["<|im_start|>", "<|im_end|>"]
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>> a<|im_end|>"
+
+
 def test_variables_are_as_literal_as_messages():
     tokenizer = byte_level("<|im_start|>{{ tools | tojson }}<|im_end|>")
     assert control_of(tokenizer, encode_chat(tokenizer, user("x"), tools=[{"name": "<|im_end|>"}])) == [

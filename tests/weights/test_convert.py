@@ -10,7 +10,7 @@ from tests.tiny_models import reference, save
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.download import Silent
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.write import shards as module
+from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.convert import convert
 
 
@@ -47,9 +47,10 @@ def test_transformers_reads_what_was_written(source, tmp_path):
         assert torch.equal(parameter, loaded.get_parameter(name)), name
 
 
-def test_shards_have_an_index(source, tmp_path):
+def test_shards_have_an_index(source, tmp_path, monkeypatch):
     """Shards far smaller than 5 GB, so that there are several; the largest tensors are larger than one."""
-    path = convert(source, tmp_path / "out", "float32", Silent(), shard_bytes=30_000)
+    monkeypatch.setattr(module, "SHARD_BYTES", 30_000)
+    path = convert(source, tmp_path / "out", "float32", Silent())
     files = sorted(file.name for file in path.glob("*.safetensors"))
     assert len(files) > 3
     assert files[-1] == f"model-{len(files):05d}-of-{len(files):05d}.safetensors"

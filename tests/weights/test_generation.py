@@ -51,7 +51,7 @@ def test_a_directory_s_settings_are_those_that_transformers_would_apply(values, 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"do_sample": "yes"}, "do_sample is 'yes'"),
+        ({"do_sample": "yes"}, "do_sample = 'yes'"),
         ({"do_sample": True, "temperature": "hot"}, "temperature"),
         ({"do_sample": True, "top_p": 7}, "top_p"),
         ({"do_sample": True, "top_k": 1.5}, "top_k"),

@@ -17,7 +17,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.header import MAGIC, PAGE, read_header
+from tokenmill.weights.packed.reader import MAGIC, PAGE, read_header
 
 LONG = prompt(60, seed=5)
 
@@ -138,9 +138,10 @@ def test_other_versions_are_refused_by_field(packed, tmp_path):
         ("kept", [[1 << 40, size] for _, size in weights["kept"]], "where its config wants"),
         ("kept", [[-1, size] for _, size in weights["kept"]], "where its config wants"),
         ("placed", weights["placed"][:-1], "matrices are not those"),
-        ("placed", [[[[*run[:4], 1 << 40] for run in runs] for runs in both] for both in weights["placed"]], "those"),
-        ("placed", [[[[*run[:4], -64] for run in runs] for runs in both] for both in weights["placed"]], "those"),
-        ("placed", [[[[1 << 40, *run[1:]] for run in runs] for runs in both] for both in weights["placed"]], "those"),
+        *(
+            ("placed", [[[*run[:at], wrong, *run[at + 1 :]] for run in runs] for runs in weights["placed"]], "those")
+            for at, wrong in ((0, 1 << 40), (0, -64), (1, 1 << 40), (1, -1), (2, 99), (3, 99))
+        ),
     ):
         with pytest.raises(CheckpointError, match=message):
             load(rewritten(packed, other, weights=weights | {name: value}))

@@ -16,10 +16,10 @@ from tokenmill.model.families import read_config
 from tokenmill.program import PROGRAMS
 from tokenmill.program.native import abi
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.registry import resolve
+from tokenmill.registry import lookup
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-from tokenmill.weights.codes import Layout, pack, unpack
-from tokenmill.weights.write import shards
+from tokenmill.weights.quantized import Layout, pack, unpack
+from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
@@ -92,7 +92,7 @@ def test_packing_loses_nothing(bits, group, columns):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("scheme", ["q4", "q8"])
 def test_the_directory_holds_what_was_rounded(llama, tmp_path, scheme, group):
-    report = make(llama, tmp_path / "out", scheme=scheme, group=group, head="none")
+    kinds = make(llama, tmp_path / "out", scheme=scheme, group=group, head="none")
     source, again = open_checkpoint(llama), open_checkpoint(tmp_path / "out")
     assert dict(again.shapes) == dict(source.shapes)
     for name, shape in source.shapes.items():
@@ -105,12 +105,11 @@ def test_the_directory_holds_what_was_rounded(llama, tmp_path, scheme, group):
         assert torch.equal(again.read_codes(name).values()[:, : shape[1]], again.read(name))
     files = tmp_path / "out"
     assert entries(files) == ["config.json", "generation_config.json", "model.safetensors", "tokenizer_config.json"]
-    assert report.num_bytes == sum(file.stat().st_size for file in files.iterdir())
     assert entries(tmp_path) == ["out"]
     config = json.loads((files / "config.json").read_text())
     assert config["quantization_config"]["group_size"] == group
     assert "stored_as_codes" not in config
-    down = report.kinds["mlp.down_proj"]
+    down = kinds["mlp.down_proj"]
     weights = [source.read(f"model.layers.{i}.mlp.down_proj.weight") for i in range(2)]
     differences = [again.read(f"model.layers.{i}.mlp.down_proj.weight") - weights[i] for i in range(2)]
     expected = torch.stack(differences).norm() / torch.stack(weights).norm()
@@ -128,7 +127,9 @@ def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme
     source = save(family, models)
     config = read_config(read_config_json(source))
     resolved = resolve_config(EngineConfig(program=program, dtype="float32", device="cpu"), config)
-    reason = resolve(PROGRAMS[program]).refuse(resolved, config, cache_spec(resolved, config), torch.device("cpu"))
+    reason = lookup(PROGRAMS, program, "program").refuse(
+        resolved, config, cache_spec(resolved, config), torch.device("cpu")
+    )
     if reason is not None:
         pytest.skip(f"{program} {reason}")
     make(source, tmp_path / "out", scheme=scheme, **({} if config.tie_embeddings else {"head": scheme}))
@@ -139,15 +140,18 @@ def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme
 def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_path):
     make(llama, tmp_path / "out", group=64)
     assert read_config(read_config_json(tmp_path / "out")).codes
-    engine = load(tmp_path / "out", program="eager", scheme="file", threads=1)
-    assert [part.bits for part in engine.core.loaded.program._decoder.head.parts()] == [8]
+    settings = {"program": "eager", "dtype": "float32", "threads": 1}
+    kept, plain = (load(tmp_path / "out", scheme=scheme, **settings) for scheme in ("file", "dense"))
+    assert torch.equal(kept.logits(LONG), plain.logits(LONG))
+    assert kept.memory["matrix_bytes"] < 0.45 * plain.memory["matrix_bytes"]
     if abi.why_not() is None:
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 
 
-def test_shards_keep_a_matrix_together(llama, tmp_path):
+def test_shards_keep_a_matrix_together(llama, tmp_path, monkeypatch):
     make(llama, tmp_path / "one")
-    make(llama, tmp_path / "many", shard_bytes=20_000)
+    monkeypatch.setattr(module, "SHARD_BYTES", 10_000)
+    make(llama, tmp_path / "many")
     index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted((tmp_path / "many").glob("*.safetensors"))
     assert len(files) > 3
@@ -171,7 +175,7 @@ def test_the_verb_reports_and_refuses(llama, tmp_path, capsys):
     captured = capsys.readouterr()
     document = json.loads(captured.out)
     assert "rounding to q4, groups of 64" in captured.err
-    assert document["num_bytes"] > 0
+    assert document["num_bytes"] == sum(file.stat().st_size for file in (tmp_path / "out").iterdir())
     by_name = {row["name"]: row for row in document["tensors"]}
     assert by_name["lm_head"]["stored_as"] == "q8"
     assert 0 < by_name["self_attn.q_proj"]["relative_error"] < 0.1
@@ -214,15 +218,15 @@ def test_nothing_is_left_of_what_broke_off(llama, tmp_path, monkeypatch, error):
     def fail(_):
         raise error
 
-    monkeypatch.setattr(shards.os, "fsync", fail)
+    monkeypatch.setattr(module.os, "fsync", fail)
     with pytest.raises(CheckpointError if isinstance(error, OSError) else KeyboardInterrupt):
         make(llama, tmp_path / "out")
     assert entries(tmp_path) == []
 
 
 def test_a_disk_without_room_is_told_before_writing(llama, tmp_path, monkeypatch):
-    usage = shards.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shards.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=10))
     with pytest.raises(CapacityError, match="10 available"):
         make(llama, tmp_path / "out")
     assert entries(tmp_path) == []
@@ -361,7 +365,7 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
     (path / "model.safetensors").rename(path / "gptq_model-4bit-32g.safetensors")
     assert torch.equal(load(path, threads=1).logits(LONG), wanted)
     (path / "quantize_config.json").write_text(json.dumps(older | {"bits": 3}))
-    with pytest.raises(CheckpointError, match="bits = 3 is not implemented for gptq"):
+    with pytest.raises(CheckpointError, match="gptq: bits = 3 is not implemented"):
         load(path)
 
 
@@ -399,15 +403,15 @@ def edit_tensors(path, changes) -> None:
     [
         ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: use one of tokenm"),
         ("gptq", {"quant_method": None}, "quant_method None is not implemented"),
-        ("gptq", {"bits": 3}, "bits = 3 is not implemented for gptq: use 4, 8"),
-        ("gptq", {"bits": None}, "bits = None is not implemented"),
-        ("gptq", {"group_size": 16}, "group_size = 16 is not implemented for gptq: use 32, 64, 128, 256, -1"),
+        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: use 4, 8"),
+        ("gptq", {"bits": None}, "has no 'bits', which is required"),
+        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: use 32, 64, 128, 256, -1"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not implemented"),
         ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not implemented"),
         ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}, "does not know: .*dynamic"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype = 'int16' is not implemented"),
-        ("awq", {"bits": 8}, "bits = 8 is not implemented for awq: use 4"),
-        ("awq", {"version": "gemv"}, "version = 'gemv' is not implemented for awq: use 'gemm'"),
+        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: use 4"),
+        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: use 'gemm'"),
         ("awq", {"zero_point": False}, "zero_point = False is not implemented"),
     ],
 )
@@ -425,7 +429,7 @@ def test_our_own_directories_of_a_later_version_are_refused(llama, tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     config["quantization_config"]["version"] = 2
     (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="version = 2 is not implemented for tokenmill"):
+    with pytest.raises(CheckpointError, match="tokenmill: version = 2 is not implemented"):
         load(tmp_path / "out")
 
 

@@ -13,7 +13,7 @@ from tokenmill.engine.resolve import find_device, resolve_config
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.parameters import count_parameters
+from tokenmill.model.description import count_parameters
 
 __all__ = ["card_of", "card_rows"]
 

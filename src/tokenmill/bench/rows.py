@@ -5,6 +5,7 @@ what was measured survives whatever comes after.
 """
 
 import csv
+import io
 import json
 import os
 import platform
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.version import __version__
@@ -57,31 +58,38 @@ def check_output(path: Path) -> None:
 
 
 def append_row(path: Path, row: Mapping[str, Any]) -> None:
-    """Add one line; a CSV file gets its header with the first."""
-    new = not path.exists() or not path.stat().st_size
-    with path.open("a", encoding="utf-8", newline="") as file:
-        if path.suffix != ".csv":
-            file.write(json.dumps(dict(row)) + "\n")
-            return
-        writer = csv.DictWriter(file, [name for name in COLUMNS if name != "itl_ms"], extrasaction="ignore")
-        if new:
+    """Add one line; a CSV file gets its header with the first. OSError leaves the file as it was."""
+    size = path.stat().st_size if path.exists() else 0
+    text = io.StringIO(newline="")
+    if path.suffix != ".csv":
+        text.write(json.dumps(dict(row)) + "\n")
+    else:
+        writer = csv.DictWriter(text, [name for name in COLUMNS if name != "itl_ms"], extrasaction="ignore")
+        if not size:
             writer.writeheader()
         writer.writerow(row)
+    try:
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+    except OSError:
+        if path.is_file():
+            os.truncate(path, size)  # without the beginning of a line, which nobody could read
+        raise
 
 
 def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """Every row of every file, in order. ConfigError that names file and line for what is none of ours."""
+    """Every row of every file, in order. TokenmillError that names file and line for what is none of ours."""
     rows: list[dict[str, Any]] = []
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("FILE", str(path), f"a file of benchmark rows that can be read ({error})") from None
+            raise TokenmillError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         found = _from_csv(text) if path.suffix == ".csv" else _from_lines(path, text)
         for number, row in enumerate(found, start=1):
             if row.get("version") != VERSION:
                 what = f"row {number} has version {row.get('version')!r}; this tokenmill reads version {VERSION}"
-                raise ConfigError("FILE", str(path), what)
+                raise TokenmillError(f"{path}: {what}")
         rows += found
     return rows
 
@@ -122,7 +130,7 @@ def _from_lines(path: Path, text: str) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise ConfigError("FILE", str(path), f"JSON lines of benchmark rows, and line {number} is none")
+            raise TokenmillError(f"{path} is no file of benchmark rows: line {number} is no JSON object")
         rows.append(row)
     return rows
 

@@ -16,6 +16,7 @@ import torch
 from tokenmill.bench.figures import point_columns, row_of
 from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.bench.points import Point
+from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
@@ -30,7 +31,6 @@ from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.fill_random import fill_random
 from tokenmill.weights.load import load_decoder
 
 __all__ = ["Series"]

@@ -4,15 +4,14 @@ Speed does not depend on the values of the weights, memory neither; the text is 
 own config.json says, in Hugging Face's words.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["SHAPES", "Shape", "find_shape"]
 
@@ -107,24 +106,19 @@ SHAPES |= {
 }
 
 
-class Shape:
+class Shape(Checkpoint):
     """A Checkpoint without tensors: a config, and no tokenizer. Its decoder is filled by `fill_random`."""
 
     num_bytes = 0
-    rounded = ""
 
     def __init__(self, name: str) -> None:
         self.path = Path(f"shape-{name}")
         self.config = dict(SHAPES[name])
-        self.shapes: Mapping[str, tuple[int, ...]] = {}
+        self.shapes = {}
 
     def read(self, name: str) -> Tensor:
         """Never."""
         raise CheckpointError(f"{self.path} has no tensor {name}: a shape has no weights")
-
-    def read_codes(self, name: str) -> Stored | None:
-        """Never."""
-        return Stored.plain(self.read(name))
 
     def tokenizer(self) -> Tokenizer | None:
         """None."""

@@ -4,22 +4,19 @@ On a CPU all lie in one stretch of huge pages, which takes memory only as rows a
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats import LayerKV, find_format
+from tokenmill.cache.formats import LayerKV, Zeros, find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
+from tokenmill.value_reader import brief
 
 __all__ = ["Pool"]
-
-
-def _zeros(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 class Pool:
@@ -28,22 +25,23 @@ class Pool:
     def __init__(self, spec: CacheSpec, device: torch.device) -> None:
         self.spec = spec
         self._offsets = torch.arange(spec.block_size, device=device)
-        on_cpu = device.type == "cpu"
         make = find_format(spec.format)
-        zeros = Arena(spec.num_bytes, len(make.kinds) * spec.num_layers).zeros if on_cpu else partial(_zeros, device)
+        zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
+        if device.type == "cpu":
+            zeros = Arena(spec.num_bytes, len(make.kinds) * spec.num_layers).zeros
         self.layers: list[LayerKV] = [
             make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)
         ]
+        self._named = {
+            f"{number}.{kind}": tensor
+            for number, layer in enumerate(self.layers)
+            for kind, tensor in zip(layer.kinds, layer.tensors, strict=True)
+        }
 
     @property
     def num_bytes(self) -> int:
         """The bytes that were allocated; equal to the spec's prediction."""
-        return sum(tensor.nbytes for layer in self.layers for tensor in layer.tensors)
-
-    @property
-    def layout(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of one row under each name that `read` gives."""
-        return {name: (tuple(tensor.shape[1:]), tensor.dtype) for name, tensor in self._named().items()}
+        return sum(tensor.nbytes for tensor in self._named.values())
 
     def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
         """Where the first `count` rows of a block table lie, [count]."""
@@ -53,38 +51,34 @@ class Pool:
 
     def read(self, slots: Tensor) -> dict[str, Tensor]:
         """The rows of these slots, copied: "layer.kind" → [S, …] on the CPU."""
-        return {name: tensor[slots].cpu() for name, tensor in self._named().items()}
+        return {name: tensor[slots].cpu() for name, tensor in self._named.items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Put rows as `read` gave them into these slots, in the pool's dtype. SnapshotError if they do not fit."""
-        self.check_rows(rows, len(slots))
-        for name, tensor in self._named().items():
+        """Put rows that `check_rows` has passed into these slots, in the pool's dtype."""
+        for name, tensor in self._named.items():
             tensor[slots] = rows[name].to(tensor.device, tensor.dtype)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows from elsewhere as this pool stores them, on the CPU."""
-        return {name: rows[name].to(tensor.dtype) for name, tensor in self._named().items()}
+        return {name: rows[name].to(tensor.dtype) for name, tensor in self._named.items()}
 
-    def check_rows(self, rows: Mapping[str, Tensor], count: int) -> None:
-        """SnapshotError, by name, unless these are `count` rows of every tensor of the pool."""
-        named = self._named()
-        for name in {**named, **rows}:
-            found = list(rows[name].shape) if name in rows else None
-            wanted = [count, *named[name].shape[1:]] if name in named else None
-            if found != wanted:
-                raise SnapshotError(f"saved rows {name} have shape {found}, and {wanted} is needed")
+    def check_rows(self, path: Path, rows: Mapping[str, Tensor], count: int, convert: bool = False) -> None:
+        """SnapshotError, by name, unless the file's rows are `count` rows of every tensor here, and of its dtype.
 
-    def _named(self) -> dict[str, Tensor]:
-        return {
-            f"{number}.{kind}": tensor
-            for number, layer in enumerate(self.layers)
-            for kind, tensor in zip(layer.kinds, layer.tensors, strict=True)
-        }
+        convert: a tensor of floats may hold floats of another dtype.
+        """
+        if odd := sorted(set(rows) ^ set(self._named)):
+            raise SnapshotError(f"{path} is damaged: these of its tensors are missing or unknown: {brief(odd)}")
+        for name, tensor in self._named.items():
+            found, shape = rows[name], [count, *tensor.shape[1:]]
+            if list(found.shape) != shape:
+                raise SnapshotError(f"{path} is damaged: {name} is {list(found.shape)}, which should be {shape}")
+            may_differ = convert and found.is_floating_point() and tensor.is_floating_point()
+            if found.dtype != tensor.dtype and not may_differ:
+                raise SnapshotError(f"{path} is damaged: {name} holds {found.dtype}, which should be {tensor.dtype}")
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks (from, to), in order: the write half of copy-on-write."""
         size = self.spec.block_size
-        for layer in self.layers:
-            for tensor in layer.tensors:
-                for source, target in copies:
-                    tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]
+        for tensor in self._named.values():
+            for source, target in copies:
+                tensor[target * size : (target + 1) * size] = tensor[source * size : (source + 1) * size]

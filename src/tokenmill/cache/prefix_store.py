@@ -1,9 +1,8 @@
 """Published blocks on disk, by their chained hash: a prompt that was computed once is found after a restart.
 
-One file for each block, in a folder for each compatibility header, so that several engines and processes may use the
-same directory: files are written under a temporary name and renamed, and one that is gone or damaged counts as never
-written. The least recently used files are deleted when the directory is over its limit. A directory that can be read
-but not written serves what it holds.
+One file for each block, in a folder for each compatibility header. Several engines and processes may use the same
+directory: a file that is gone or damaged counts as never written. The least recently used files are deleted when the
+directory is over its limit. A directory that can be read but not written serves what it holds.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,9 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
 from tokenmill.errors import SnapshotError
+from tokenmill.schedule.sequence import RowSource
 
 __all__ = ["PrefixStore"]
-
-
-@dataclass(frozen=True)
-class _StoredBlock:
-    """The rows of one block's file."""
-
-    store: "PrefixStore"
-    digest: bytes
-
-    def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
-        """See RowSource."""
-        return self.store.read(self.digest, first, last)
 
 
 class PrefixStore:
@@ -46,32 +34,37 @@ class PrefixStore:
         facts = json.dumps({**header, "block_size": self._size}, sort_keys=True, default=str)
         self._root = folder.expanduser()
         self._folder = self._root / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-        self._failed = not self._make_folder()
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if not self._root.is_dir():  # neither written nor read
+                raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
+        self._failed = not os.access(self._folder, os.W_OK)
         self._damaged: set[bytes] = set()
         self._num_bytes = sum(size for _, size, _ in self._files())
 
-    def find(self, digest: bytes) -> _StoredBlock | None:
-        """The rows of that block, to be read later, or None if there is no file of it."""
-        return _StoredBlock(self, digest) if digest not in self._damaged and self._path(digest).exists() else None
+    def find(self, digest: bytes) -> RowSource | None:
+        """What reads the rows of that block, or None if there is no file of it."""
+        is_there = digest not in self._damaged and self._path(digest).exists()
+        return partial(self.read, digest) if is_there else None
 
     def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
-        """Rows [first, last) of a block. SnapshotError where the file is gone or damaged; it is not offered again."""
+        """Rows [first, last) of a block. SnapshotError where the file is gone or damaged, which `save` mends."""
         path = self._path(digest)
         try:
             rows = read_snapshot(path).rows
-            self._pool.check_rows(rows, self._size)
-        except SnapshotError as error:
+            self._pool.check_rows(path, rows, self._size)
+        except SnapshotError:
             self._damaged.add(digest)
-            if not isinstance(error.__cause__, OSError):  # what is damaged may be written again
-                _try(path.unlink, missing_ok=True)
             raise
-        _try(os.utime, path)  # the time of the last read decides what is deleted
+        with suppress(OSError):
+            os.utime(path)  # the time of the last read decides what is deleted
         return {name: tensor[first:last] for name, tensor in rows.items()}
 
     def save(self, digest: bytes, block: int) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks."""
         path = self._path(digest)
-        if self._failed or path.exists():
+        if self._failed or self.find(digest):
             return
         rows = self._pool.read(self._pool.slots_of([block], self._size))
         try:
@@ -83,16 +76,6 @@ class PrefixStore:
         if self._num_bytes > self._limit_bytes:
             self._evict()
 
-    def _make_folder(self) -> bool:
-        """Whether blocks can be written. SnapshotError if there is no folder to read either."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if not self._root.is_dir():
-                raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
-            return False
-        return os.access(self._folder, os.W_OK)
-
     def _evict(self) -> None:
         """Down to nine tenths of the limit, whichever engine wrote the files."""
         files = sorted(self._files())
@@ -100,25 +83,18 @@ class PrefixStore:
         for _, size, path in files:
             if self._num_bytes <= 0.9 * self._limit_bytes:
                 return
-            _try(path.unlink, missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             self._num_bytes -= size
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """When last read, size and path, of all models' blocks in the directory."""
         found = []
         for path in self._root.glob("*/*.kv"):
-            try:
+            with suppress(OSError):  # another process was faster
                 status = path.stat()
-            except OSError:  # another process was faster
-                continue
-            found.append((status.st_mtime, status.st_size, path))
+                found.append((status.st_mtime, status.st_size, path))
         return found
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.kv"
-
-
-def _try(action: Any, *arguments: Any, **settings: Any) -> None:
-    """Do it if the file system allows it: a directory that may only be read stays as it is."""
-    with suppress(OSError):
-        action(*arguments, **settings)

@@ -1,15 +1,15 @@
 """K and V rows on disk, in token order: a safetensors file with a compatibility header.
 
-Nothing here knows blocks, engines or text. A file is written under a temporary name, synced and renamed, so that the
-old file stays complete until the new one is. Reading copies the rows and then compares them with their checksum: a
-file that is overwritten or cut later changes nothing of what was read.
+Nothing here knows blocks, engines or text. Reading copies the rows and then compares them with their checksum: a file
+that is overwritten or cut later changes nothing of what was read. If all fields of the header but the DESCRIPTIVE ones
+are equal, the rows were computed as this engine computes, and may be shared with other texts. If only the fields of
+MEANING are equal, a session may still be opened; its rows are then never shared.
 """
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,19 +20,19 @@ from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.value_reader import brief
 
-__all__ = ["FORMAT", "Snapshot", "read_snapshot", "write_snapshot"]
+__all__ = ["FORMAT", "Snapshot", "check_compatible", "read_facts", "read_snapshot", "shared_fields", "write_snapshot"]
 
 FORMAT = 2
-KEY = "tokenmill"
-"""In the file's metadata: our header, in JSON."""
+KEY = "tokenmill"  # in the file's metadata: our header, in JSON
+
+# Fields of the header: not compared; required to be equal; allowed to differ with `convert`, which may change the text.
+DESCRIPTIVE = ("model", "versions")
+MEANING = ("fingerprint", "shape", "rope", "cache_format")
+PRECISION = ("dtype", "scheme")
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What a file holds.
-
-    facts: the header. rows: name → [T, …], one entry per layer and row kind, T positions each.
-    """
+class Snapshot(NamedTuple):
+    """What a file holds: the header, and rows: name → [T, …], one entry per layer and row kind, T positions each."""
 
     facts: dict[str, Any]
     rows: Mapping[str, Tensor]
@@ -93,3 +93,34 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
         total = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), total)
         total = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, total)
     return total
+
+
+def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that must all be equal before rows may be shared."""
+    return {name: value for name, value in header.items() if name not in DESCRIPTIVE}
+
+
+def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any], convert: bool) -> bool:
+    """Whether rows with the header `theirs` may be shared; SnapshotError, by field, where they cannot even be used."""
+    for name in MEANING:
+        if theirs[name] != ours[name]:
+            difference = _difference(name, theirs[name], ours[name])
+            raise SnapshotError(f"{path} is of another model or setting: {difference}")
+    for name in PRECISION:
+        if theirs[name] != ours[name] and not convert:
+            raise SnapshotError(
+                f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
+                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert"
+            )
+    return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
+
+
+def _difference(name: str, theirs: object, ours: object) -> str:
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        parts = [
+            f"{brief(key)[1:-1]} {brief(theirs.get(key))}, here {ours.get(key)!r}"
+            for key in {**theirs, **ours}
+            if theirs.get(key) != ours.get(key)
+        ]
+        return f"{name}: {'; '.join(parts[:20])}"
+    return f"{name} is {brief(theirs)}, here {ours!r}"

@@ -25,15 +25,12 @@ class CacheSpec:
 
     @property
     def num_slots(self) -> int:
-        """Tokens that fit, over all sequences."""
         return self.num_blocks * self.block_size
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of all layers."""
         return 2 * self.num_layers * find_format(self.format).row_bytes(self.num_kv_heads, self.head_dim, self.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """The whole pool."""
         return self.bytes_per_token * self.num_slots

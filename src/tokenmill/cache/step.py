@@ -7,6 +7,7 @@ are made on the device when they are first used.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -39,15 +40,12 @@ class Span(NamedTuple):
         """Tokens of the sequence that the last row of the span sees."""
         return self.start + self.count
 
-    def at(self, first: int) -> "Span":
-        """The same in another packing, where its tokens begin at `first`."""
-        return self._replace(first=first)
 
-
-@dataclass(slots=True)
+@dataclass
 class Step:
     """The input of a program. `rows` are the packed rows whose logits are wanted; None stands for all of them.
 
+    token_ids_T, positions_T, slots_T, rows_R: the fields of these names as int64 tensors on the device.
     fed_R: the tokens that the rows of the previous step chose; an `unread_mark` among the token ids stands for one.
     has_unknown: some token ids are UNKNOWN; the program finds them itself, up to the first of stop_ids in a span.
     """
@@ -62,13 +60,11 @@ class Step:
     fed_R: Tensor | None = None
     has_unknown: bool = False
     stop_ids: Sequence[int] = ()
-    _tensors: dict[str, Tensor] = field(default_factory=dict)
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def token_ids_T(self) -> Tensor:
-        """[T] int64, as the two that follow."""
-        return self._tensor("token_ids", self.token_ids)
+        return self.fed(to_device(self.token_ids, self.device))
 
     def fed(self, token_ids: Tensor) -> Tensor:
         """Token ids of any shape, each unread mark replaced by the token that its row has chosen."""
@@ -77,26 +73,17 @@ class Step:
         rows = (unread_mark(0) - token_ids).clamp(min=0)
         return torch.where(token_ids <= unread_mark(0), self.fed_R[rows], token_ids)
 
-    @property
+    @cached_property
     def positions_T(self) -> Tensor:
-        """Of each token in its sequence."""
-        return self._tensor("positions", self.positions)
+        return to_device(self.positions, self.device)
 
-    @property
+    @cached_property
     def slots_T(self) -> Tensor:
-        """Where its rows are written."""
-        return self._tensor("slots", self.slots)
+        return to_device(self.slots, self.device)
 
-    @property
+    @cached_property
     def rows_R(self) -> Tensor | None:
-        """[R] int64, or None for all."""
-        return None if self.rows is None else self._tensor("rows", self.rows)
-
-    def _tensor(self, name: str, values: Sequence[int]) -> Tensor:
-        if name not in self._tensors:
-            tensor = to_device(values, self.device)
-            self._tensors[name] = self.fed(tensor) if name == "token_ids" else tensor
-        return self._tensors[name]
+        return None if self.rows is None else to_device(self.rows, self.device)
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
         """[count, length], added to attention scores: 0 where a query may attend, -inf where it may not."""
@@ -107,9 +94,8 @@ class Step:
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window
-            self._masks[key] = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(
-                hidden, -torch.inf
-            )
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device)
+            self._masks[key] = mask.masked_fill_(hidden, -torch.inf)
         return self._masks[key]
 
 

@@ -1,9 +1,9 @@
 """`tokenmill bench`: the group of verbs that measure. Without a verb it runs the benchmark itself."""
 
+from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from tokenmill.cli import (
     bench_install_peer,
@@ -15,6 +15,7 @@ from tokenmill.cli import (
     bench_run,
     bench_sweep,
 )
+from tokenmill.cli.command import Verb, VerbGroup
 from tokenmill.cli.options import examples
 from tokenmill.errors import TokenmillError
 
@@ -33,11 +34,13 @@ EXAMPLES = examples(
 EXTRA = ("httpx2", "matplotlib")
 
 
-class _Bench(TyperGroup):
+class _Bench(VerbGroup):
     """`bench`, `bench MODEL` and `bench --batch 4` mean `bench run …`; a missing package of the extra is an error."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Put `run` before what names no verb."""
+        """Put `run` before what names no verb, unless it nearly does."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands and not Path(args[0]).exists():
+            self.suggest(ctx, args[0])
         if not args or args[0] not in (*self.commands, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -60,7 +63,7 @@ bench = typer.Typer(
     cls=_Bench,
     help="How fast, how near to this machine's limit, and is it still the same text. Without a verb: run.",
     epilog=EXAMPLES,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (
@@ -74,4 +77,4 @@ for verb in (
     bench_machine,
 ):
     name = verb.__name__.rpartition(".bench_")[2].replace("_", "-")
-    bench.command(name, epilog=verb.EXAMPLES)(verb.command)
+    bench.command(name, cls=Verb, epilog=verb.EXAMPLES)(verb.command)

@@ -17,8 +17,15 @@ EXAMPLES = examples(
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="transformers, llama.cpp, xllamacpp, openvino or vllm.")],
-    again: Annotated[bool, typer.Option("--again", help="Make it anew where there is one already.")] = False,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="transformers, llama.cpp, xllamacpp, openvino or vllm.", rich_help_panel="Peer"
+        ),
+    ],
+    again: Annotated[
+        bool, typer.Option("--again", help="Make it anew where there is one already.", rich_help_panel="Peer")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a Python environment for a peer, in tokenmill's cache folder, with pip.

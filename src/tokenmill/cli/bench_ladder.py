@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.bench.points import Point
 from tokenmill.cli.bench_rows import (
     MEASURED,
     OWN,
@@ -12,13 +13,14 @@ from tokenmill.cli.bench_rows import (
     Output,
     Repetitions,
     Row,
+    RowFile,
     ShapeName,
     ending,
-    keep_rows,
     make_series,
     print_card,
 )
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.display import print_table, progress_on_stderr, remark
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
@@ -39,9 +41,16 @@ def command(
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
     shape: ShapeName = None,
-    batch: Annotated[int, typer.Option("--batch", "-b", min=1, rich_help_panel=MEASURED)] = 1,
-    prompt: Annotated[int, typer.Option("--prompt", "-p", min=1, rich_help_panel=MEASURED)] = 256,
-    new: Annotated[int, typer.Option("--new", "-n", min=2, rich_help_panel=MEASURED)] = 32,
+    batch: Annotated[
+        int,
+        typer.Option("--batch", "-b", min=1, help="Sequences that run together.", rich_help_panel=MEASURED),
+    ] = 1,
+    prompt: Annotated[
+        int, typer.Option("--prompt", "-P", min=1, help="Prompt tokens of each sequence.", rich_help_panel=MEASURED)
+    ] = 256,
+    new: Annotated[
+        int, typer.Option("--new", "-n", min=2, help="New tokens of each sequence.", rich_help_panel=MEASURED)
+    ] = 32,
     repetitions: Repetitions = 2,
     check: Check = True,
     output: Output = None,
@@ -52,28 +61,22 @@ def command(
 
     The same model, prompt and dtype on every rung; each with speed, memory, hash and the factor over the rung below.
     """
-    from tokenmill.bench.ladder import climb, rungs
-    from tokenmill.bench.points import Point
-    from tokenmill.bench.rows import check_output
-    from tokenmill.model.families import read_config
-
     point = Point(prompt, new, batch)
-    if output is not None:
-        check_output(output)
+    file = RowFile(output)
     with progress_on_stderr(quiet) as progress:
+        with uninterrupted():
+            from tokenmill.bench.ladder import climb, rungs
+            from tokenmill.model.families import read_config
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
         card = print_card(series, config, [point])
         steps = rungs(config, read_config(series.checkpoint.config))
-        rows = keep_rows(climb(series, config, steps, point), output)
+        rows = file.keep(climb(series, config, steps, point))
     print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
     ending(rows)
     for rung in steps:
         if rung.refused is not None and not quiet:
             remark(f"no rung {rung.label!r} here: {rung.refused}")
-    if json:
-        print_json({"card": card, "rows": rows})
-    if not any(row["status"] == "ok" for row in rows):
-        raise typer.Exit(2)
+    file.finish(rows, {"card": card, "rows": rows} if json else None)
 
 
 HEADER = ("rung", "tokens/s", "over below", "over first", "prefill tok/s", "total s", "of floor", "peak MB", "hash")

@@ -13,7 +13,7 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr, r
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples
 from tokenmill.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports httpx2, which is optional
     from tokenmill.bench.load import Ask, Load
 
 __all__ = ["EXAMPLES", "command"]
@@ -48,7 +48,7 @@ Burstiness = Annotated[
     float,
     typer.Option(
         "--burstiness",
-        help="1: Poisson; below: in bursts; above: evener; inf: evenly. (Shape of the gamma distribution.)",
+        help="How evenly requests come: 1 is Poisson, below 1 in bursts, inf evenly (shape of a gamma distribution).",
         rich_help_panel=ARRIVAL,
     ),
 ]
@@ -95,14 +95,20 @@ IgnoreEos = Annotated[
 Goodput = Annotated[
     list[str] | None,
     typer.Option(
-        "--goodput", help="Count requests within METRIC:MS too (ttft, tpot, e2el). Repeat.", rich_help_panel=OUTPUT
+        "--goodput",
+        metavar="METRIC:MS",
+        help="Also count the requests within this limit in ms on ttft, tpot or e2el. May be repeated.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 Detailed = Annotated[
     bool, typer.Option("--detailed", help="Every request's figures and text, in JSON.", rich_help_panel=OUTPUT)
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", help="Append the JSON document to this file.", rich_help_panel=OUTPUT)
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Append the JSON document to this file.", rich_help_panel=OUTPUT
+    ),
 ]
 
 
@@ -181,16 +187,26 @@ def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict
 
 
 def _report(facts: dict[str, Any], output: Path | None, json: bool, quiet: bool) -> None:
-    if output:
-        with output.open("a", encoding="utf-8") as file:
-            file.write(json_format.dumps(facts) + "\n")
-    if json:
+    is_lost = output is not None and not _saved(facts, output)
+    if json or is_lost:
         print_json(facts)
     else:
         _show(facts)
     if not quiet:
         for note in facts["notes"]:
             remark(f"note: {note}")
+    if is_lost:
+        raise typer.Exit(2)
+
+
+def _saved(facts: dict[str, Any], output: Path) -> bool:
+    try:
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json_format.dumps(facts) + "\n")
+    except OSError as error:
+        remark(f"error: {output} cannot be written ({error.strerror}): the document is on stdout")
+        return False
+    return True
 
 
 def _head(load: "Load", model: str) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import typer
 
 from tokenmill.cli.bench_rows import MEASURED
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
-from tokenmill.cli.options import Json, Quiet, examples
+from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.options import HELP, Json, Quiet, examples
+from tokenmill.config import EngineConfig
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -15,9 +17,11 @@ EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again 
 
 
 def command(
-    device: Annotated[str, typer.Option(help="cpu, cuda, … Auto takes cuda where there is one.")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help=HELP[EngineConfig]["device"], rich_help_panel=MEASURED)
+    ] = "auto",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Default: torch's choice.", rich_help_panel=MEASURED)
+        int | None, typer.Option(min=1, help=HELP[EngineConfig]["threads"], rich_help_panel=MEASURED)
     ] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure now, whatever is kept from before.", rich_help_panel=MEASURED)
@@ -30,10 +34,11 @@ def command(
     Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
     the bandwidth beside each repetition.
     """
-    import torch
+    with uninterrupted():
+        import torch
 
-    from tokenmill.engine.resolve import find_device
-    from tokenmill.measure.machine import limits
+        from tokenmill.engine.resolve import find_device
+        from tokenmill.measure.machine import limits
 
     where = find_device(device)
     count = threads or torch.get_num_threads()

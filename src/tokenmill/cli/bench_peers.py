@@ -5,15 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.bench_rows import MEASURED, OWN, Output, Row, keep_rows
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.bench.points import Point, parse_counts, sweep
+from tokenmill.cli.bench_rows import MEASURED, OWN, Output, Row, RowFile
+from tokenmill.cli.bench_sweep import Counts, News, Prompts
+from tokenmill.cli.display import print_table, progress_on_stderr, remark
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError
 
-if TYPE_CHECKING:
-    from tokenmill.bench.points import Point
+if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["EXAMPLES", "command"]
@@ -31,18 +33,27 @@ FIXED = (*OWN, "max_length", "cache", "device")
 AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino", "vllm")
 
 Only = Annotated[
-    str | None, typer.Option("--only", metavar="NAMES", help="These peers, as a,b,c.", rich_help_panel=PEERS)
+    str | None, typer.Option("--only", metavar="NAMES", help="Only these peers, as a,b,c.", rich_help_panel=PEERS)
 ]
 Given = Annotated[
     list[str] | None,
-    typer.Option("--peer", metavar="NAME=PATH", help="The Python that has it, or a binary.", rich_help_panel=PEERS),
+    typer.Option(
+        "--peer",
+        metavar="NAME=PATH",
+        help="The Python that has this peer, or its program. May be repeated.",
+        rich_help_panel=PEERS,
+    ),
 ]
-Batch = Annotated[str, typer.Option("--batch", "-b", help="Sequences together.", rich_help_panel=MEASURED)]
-Prompt = Annotated[str, typer.Option("--prompt", "-p", help="Prompt tokens.", rich_help_panel=MEASURED)]
-New = Annotated[str, typer.Option("--new", "-n", help="New tokens.", rich_help_panel=MEASURED)]
-Rounds = Annotated[int, typer.Option("--rounds", "-r", min=1, help="Each peer once in each.", rich_help_panel=MEASURED)]
-LoadLimit = Annotated[float, typer.Option("--load-limit", min=1, help="Seconds to load in.", rich_help_panel=PEERS)]
-RunLimit = Annotated[float, typer.Option("--run-limit", min=1, help="Seconds for one run.", rich_help_panel=PEERS)]
+Rounds = Annotated[
+    int,
+    typer.Option("--rounds", "-r", min=1, help="Rounds; in each, every peer runs once.", rich_help_panel=MEASURED),
+]
+LoadLimit = Annotated[
+    float, typer.Option("--load-limit", min=1, help="Seconds that a peer may load.", rich_help_panel=PEERS)
+]
+RunLimit = Annotated[
+    float, typer.Option("--run-limit", min=1, help="Seconds that one run may take.", rich_help_panel=PEERS)
+]
 
 
 @with_settings(without=FIXED, engine=EngineConfig)
@@ -51,9 +62,9 @@ def command(
     model: Model = DEFAULT_MODEL,
     only: Only = None,
     peer: Given = None,
-    batch: Batch = "1",
-    prompt: Prompt = "128",
-    new: New = "64",
+    batch: Counts = "1",
+    prompt: Prompts = "128",
+    new: News = "64",
     rounds: Rounds = 5,
     load_limit: LoadLimit = 300.0,
     run_limit: RunLimit = 120.0,
@@ -66,16 +77,15 @@ def command(
     Each engine runs in an environment of its own (`tokenmill bench install-peer NAME`, or --peer NAME=PYTHON). One that
     is absent, crashes or hangs is named, and the others go on. Ratios are ours over theirs, round by round.
     """
-    from tokenmill.bench.peers.contest import Contest
-    from tokenmill.bench.peers.prompts import make_prompts
-    from tokenmill.bench.rows import check_output
-    from tokenmill.measure.machine import quick_probe
-    from tokenmill.model.families import read_config
-
     points = _points(batch, prompt, new)
     wanted = _wanted(only, peer or [])
-    if output is not None:
-        check_output(output)
+    file = RowFile(output)
+    with uninterrupted():
+        from tokenmill.bench.peers.contest import Contest
+        from tokenmill.bench.peers.prompts import make_prompts
+        from tokenmill.measure.machine import quick_probe
+        from tokenmill.model.families import read_config
+
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         config, threads = _resolved(replace(engine, model=model), checkpoint)
@@ -97,17 +107,12 @@ def command(
             contest.load(points)
             for point in points:
                 prompts = make_prompts(checkpoint, vocabulary, point.prompt, point.batch)
-                rows += keep_rows(contest.rows(point, prompts), output)
+                rows += file.keep(contest.rows(point, prompts))
     _print(rows, points, f"{model}, {threads} threads, {config.dtype}")
-    if json:
-        print_json({"rows": rows})
-    if not any(row["status"] == "ok" for row in rows):
-        raise typer.Exit(2)
+    file.finish(rows, {"rows": rows} if json else None)
 
 
-def _points(*texts: str) -> "list[Point]":
-    from tokenmill.bench.points import parse_counts, sweep
-
+def _points(*texts: str) -> list[Point]:
     counts = [
         parse_counts(text, option, minimum)
         for text, option, minimum in zip(texts, ("--batch", "--prompt", "--new"), (1, 1, 2), strict=True)
@@ -163,7 +168,7 @@ HEADER = (
 )
 
 
-def _print(rows: list[Row], points: "list[Point]", title: str) -> None:
+def _print(rows: list[Row], points: list[Point], title: str) -> None:
     for point in points:
         print_table(f"{title}: {point.title}", [_line(row) for row in rows if row["test"] == point.title], HEADER)
     good = {row["label"]: row for row in rows if row["status"] == "ok"}

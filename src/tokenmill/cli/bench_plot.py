@@ -1,15 +1,13 @@
 """`tokenmill bench plot`: result files in, pictures out."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tokenmill.cli.display import print_json, remark
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import OUTPUT, Json, Quiet, examples
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -21,7 +19,10 @@ EXAMPLES = examples(
 
 def command(
     file: Annotated[
-        list[Path], typer.Argument(metavar="FILE…", help="Results of `tokenmill bench --output`, .jsonl or .csv.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="Results of `tokenmill bench --output`, .jsonl or .csv.", rich_help_panel="Results"
+        ),
     ],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="Where the pictures go.", rich_help_panel=OUTPUT)
@@ -32,10 +33,11 @@ def command(
     """Draw results: curves over batch and prompt, time between tokens, roofline, ladder.
 
     Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
-    stderr. Needs matplotlib: pip install 'tokenmill\\[bench]'.
+    stderr. Needs matplotlib: pip install 'tokenmill[bench]'.
     """
-    from tokenmill.bench.plot import draw
-    from tokenmill.bench.rows import read_rows
+    with uninterrupted():
+        from tokenmill.bench.plot import draw
+        from tokenmill.bench.rows import read_rows
 
     rows = read_rows(file)
     drawn = draw(rows, output, "--output")

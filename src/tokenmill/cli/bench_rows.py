@@ -1,19 +1,20 @@
 """What the verbs of `bench` share: their options, the table for people, and what happens to each row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_table, remark
+from tokenmill.cli.display import print_json, print_table, remark
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
 from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
     from tokenmill.bench.series import Series
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -23,9 +24,9 @@ __all__ = [
     "Check",
     "Output",
     "Repetitions",
+    "RowFile",
     "ShapeName",
     "ending",
-    "keep_rows",
     "lines_of",
     "make_series",
     "print_card",
@@ -49,11 +50,15 @@ ShapeName = Annotated[
 ]
 Repetitions = Annotated[
     int,
-    typer.Option("--repetitions", "-r", min=1, help="Of each point, after one to warm up.", rich_help_panel=MEASURED),
+    typer.Option(
+        "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.", rich_help_panel=MEASURED
+    ),
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", "-o", help="Append rows to this .jsonl or .csv file.", rich_help_panel=OUTPUT),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.", rich_help_panel=OUTPUT
+    ),
 ]
 Check = Annotated[
     bool,
@@ -71,8 +76,9 @@ def make_series(
     engine: EngineConfig, shape: str | None, progress: Progress, repetitions: int, check: bool, kind: str
 ) -> tuple["Series", EngineConfig]:
     """The series of a model or a shape, and the config with its name in it."""
-    from tokenmill.bench.series import Series
-    from tokenmill.bench.shapes import find_shape
+    with uninterrupted():
+        from tokenmill.bench.series import Series
+        from tokenmill.bench.shapes import find_shape
 
     if shape is not None:
         checkpoint: Checkpoint = find_shape(shape)
@@ -96,17 +102,51 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) ->
     return card
 
 
-def keep_rows(rows: Iterable[Row], output: Path | None, shown: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """Every row, appended to the file as it comes: what was measured survives what comes after."""
-    from tokenmill.bench.rows import append_row
+class RowFile:
+    """Where the rows of a run are kept: appended to a file as they come, if one was given.
 
-    kept = []
-    for row in rows:
+    What was measured survives whatever comes after. Rows that the file does not take are printed by `finish`.
+    """
+
+    def __init__(self, output: Path | None) -> None:
+        """ConfigError, before anything is measured, for a file that rows cannot be appended to."""
+        with uninterrupted():
+            from tokenmill.bench.rows import check_output
         if output is not None:
-            append_row(output, row)
-        shown(row)
-        kept.append(row)
-    return kept
+            check_output(output)
+        self._output = output
+        self._unsaved: list[Row] = []
+        self._reason: str | None = None
+
+    def keep(self, rows: Iterable[Row]) -> list[Row]:
+        """Every row."""
+        kept = []
+        for row in rows:
+            self._save(row)
+            kept.append(row)
+        return kept
+
+    def _save(self, row: Row) -> None:
+        from tokenmill.bench.rows import append_row
+
+        if self._output is None:
+            return
+        try:
+            append_row(self._output, row)
+        except OSError as error:
+            self._reason = error.strerror
+            self._unsaved.append(row)
+
+    def finish(self, rows: Sequence[Row], document: dict[str, Any] | None = None) -> None:
+        """Print rows that were not saved, and the document if there is one. Exit code 2 if something is missing."""
+        if self._unsaved:
+            remark(f"error: {self._output} cannot be written ({self._reason}): the rows that it lacks are on stdout")
+            for row in self._unsaved:
+                print_json(row)
+        if document is not None:
+            print_json(document)
+        if self._unsaved or not any(row["status"] == "ok" for row in rows):
+            raise typer.Exit(2)
 
 
 HEADER = ("test", "tokens/s", "min to max", "ms", "GB/s", "GFLOP/s", "of floor", "itl p50 p90 p99", "cache MB", "hash")

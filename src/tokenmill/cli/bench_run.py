@@ -1,29 +1,27 @@
 """`tokenmill bench`: the cost card, then prefill and generation as people name them."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tokenmill.bench.points import Point, parse_counts, parse_tests
 from tokenmill.cli.bench_rows import (
     MEASURED,
     OWN,
     Check,
     Output,
     Repetitions,
+    RowFile,
     ShapeName,
     ending,
-    keep_rows,
     make_series,
     print_card,
     print_rows,
 )
-from tokenmill.cli.display import print_json, progress_on_stderr
+from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-
-if TYPE_CHECKING:
-    from tokenmill.bench.points import Point
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -36,14 +34,17 @@ EXAMPLES = examples(
 Tests = Annotated[
     str,
     typer.Option(
-        "--tests", "-t", help="ppN: prefill of N tokens; tgN: N new ones; ppN+tgM: both.", rich_help_panel=MEASURED
+        "--tests", "-t", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", rich_help_panel=MEASURED
     ),
 ]
 Depths = Annotated[
-    str, typer.Option("--depth", "-d", help="Tokens in the cache before, as 0,1000.", rich_help_panel=MEASURED)
+    str, typer.Option("--depth", "-d", metavar="N,…", help="Tokens in the cache before that.", rich_help_panel=MEASURED)
 ]
 Batches = Annotated[
-    str, typer.Option("--batch", "-b", help="Sequences at a time, as 1,4,16.", rich_help_panel=MEASURED)
+    str,
+    typer.Option(
+        "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.", rich_help_panel=MEASURED
+    ),
 ]
 
 
@@ -66,26 +67,18 @@ def command(
     Medians over repetitions with the smallest and largest, prefill and decode apart, and a hash of the tokens. Where a
     reference is known, the text is compared with transformers' first: figures of a wrong computation are not reported.
     """
-    from tokenmill.bench.rows import check_output
-
     points = _points(tests, depth, batch)
-    if output is not None:
-        check_output(output)
+    file = RowFile(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
         card = print_card(series, config, points)
-        rows = keep_rows(series.rows(points, config), output)
+        rows = file.keep(series.rows(points, config))
     print_rows(f"{config.model}, medians of {repetitions}", rows)
     ending(rows)
-    if json:
-        print_json({"card": card, "rows": rows})
-    if not any(row["status"] == "ok" for row in rows):
-        raise typer.Exit(2)
+    file.finish(rows, {"card": card, "rows": rows} if json else None)
 
 
-def _points(tests: str, depth: str, batch: str) -> "list[Point]":
-    from tokenmill.bench.points import Point, parse_counts, parse_tests
-
+def _points(tests: str, depth: str, batch: str) -> list[Point]:
     depths = parse_counts(depth, "--depth", 0)
     batches = parse_counts(batch, "--batch")
     return [

@@ -4,10 +4,11 @@ from dataclasses import asdict, replace
 from hashlib import sha256
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from tokenmill.bench.points import Point, parse_counts, sweep
 from tokenmill.cli.bench_rows import (
     MEASURED,
     OWN,
@@ -15,14 +16,14 @@ from tokenmill.cli.bench_rows import (
     Output,
     Repetitions,
     Row,
+    RowFile,
     ShapeName,
     ending,
-    keep_rows,
     make_series,
     print_card,
     print_rows,
 )
-from tokenmill.cli.display import print_json, progress_on_stderr, remark
+from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
@@ -36,9 +37,18 @@ EXAMPLES = examples(
 
 Key = tuple[int, int, int]
 
-Counts = Annotated[str, typer.Option("--batch", "-b", help="Sequences together.", rich_help_panel=MEASURED)]
-Prompts = Annotated[str, typer.Option("--prompt", "-p", help="Prompt tokens of each.", rich_help_panel=MEASURED)]
-News = Annotated[str, typer.Option("--new", "-n", help="New tokens of each.", rich_help_panel=MEASURED)]
+Counts = Annotated[
+    str,
+    typer.Option(
+        "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.", rich_help_panel=MEASURED
+    ),
+]
+Prompts = Annotated[
+    str, typer.Option("--prompt", "-P", metavar="N,…", help="Prompt tokens of each sequence.", rich_help_panel=MEASURED)
+]
+News = Annotated[
+    str, typer.Option("--new", "-n", metavar="N,…", help="New tokens of each sequence.", rich_help_panel=MEASURED)
+]
 
 
 @with_settings(without=OWN, engine=EngineConfig)
@@ -60,13 +70,9 @@ def command(
     A point that is refused or runs out of memory is marked and the sweep goes on. With --output a sweep that was
     interrupted resumes: points that the file already has, measured with the same settings, are not measured again.
     """
-    from tokenmill.bench.points import parse_counts, sweep
-    from tokenmill.bench.rows import check_output
-
     counts = [parse_counts(text, option) for text, option in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new"))]
     points = sweep(*counts)
-    if output is not None:
-        check_output(output)
+    file = RowFile(output)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "sweep")
         mark = _mark(config, repetitions)
@@ -75,15 +81,13 @@ def command(
         if known and not quiet:
             remark(f"{len(points) - len(left)} of {len(points)} points are in {output} already")
         card = print_card(series, config, points)
-        rows = keep_rows(({**row, "label": mark} for row in series.rows(left, config)), output)
+        rows = file.keep({**row, "label": mark} for row in series.rows(left, config))
     rows = _in_order(points, [*known.values(), *rows])
     print_rows(f"{config.model}, medians of {repetitions}", rows)
     ending(rows)
-    if json:
-        print_json({"card": card, "rows": rows})
     if not any(row["status"] == "ok" for row in rows):
         remark("no point of the sweep could be measured")
-        raise typer.Exit(2)
+    file.finish(rows, {"card": card, "rows": rows} if json else None)
 
 
 def _mark(config: EngineConfig, repetitions: int) -> str:
@@ -95,7 +99,7 @@ def _known(output: Path | None, mark: str) -> dict[Key, Row]:
     """Points that the file has, measured well and with these settings."""
     from tokenmill.bench.rows import read_rows
 
-    if output is None or not output.exists():
+    if output is None or not output.exists() or not output.stat().st_size:
         return {}
     rows = read_rows([output])
     return {
@@ -105,11 +109,11 @@ def _known(output: Path | None, mark: str) -> dict[Key, Row]:
     }
 
 
-def _key(point: Any) -> Key:
+def _key(point: Point) -> Key:
     return point.batch, point.prompt, point.new
 
 
-def _in_order(points: list[Any], rows: list[Row]) -> list[Row]:
+def _in_order(points: list[Point], rows: list[Row]) -> list[Row]:
     """As the points were asked for."""
     found = {(row["batch"], row["prompt"], row["new"]): row for row in rows}
     return [found[_key(point)] for point in points if _key(point) in found]

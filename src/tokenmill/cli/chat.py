@@ -1,31 +1,40 @@
 """`tokenmill chat`: a conversation on one session; only what is new is computed."""
 
 import sys
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tokenmill.cli.conversation import HELP, Conversation
+from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_defaults, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
+from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
 
-__all__ = ["EXAMPLES", "command"]
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
+
+__all__ = ["EXAMPLES", "command", "with_room_for_forks"]
 
 EXAMPLES = examples(
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
     "tokenmill chat --open yesterday.kv",
 )
-HISTORY = Path("~/.cache/tokenmill/chat_history")
+
+BLOCK_SIZE = 32
+"""Tokens per cache block, so that a fork shares the blocks before it; no model's context is smaller."""
+FORK_TOKENS = 8192
+"""At most this many slots of the cache are for what two forks do not share."""
+WORDS = ("exit", "quit")  # typed alone, they hardly are a message
 
 
-@with_settings(sampling=SamplingParams, engine=EngineConfig)
+@with_settings(without=("n", "logprobs", "max_sequences", "max_waiting"), sampling=SamplingParams, engine=EngineConfig)
 def command(
     context: typer.Context,
     sampling: SamplingParams,
@@ -39,71 +48,113 @@ def command(
 ) -> None:
     """Talk with a model. Each answer is followed by a line of figures; /help lists what else can be typed.
 
-    What was computed once is not computed again, turn after turn. Ctrl-C ends an answer, Ctrl-D the conversation.
+    What was computed once is not computed again, turn after turn. Without -n an answer may fill the context. Ctrl-C
+    stops an answer; Ctrl-D or /bye ends the conversation. Where stdin is no terminal, each line of it is a message.
     """
+    if start is not None and system is not None:
+        raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(replace(engine, model=model), progress)
+        loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress)
         if engine.generation_config:
             sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
+    if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:
+        raise TokenmillError(
+            f"{model} has no chat template, so there is no chatting with it; `tokenmill generate` continues a text"
+        )
+    is_typed = sys.stdin.isatty()
+    if is_typed and not quiet:
+        remark(_greeting(loaded))
     talk = Conversation(loaded, sampling, system)
     if start is not None:
-        talk.do(f"/open {start}")
-    if not quiet and sys.stdin.isatty():
-        remark(HELP.splitlines()[0])
-    for line in _typed() if sys.stdin.isatty() else _piped():
-        _serve(talk, line, quiet)
-
-
-def _serve(talk: Conversation, line: str, quiet: bool) -> None:
-    """One line that was typed. What it cannot do is said, and the conversation goes on."""
-    try:
-        if line.startswith("/"):
-            answer = talk.do(line)
-            if answer:
-                typer.echo(answer, err=True)
-            if not talk.pending:
-                return
-        elif line.strip():
-            talk.ask(line)
-        else:
-            return
-        for text in talk.answer():
-            typer.echo(text, nl=False)
-        typer.echo()
+        said = talk.open(str(start))
         if not quiet:
-            remark(talk.figures)
+            remark(said)
+    with from_terminal() if is_typed else from_pipe() as read:
+        went_well = _converse(talk, read, is_typed, quiet)
+    if not (went_well or is_typed):
+        raise typer.Exit(2)
+
+
+def with_room_for_forks(engine: EngineConfig) -> EngineConfig:
+    """The settings with cache blocks that forks can share, and a cache for more than one of them."""
+    length = engine.max_length or DEFAULT_MAX_LENGTH
+    if engine.block_size is None and engine.kernel == "auto":
+        engine = replace(engine, block_size=min(BLOCK_SIZE, length))
+    if engine.cache_tokens is None:
+        engine = replace(engine, cache_tokens=length + min(length, FORK_TOKENS))
+    return engine
+
+
+def _greeting(engine: "Engine") -> str:
+    config = engine.config
+    return (
+        f"{config.model}, {engine.program_name} {config.dtype}, {config.max_length} tokens of context\n"
+        "Type a message. /help lists the commands; /bye or Ctrl-D leaves."
+    )
+
+
+def _converse(talk: Conversation, read: Read, is_typed: bool, quiet: bool) -> bool:
+    """Serve what is typed until its end. What cannot be done is said, and the conversation goes on; whether all was."""
+    went_well = True
+    while True:
+        try:
+            typed = read_typed(read)
+            if typed.command in LEAVE or (is_typed and typed.text.strip() in WORDS and _leaves(typed.text, read)):
+                return went_well
+            _serve(talk, typed, quiet)
+        except EOFError:
+            if is_typed:
+                typer.echo()
+            return went_well
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            typer.echo()
+            remark("/bye or Ctrl-D leaves")
+        except TokenmillError as error:
+            remark(f"error: {error}")
+            went_well = False
+
+
+def _leaves(word: str, read: Read) -> bool:
+    """Whether a word that was typed alone is meant to end the conversation."""
+    while True:
+        answer = read(f"leave? y leaves, n sends {word.strip()!r} as a message: ").strip().lower()
+        if answer in ("y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
+
+
+def _serve(talk: Conversation, typed: Typed, quiet: bool) -> None:
+    """Carry out a command, or ask a question; show the answer if there is one."""
+    if typed.command is not None:
+        if said := talk.do(typed.command, typed.argument):
+            remark(said)
+    elif typed.text.strip():
+        talk.ask(typed.text)
+    if not talk.pending:
+        return
+    try:
+        _show(talk)
+        said = talk.figures
     except KeyboardInterrupt:
-        typer.echo()
-        remark("ended by Ctrl-C; /retry asks again, /undo forgets it")
-    except TokenmillError as error:
-        remark(f"error: {error}")
+        if not sys.stdin.isatty():
+            raise
+        said = talk.state
+    for line in () if quiet else (said, talk.warning):
+        if line:
+            remark(line)
 
 
-def _piped() -> Iterator[str]:
-    for line in sys.stdin:
-        yield line.removesuffix("\n")
-
-
-def _typed() -> Iterator[str]:
-    """Lines with editing, and those of earlier conversations at hand."""
+def _show(talk: Conversation) -> None:
+    """Write an answer as it comes. Its line ends also where it is stopped."""
+    is_begun = False
     try:
-        import readline  # it changes the terminal: only where lines are typed
-    except ImportError:  # not on every system; lines are then typed without editing
-        readline = None  # type: ignore[assignment]
-    file = HISTORY.expanduser()
-    if readline is not None and file.exists():
-        readline.read_history_file(file)
-    try:
-        while True:
-            try:
-                yield input("> ")
-            except KeyboardInterrupt:
-                typer.echo()
-            except EOFError:
-                typer.echo()
-                return
+        with closing(talk.answer()) as texts:
+            for text in texts:
+                is_begun = True
+                typer.echo(text, nl=False)
     finally:
-        if readline is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            readline.set_history_length(1000)
-            readline.write_history_file(file)
+        if is_begun:
+            typer.echo()

@@ -1,16 +1,18 @@
 """`tokenmill compile`: an AOT package, a directory with a model's layers compiled ahead of time."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, size
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.options import ENGINE, MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "write"]
 
 EXAMPLES = examples(
     "tokenmill compile smollm2-135m -o smollm2.aot",
@@ -19,25 +21,14 @@ EXAMPLES = examples(
 )
 
 
+@with_settings(only=("dtype", "scheme", "cache_format", "compile_phases", "device"), engine=EngineConfig)
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The new directory.", rich_help_panel=OUTPUT)],
+    engine: EngineConfig,
+    *,
     model: Model = DEFAULT_MODEL,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=MODEL)
-    ] = EngineConfig.dtype,
-    scheme: Annotated[
-        str, typer.Option("--scheme", help="How matrices are stored.", rich_help_panel=MODEL)
-    ] = EngineConfig.scheme,
-    cache_format: Annotated[
-        str, typer.Option("--cache-format", help="How the cache stores a row.", rich_help_panel=ENGINE)
-    ] = EngineConfig.cache_format,
-    compile_phases: Annotated[
-        str,
-        typer.Option("--compile-phases", help="What is compiled: decode, prefill or both.", rich_help_panel=ENGINE),
-    ] = EngineConfig.compile_phases,
-    device: Annotated[
-        str, typer.Option("--device", help="The device that it is for: cpu or cuda.", rich_help_panel=ENGINE)
-    ] = EngineConfig.device,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The new directory.", rich_help_panel=OUTPUT)
+    ],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,20 +37,18 @@ def command(
     The directory is given as --aot-package beside the model, whose weights stay where they are. It is refused when the
     model, a setting, the processor or torch differs. It is machine code: use only packages that you made.
     """
-    from tokenmill.engine.compile import save_aot_package
+    write(replace(engine, model=model), output, json, quiet)
 
-    config = EngineConfig(
-        model=model,
-        dtype=dtype,
-        device=device,
-        scheme=scheme,
-        cache_format=cache_format,
-        compile_phases=compile_phases,
-    )
+
+def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
+    """Compile and report."""
+    with uninterrupted():
+        from tokenmill.engine.compile import save_aot_package
+
     with progress_on_stderr(quiet) as progress:
-        checkpoint = find_checkpoint(model, progress)
-        num_bytes = save_aot_package(checkpoint, config, out, progress)
+        checkpoint = find_checkpoint(config.model, progress)
+        num_bytes = save_aot_package(checkpoint, config, output, progress)
     if json:
-        print_json({"path": str(out), "model": str(checkpoint.path), "num_bytes": num_bytes})
-    else:
-        typer.echo(f"{out}: {size(num_bytes)}")
+        print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
+    elif not quiet:
+        typer.echo(f"{output}: {size(num_bytes)}")

@@ -1,27 +1,53 @@
 """`tokenmill decode`: go on from a file that `tokenmill prefill` or Session.save wrote."""
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tokenmill.cli.command import is_given
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
-from tokenmill.cli.generate import Ids, Stream, Texts, gather, show
+from tokenmill.cli.generate import Stream, show
+from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples, is_given, with_settings
+from tokenmill.cli.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
+from tokenmill.cli.prefill import Force, check_target
+from tokenmill.cli.prompts import Ids, Text, gather
 from tokenmill.cli.report import document, summary
-from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams, as_keywords
+from tokenmill.cli.watch import prompt_progress
+from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
 
 __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill decode tale.kv",
-    'tokenmill decode tale.kv --prompt " Then the miller said:" -n 40 --save tale2.kv',
+    'tokenmill decode tale.kv --prompt " Then the miller said:" -n 40 -o tale2.kv',
     "tokenmill decode tale.kv --model ./moved/model --temperature 0.8 --seed 7",
 )
+
+
+File = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="A file from `tokenmill prefill`.", show_default=False, rich_help_panel=MODEL),
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--model", help="Where the model lies now. Default: where the file says.", rich_help_panel=MODEL),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Save the longer text with its cache.", rich_help_panel=OUTPUT),
+]
+Convert = Annotated[
+    bool,
+    typer.Option(
+        "--convert", help="Accept a cache of another dtype or scheme; the text may differ.", rich_help_panel=PROMPT
+    ),
+]
 
 
 @with_settings(without=("generation_config",), sampling=SamplingParams, engine=EngineConfig)
@@ -29,33 +55,28 @@ def command(
     context: typer.Context,
     sampling: SamplingParams,
     engine: EngineConfig,
-    file: Annotated[Path, typer.Argument(help="A file from `tokenmill prefill`.", show_default=False)],
-    model: Annotated[
-        str | None, typer.Option("--model", help="Where the model lies now. Default: where the file says.")
-    ] = None,
-    prompt: Texts = None,
+    file: File,
+    model: Where = None,
+    prompt: Text = None,
     tokens: Ids = None,
-    save: Annotated[
-        Path | None, typer.Option("--save", help="Write the longer text and its rows here.", rich_help_panel=OUTPUT)
-    ] = None,
-    convert: Annotated[
-        bool,
-        typer.Option(
-            "--convert", help="Take rows of another dtype or scheme; the text may differ.", rich_help_panel=PROMPT
-        ),
-    ] = False,
+    convert: Convert = False,
+    output: Output = None,
+    force: Force = False,
     stream: Stream = True,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Go on from a file of computed rows: the text that one run would have given.
+    """Go on from a saved KV cache: the text that one run would have given.
 
-    What is not asked for is as it was when the file was written: model, dtype, scheme, sampling and seed.
+    What no option sets is as it was when the file was written: model, dtype, scheme, sampling and seed.
     """
-    from tokenmill.cache.snapshot import read_facts
+    with uninterrupted():
+        from tokenmill.cache.snapshot import read_facts
 
     facts = read_facts(file)
-    more = gather([*(prompt or [])], [], [*(tokens or [])]) if prompt or tokens else []
+    if output is not None:
+        check_target(output, "--output", force)
+    more = gather(prompt, None, tokens) if prompt or tokens else []
     if len(more) > 1:
         raise ConfigError("--prompt", f"{len(more)} prompts", "one: the file holds one text")
     with progress_on_stderr(quiet) as progress:
@@ -63,16 +84,20 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open(file, convert)
-    given = {name: value for name, value in as_keywords(sampling).items() if is_given(context, name)}
+    given = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
     started_s = time.perf_counter()
-    completion = show(loaded, session.stream(more[0] if more else None, **given), stream and not json)
+    with prompt_progress(loaded, quiet):
+        completion = show(loaded, session.stream(more[0] if more else None, **given), stream and not json)
     elapsed_s = time.perf_counter() - started_s
-    if save is not None:
-        session.save(save)
+    if output is not None:
+        session.save(output)
     if json:
         print_json(document(loaded, completion, session.params))
-    if not quiet:
-        remark(summary(loaded, [completion], elapsed_s))
+    if quiet:
+        return
+    if session.params.logprobs is not None and not json:
+        remark(logprobs_table(loaded, completion))
+    remark(summary(loaded, [completion], elapsed_s, session.params))
 
 
 def _as_saved(engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams) -> EngineConfig:
@@ -80,5 +105,5 @@ def _as_saved(engine: EngineConfig, facts: dict[str, Any], sampling: SamplingPar
     for name in ("dtype", "scheme", "cache_format"):
         if getattr(engine, name) == getattr(EngineConfig(), name):
             engine = replace(engine, **{name: facts[name]})
-    wanted = len(facts["tokens"]) + (sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+    wanted = len(facts["tokens"]) + max(sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS, 1)
     return engine if engine.max_length or wanted <= DEFAULT_MAX_LENGTH else replace(engine, max_length=wanted)

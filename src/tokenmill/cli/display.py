@@ -2,10 +2,11 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import typer
 
@@ -15,8 +16,11 @@ __all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "say_on_
 
 
 def remark(text: str) -> None:
-    """One line on stderr."""
-    typer.echo(text, err=True)
+    """One line on stderr. If that cannot be written, the line is lost, and everything else goes on."""
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class _Remarks(logging.Handler):
@@ -24,7 +28,7 @@ class _Remarks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
-        remark(record.getMessage())
+        remark(("warning: " if record.levelno >= logging.WARNING else "") + record.getMessage())
 
 
 def say_on_stderr() -> None:
@@ -45,23 +49,28 @@ def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, 
     typer.echo(table_text(title, rows, header), nl=False)
 
 
-def table_text(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> str:
-    """See print_table."""
+def table_text(
+    title: str,
+    rows: Iterable[tuple[str, ...]],
+    header: tuple[str, ...] = (),
+    justify: Literal["left", "right"] = "right",
+) -> str:
+    """See print_table. The title is a line of its own, however narrow the table is."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", box=None, show_header=bool(header))
+    table = Table(box=None, show_header=bool(header))
     width = 0
     for row in rows:
         while width < len(row):
-            table.add_column(header[width] if header else "", justify="right" if header and width else "left")
+            table.add_column(header[width] if header else "", justify=justify if header and width else "left")
             width += 1
         table.add_row(*row)
     width_of_pipe = None if sys.stdout.isatty() else 200
     console = Console(markup=False, highlight=False, width=width_of_pipe)
     with console.capture() as capture:
         console.print(table)
-    return capture.get()
+    return f"{title}\n{capture.get()}" if title else capture.get()
 
 
 def size(num_bytes: float) -> str:

@@ -1,22 +1,24 @@
 """`tokenmill eval`: the group of verbs that say how good a model is. So far one: `eval perplexity`."""
 
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.cli.command import Verb, VerbGroup
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, Json, Quiet, examples, with_settings
+from tokenmill.cli.prompts import read_stdin, read_text
 from tokenmill.cli.report import versions
 from tokenmill.config import EngineConfig
-from tokenmill.errors import ConfigError
+from tokenmill.errors import RequestError
+from tokenmill.hub.download import Progress
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
-    from tokenmill.hub.download import Progress
     from tokenmill.measure.perplexity import Comparison, Perplexity, Text
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -82,12 +84,13 @@ CompareDense = Annotated[
 
 evaluate = typer.Typer(
     help="How good a model is.",
-    rich_markup_mode="rich",
+    cls=VerbGroup,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@evaluate.command("perplexity", epilog=EXAMPLES)
+@evaluate.command("perplexity", cls=Verb, epilog=EXAMPLES)
 @with_settings(without=OWN, engine=EngineConfig)
 def command(
     engine: EngineConfig,
@@ -105,11 +108,12 @@ def command(
     Each window scores the tokens that none has scored before, with at least window minus stride tokens before them. The
     smaller the stride, the lower and truer the figure, and the longer it takes.
     """
-    from tokenmill.measure.perplexity import choose_window, compare, perplexity
-    from tokenmill.model.families import read_config
-    from tokenmill.quant.schemes import REFERENCE
-
     written = _read(file)
+    with uninterrupted():
+        from tokenmill.measure.perplexity import choose_window, compare, perplexity
+        from tokenmill.model.families import read_config
+        from tokenmill.quant.schemes import REFERENCE
+
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         context = read_config(checkpoint.config).context
@@ -141,16 +145,14 @@ def command(
 
 def _read(file: str) -> str:
     """The text as it stands, its last line break too."""
-    try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
-        text = data.decode()
-    except OSError as error:
-        raise ConfigError("FILE", file, f"a file that can be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError("FILE", file, f"text in UTF-8, and byte {error.start} is not") from None
+    text = read_stdin() if file == "-" else read_text(Path(file))
     if not text:
-        raise ConfigError("FILE", file, "a text of at least 2 tokens, and this one is empty")
+        raise RequestError(f"{_called(file)} is empty: perplexity needs a text of at least 2 tokens")
     return text
+
+
+def _called(file: str) -> str:
+    return "the input" if file == "-" else file
 
 
 def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None) -> "Text":
@@ -158,14 +160,14 @@ def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max
 
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
-        raise ConfigError("MODEL", model, "a model with a tokenizer, and none lies in its directory")
+        raise RequestError(f"{model} has no tokenizer, which perplexity needs to read a text")
     text = read_text(written, tokenizer, max_tokens)
     if len(text.tokens) < 2:
-        raise ConfigError("FILE", file, f"a text of at least 2 tokens, and this one has {len(text.tokens)}")
+        raise RequestError(f"{_called(file)}: perplexity needs at least 2 tokens, and this text has {len(text.tokens)}")
     return text
 
 
-def _load(checkpoint: "Checkpoint", config: EngineConfig, progress: "Progress") -> "Engine":
+def _load(checkpoint: "Checkpoint", config: EngineConfig, progress: Progress) -> "Engine":
     from tokenmill.engine.build import build
 
     progress.stage(f"loading {checkpoint.path.name}")

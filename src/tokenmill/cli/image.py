@@ -1,5 +1,6 @@
 """`tokenmill image`, the old name of `pack` and, with `--program compiled`, of `compile`. Hidden from `--help`."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,27 +9,27 @@ import typer
 from tokenmill.cli import compile as compile_verb
 from tokenmill.cli import pack
 from tokenmill.cli.display import remark
+from tokenmill.cli.options import Json, Model, Quiet, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
 __all__ = ["command"]
 
+OPTIONS = ("program", "dtype", "scheme", "cache_format", "compile_phases", "device")
 
+
+@with_settings(only=OPTIONS, engine=EngineConfig)
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o")],
-    model: Annotated[str, typer.Argument()] = DEFAULT_MODEL,
-    dtype: str = EngineConfig.dtype,
-    scheme: str = EngineConfig.scheme,
-    program: str = "native",
-    cache_format: str = EngineConfig.cache_format,
-    compile_phases: str = EngineConfig.compile_phases,
-    device: str = EngineConfig.device,
-    json: Annotated[bool, typer.Option("--json")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    engine: EngineConfig,
+    *,
+    model: Model = DEFAULT_MODEL,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """The old name of `tokenmill pack` (a packed model) and `tokenmill compile` (an AOT package)."""
-    if program == "compiled":
+    if engine.program == "compiled":
         remark("`tokenmill image --program compiled` is now `tokenmill compile`")
-        compile_verb.command(out, model, dtype, scheme, cache_format, compile_phases, device, json, quiet)
+        compile_verb.write(replace(engine, model=model, program="auto"), output, json, quiet)
     else:
         remark("`tokenmill image` is now `tokenmill pack`")
-        pack.command(out, model, dtype, scheme, program, json, quiet)
+        pack.write(replace(engine, model=model), output, json, quiet)

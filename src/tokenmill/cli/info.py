@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
-from tokenmill.weights.packed.header import is_packed_model, read_header
+from tokenmill.weights.packed.reader import is_packed_model, read_header
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -26,7 +27,7 @@ EXAMPLES = examples(
     "tokenmill info model.gguf --tensors",
     "tokenmill info owner/name --json",
     "tokenmill info tale.kv",
-    "tokenmill info smollm2.code",
+    "tokenmill info smollm2.aot",
 )
 
 
@@ -55,7 +56,8 @@ def command(
 
     Only headers are read; a model that is not on this machine is fetched first.
     """
-    from tokenmill.program.aot.manifest import MANIFEST
+    with uninterrupted():
+        from tokenmill.program.aot.manifest import MANIFEST
 
     if (Path(model) / MANIFEST).is_file():
         _show_code(Path(model), json)
@@ -156,8 +158,8 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
 
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
     from tokenmill.measure.cost import kv_bytes_per_token
+    from tokenmill.model.description import count_parameters
     from tokenmill.model.families import read_config
-    from tokenmill.model.parameters import count_parameters
 
     config = read_config(checkpoint.config)
     parts = count_parameters(config)

@@ -14,22 +14,25 @@ import typer
 
 from tokenmill.cli import chat, compile, decode, generate, image, info, pack, plan, prefill, profile, pull, quantize
 from tokenmill.cli.bench import bench
+from tokenmill.cli.command import Verb, VerbGroup
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
+from tokenmill.cli.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.version import __version__
 
 __all__ = ["app", "main", "run"]
 
 app = typer.Typer(
+    cls=VerbGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for verb in (generate, chat, prefill, decode, pull, quantize, pack, compile, info, plan, profile):
-    app.command(verb.__name__.rpartition(".")[2], epilog=verb.EXAMPLES)(verb.command)
-app.command("image", hidden=True)(image.command)
+    app.command(verb.__name__.rpartition(".")[2], cls=Verb, epilog=verb.EXAMPLES)(verb.command)
+app.command("image", cls=Verb, hidden=True)(image.command)
 app.add_typer(bench, name="bench")
 app.add_typer(evaluate, name="eval")
 
@@ -49,17 +52,32 @@ def _tokenmill(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Turns prompts into tokens: the same text however it was computed. Start with: tokenmill generate -p "Hello"."""
+    """Turns prompts into tokens: the same text however it was computed.
+
+    Start with: tokenmill generate -p "Hello"
+    """
 
 
 def main(arguments: list[str]) -> int:
     """Run one verb; returns the exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+        return 0
+    except Unwritable as error:
+        silence_stdout()
+        return _refuse(str(error))
+    return code
+
+
+def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     try:
         # Not through command.main, which has ways of its own with Ctrl-C and broken pipes.
         with command.make_context("tokenmill", arguments or ["--help"]) as context:
             command.invoke(context)
-        sys.stdout.flush()
     except typer.Exit as done:
         return done.exit_code
     except TokenmillError as error:
@@ -68,14 +86,19 @@ def main(arguments: list[str]) -> int:
         _refuse(str(error))
         return 1
     except UsageError as error:
-        where = error.ctx.command_path if error.ctx else "tokenmill"  # type: ignore[attr-defined]
-        return _refuse(f"{error.format_message().rstrip('.')}; see `{where} --help`")  # type: ignore[attr-defined]
+        return _refuse(_usage(error))
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
-        # What is still buffered must go nowhere, or the interpreter complains at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _usage(error: Exception) -> str:
+    """What is wrong with the command line, in a line."""
+    where = error.ctx.command_path if error.ctx else "tokenmill"  # type: ignore[attr-defined]
+    near = getattr(error, "possibilities", None)  # of an unknown option, the nearest first
+    message = error.message if near else error.format_message()  # type: ignore[attr-defined]
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"{message.rstrip('.')}{hint}; see `{where} --help`"
 
 
 def _refuse(message: str) -> int:
@@ -85,8 +108,7 @@ def _refuse(message: str) -> int:
 
 def run() -> None:
     """Entry point of the `tokenmill` script."""
-    # A text may hold characters that the terminal's encoding has not: a "?" is better than to end in the middle.
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    prepare_streams()
     gc.set_threshold(50_000)  # torch alone makes a million objects that live on: looking at them again costs 0.1 s
     code = main(sys.argv[1:])
     if threading.active_count() > 1:  # something is still compiled in the background, for nobody

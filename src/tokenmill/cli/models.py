@@ -4,15 +4,15 @@ import gc
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, say_on_stderr
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import EngineConfig
 from tokenmill.hub.download import Progress, Silent
 from tokenmill.hub.names import locate
-from tokenmill.weights.packed.header import is_packed_model
-from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.model.config import ModelConfig
+from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
-    from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["find_checkpoint", "load_engine", "read_model_config"]
@@ -23,17 +23,16 @@ NEW = 2
 
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
-    from tokenmill.weights.checkpoint import open_checkpoint
+    with uninterrupted():
+        from tokenmill.weights.checkpoint import open_checkpoint
+    return open_checkpoint(locate(model, progress=progress))
 
-    path = locate(model, progress=progress)
-    return open_checkpoint(path)
 
-
-def read_model_config(model: str, progress: Progress) -> "ModelConfig":
+def read_model_config(model: str, progress: Progress) -> ModelConfig:
     """The config alone: a directory needs no weights for it."""
-    from tokenmill.model.families import read_config
-    from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-
+    with uninterrupted():
+        from tokenmill.model.families import read_config
+        from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
     path = locate(model, progress=progress)
     return read_config(read_config_json(path) if path.is_dir() else open_checkpoint(path).config)
 
@@ -46,10 +45,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
         say_on_stderr()
     reader = PackedReader(path) if is_packed_model(path) else None
 
-    from tokenmill.engine.build import build  # after the reader: it reads while torch is imported here
-    from tokenmill.quant.schemes import find_scheme
-    from tokenmill.weights.checkpoint import open_checkpoint
-
+    with uninterrupted():  # after the reader: it reads while torch is imported here
+        from tokenmill.engine.build import build
+        from tokenmill.quant.schemes import find_scheme
+        from tokenmill.weights.checkpoint import open_checkpoint
     checkpoint = open_checkpoint(path, reader)
     engine = build(checkpoint, config, progress.advance)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):

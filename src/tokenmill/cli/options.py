@@ -1,30 +1,32 @@
 """Options that verbs share. The fields of EngineConfig and SamplingParams become options by themselves.
 
-Name, type and default come from the dataclass, the help from the tables here; a test holds the two together. A verb
-decorated with `with_settings` is handed finished settings objects.
+Name, type and default come from the dataclass, help and order from the tables here; a test holds the two together. A
+verb decorated with `with_settings` is handed finished settings objects.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from tokenmill.cli.command import is_given
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import DTYPES, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
 
 __all__ = [
     "HELP",
     "MODEL",
+    "NAMES",
     "OUTPUT",
     "PROMPT",
     "Json",
     "Model",
     "Quiet",
     "examples",
-    "is_given",
     "option_name",
     "parse_ids",
     "with_defaults",
@@ -36,37 +38,54 @@ MODEL, PROMPT, SAMPLING, ENGINE, OUTPUT = "Model", "Prompt", "Sampling", "Engine
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="[MODEL]",
-        help="Directory in Hugging Face layout, .gguf file, hub name (owner/name\\[:file.gguf]), or short name.",
+        metavar="MODEL",
+        help="Directory in Hugging Face layout, .gguf file, hub name (owner/name[:file.gguf]), or short name.",
         show_default=True,
         rich_help_panel=MODEL,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.", rich_help_panel=OUTPUT)
+]
+
+NAMES = {
+    "program": ("native", "aot", "compiled", "eager"),
+    "kernel": ("rows", "gather", "padded"),
+    "cache_format": ("dense", "int8"),
+    "scheme": ("packed", "dense", "q8", "q4", "file"),
+    "proposer": ("none", "multi_step", "prompt_lookup"),
+}
+"""What the registries hold, which are in modules that import torch. A test holds the two together."""
+
+
+def _named(setting: str, auto: bool = True) -> str:
+    *first, last = [*(["auto"] if auto else []), *NAMES[setting]]
+    return f"{', '.join(first)} or {last}"
+
 
 HELP: dict[type, dict[str, str]] = {
     EngineConfig: {
-        "program": "What computes the forward pass; auto takes the fastest that runs here.",
-        "dtype": f"Of weights and cache: auto, {', '.join(DTYPES)}. Auto keeps the checkpoint's own.",
+        "program": f"What computes the forward pass: {_named('program')}. Auto takes the fastest that runs here.",
+        "dtype": f"Data type of weights and cache: auto, {', '.join(DTYPES)}. Auto keeps the checkpoint's own.",
         "device": "cpu, cuda, cuda:1, … Auto takes cuda where there is one.",
         "max_length": "Longest sequence in tokens, prompt included. Default: the model's context, at most 2048.",
         "max_sequences": "Maximum number of sequences in one step.",
-        "block_size": "Tokens per cache block. Default: max-length, one block per sequence.",
+        "block_size": "Tokens per cache block. Default: one block per sequence; 32 in chat and with prefix-dir.",
         "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length.",
-        "max_step_tokens": "Maximum tokens per step; longer prompts are prefilled in chunks.",
+        "max_step_tokens": "Maximum number of tokens in one step; longer prompts are prefilled in chunks.",
         "prefix_cache": "Share cache blocks between equal prefixes (needs a block-size below max-length).",
         "prefix_dir": "Also keep shared blocks in this directory, for use after a restart.",
-        "prefix_limit": "Maximum size of that directory in MB; the least recently used blocks are deleted.",
+        "prefix_limit": "Size limit of that directory in MB; least recently used blocks are deleted.",
         "cache": "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline).",
-        "kernel": "How attention reads the cache.",
-        "cache_format": "How the cache stores a row.",
-        "scheme": "How matrices are stored and multiplied.",
-        "proposer": "Who proposes draft tokens: auto, none, prompt_lookup, or multi_step (several steps in one call).",
+        "kernel": f"How attention reads the cache: {_named('kernel')}. Program native reads it by itself.",
+        "cache_format": f"How the cache stores a row: {_named('cache_format', auto=False)} (half the memory).",
+        "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
+        "proposer": f"Who proposes draft tokens: {_named('proposer')}. Auto: multi_step with program native.",
         "num_drafts": "Maximum number of draft tokens per step.",
         "threads": "CPU threads. Default: torch's choice.",
-        "fingerprint": "How saved rows know their model: sampled (some pages of its files), or full (every byte).",
-        "compile": "Program compiled: no, static (few shapes), fullgraph (no graph breaks), dynamic (any length).",
+        "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
+        "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (no breaks).",
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",
         "compile_in_background": "The plain modules serve until the compiled form is ready.",
@@ -78,7 +97,7 @@ HELP: dict[type, dict[str, str]] = {
         "generation_config": "Sample as the model's files recommend, where no option says otherwise.",
     },
     SamplingParams: {
-        "max_new_tokens": "Maximum number of new tokens. Default: 128, or what the context leaves.",
+        "max_new_tokens": "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.",
         "min_new_tokens": "Minimum number of new tokens before the text may end.",
         "temperature": "0 takes the likeliest token; higher is more random.",
         "top_k": "Sample from the k likeliest tokens. 0: off.",
@@ -92,8 +111,8 @@ HELP: dict[type, dict[str, str]] = {
         "include_stop": "Keep the text that stopped the output.",
         "stop_token_ids": "Ids that end the output, as 1,2,3.",
         "ignore_eos": "Continue past the model's end-of-text token.",
-        "seed": "The same seed gives the same tokens. Default: a new one each time, reported in --json.",
-        "logprobs": "Log-probability of each token, with the k likeliest beside it (in --json).",
+        "seed": "The same seed gives the same tokens. Default: a new one each time, which --json reports.",
+        "logprobs": "Show the log-probability of each token, and the N likeliest tokens in its place.",
         "n": "Continuations of each prompt.",
     },
 }
@@ -108,8 +127,8 @@ def option_name(field: str) -> str:
 
 
 def examples(*lines: str) -> str:
-    """An epilog, one example to a line."""
-    return "Examples:\n\n" + "\n\n".join(lines)
+    """An epilog, one example to a line, to be copied as it stands."""
+    return "Examples:\n" + "".join(f"  {line}\n" for line in lines)
 
 
 def parse_ids(texts: Iterable[str], option: str) -> list[int]:
@@ -122,61 +141,69 @@ def parse_ids(texts: Iterable[str], option: str) -> list[int]:
 
 
 def with_settings(
-    without: tuple[str, ...] = (), **kinds: type[Any]
+    without: tuple[str, ...] = (), only: tuple[str, ...] = (), **kinds: type[Any]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options of each settings class; it gets the finished object under the keyword.
 
-    EngineConfig's model is the verb's MODEL argument. `without` are fields that the verb sets by itself.
+    EngineConfig's model is the verb's MODEL argument. `without` are fields that the verb sets by itself; `only`, if it
+    is given, are the fields that are options.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb).parameters
         parameters = [parameter for name, parameter in own.items() if name not in kinds]
         left_out = without if SamplingParams in kinds.values() else (*without, "generation_config")
-        parameters += [option for kind in kinds.values() for option in _options(kind) if option.name not in left_out]
+        options = [option for kind in kinds.values() for option in _options(kind)]
+        parameters += [each for each in options if each.name not in left_out and (not only or each.name in only)]
 
         def run(**values: Any) -> None:
             settings = {keyword: _build(kind, values) for keyword, kind in kinds.items()}
             verb(**{name: values[name] for name in own if name not in kinds}, **settings)
 
         run.__doc__ = verb.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+        )
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return decorate
 
 
+_SHORT = {"max_new_tokens": "-n"}
+_METAVARS = {
+    "logit_bias": "ID=AMOUNT",
+    "stop_token_ids": "IDS",
+    "fuse": "NAMES",
+    "prefix_dir": "DIR",
+    "aot_package": "DIR",
+    "stop": "TEXT",
+}
+
+
 def _options(kind: type[Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
+    """The options of a settings class in the order of HELP, by which people look for them."""
+    hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
     parameters = []
-    for field in fields(kind):
-        if field.name == "model":
-            continue
-        listed = field.name in ("logit_bias", "stop", "stop_token_ids")
-        annotation = list[str] if listed else hints[field.name]
-        name = option_name(field.name)
-        if field.default is True:
+    for field, text in HELP[kind].items():
+        listed, default = field in ("logit_bias", "stop", "stop_token_ids"), defaults[field]
+        annotation = list[str] if listed else hints[field]
+        name = option_name(field)
+        if default is True:
             name += f"/--no-{name[2:]}"
+        is_name = annotation in (str, str | None) and field not in _METAVARS
         option = typer.Option(
             name,
-            *([_SHORT[field.name]] if field.name in _SHORT else []),
-            help=HELP[kind][field.name],
-            rich_help_panel=_PANELS[kind],
-            show_default=field.default is not None and field.default is not False and not listed,
+            *([_SHORT[field]] if field in _SHORT else []),
+            help=text,
+            metavar="NAME" if is_name else _METAVARS.get(field),
+            rich_help_panel=ENGINE if kind is EngineConfig else SAMPLING,
+            show_default=default is not None and not isinstance(default, bool) and not listed,
         )
-        default = [] if listed else field.default
         kind_of = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(
-            inspect.Parameter(field.name, kind_of, default=default, annotation=Annotated[annotation, option])
-        )
+        given = [] if listed else default
+        parameters.append(inspect.Parameter(field, kind_of, default=given, annotation=Annotated[annotation, option]))
     return parameters
-
-
-def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"
 
 
 def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Mapping[str, Any]) -> SamplingParams:
@@ -185,18 +212,28 @@ def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Ma
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """The settings object; its errors name the option."""
+    """The settings object, its names checked before anything is loaded."""
     settings = {field.name: values[field.name] for field in fields(kind) if field.name in values}
     if kind is SamplingParams:
         settings["stop"] = tuple(settings["stop"])
         settings["stop_token_ids"] = tuple(parse_ids(settings["stop_token_ids"], "--stop-token-ids"))
         settings["logit_bias"] = dict(_parse_bias(text) for text in settings["logit_bias"])
-    try:
-        return kind(**settings)
-    except ConfigError as error:
-        field = re.match(r"\w+", error.name)
-        assert field is not None
-        raise ConfigError(error.name, error.value, error.allowed, option_name(field[0])) from None
+    for name in settings.keys() & NAMES.keys():
+        _check_name(name, settings[name])
+    built = kind(**settings)
+    if settings.get("device", "auto") not in ("auto", "cpu"):
+        with uninterrupted():
+            from tokenmill.engine.resolve import find_device
+        find_device(settings["device"])
+    return built
+
+
+def _check_name(setting: str, name: str) -> None:
+    allowed = (*([] if setting == "cache_format" else ["auto"]), *NAMES[setting])
+    if name not in allowed:
+        near = get_close_matches(name, allowed, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ConfigError(setting, name, f"use one of {', '.join(allowed)}{hint}")
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

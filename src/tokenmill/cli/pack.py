@@ -1,16 +1,18 @@
 """`tokenmill pack`: a packed model, one file with the weights as a program reads them, for quick starts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, size
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.options import ENGINE, MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "command", "write"]
 
 EXAMPLES = examples(
     "tokenmill pack smollm2-135m -o smollm2.packed",
@@ -19,21 +21,14 @@ EXAMPLES = examples(
 )
 
 
+@with_settings(only=("dtype", "scheme", "program"), engine=EngineConfig)
 def command(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The new file.", rich_help_panel=OUTPUT)],
+    engine: EngineConfig,
+    *,
     model: Model = DEFAULT_MODEL,
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="auto, float32 or bfloat16.", rich_help_panel=MODEL)
-    ] = EngineConfig.dtype,
-    scheme: Annotated[
-        str,
-        typer.Option(
-            "--scheme", help="auto, dense, q8 or q4; auto keeps a quantised file's own codes.", rich_help_panel=MODEL
-        ),
-    ] = EngineConfig.scheme,
-    program: Annotated[
-        str, typer.Option("--program", help="The program whose layout the weights take.", rich_help_panel=ENGINE)
-    ] = "native",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The new file.", rich_help_panel=OUTPUT)
+    ],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -42,14 +37,21 @@ def command(
     The file can be given wherever a model is given. The text is the same, and loading is only reading the file, which
     holds tokenizer and settings too. It is refused when it is damaged, or when its model has changed since.
     """
-    from tokenmill.engine.pack import save_packed_model
+    write(replace(engine, model=model), output, json, quiet)
 
-    config = EngineConfig(model=model, program=program, dtype=dtype, scheme=scheme)
+
+def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
+    """Pack and report."""
+    with uninterrupted():
+        from tokenmill.engine.pack import save_packed_model
+
+    if config.program == "auto":
+        config = replace(config, program="native")  # the one that packs weights
     with progress_on_stderr(quiet) as progress:
-        checkpoint = find_checkpoint(model, progress)
+        checkpoint = find_checkpoint(config.model, progress)
         progress.stage(f"packing {checkpoint.path.name}")
-        num_bytes = save_packed_model(checkpoint, config, out, progress.advance)
+        num_bytes = save_packed_model(checkpoint, config, output, progress.advance)
     if json:
-        print_json({"path": str(out), "model": str(checkpoint.path), "num_bytes": num_bytes})
-    else:
-        typer.echo(f"{out}: {size(num_bytes)}")
+        print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
+    elif not quiet:
+        typer.echo(f"{output}: {size(num_bytes)}")

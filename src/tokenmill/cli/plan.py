@@ -1,17 +1,16 @@
 """`tokenmill plan`: will it fit, before anything is loaded."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-
-if TYPE_CHECKING:
-    from tokenmill.model.config import ModelConfig
+from tokenmill.model.config import ModelConfig
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -51,12 +50,13 @@ def command(
         raise typer.Exit(2)
 
 
-def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
+def _plan(wanted: EngineConfig, model: ModelConfig) -> dict[str, Any]:
     """Every figure that is printed."""
-    import torch
+    with uninterrupted():
+        import torch
 
-    from tokenmill.engine.resolve import find_device, resolve_config
-    from tokenmill.measure.cost import available_bytes, cost_of
+        from tokenmill.engine.resolve import find_device, resolve_config
+        from tokenmill.measure.cost import available_bytes, cost_of
 
     torch_device = find_device(wanted.device)
     config = resolve_config(wanted, model)

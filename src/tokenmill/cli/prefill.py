@@ -8,13 +8,16 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, remark, size
-from tokenmill.cli.generate import Chat, Files, Ids, System, Texts, gather
+from tokenmill.cli.info import looks_saved
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
+from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, SnapshotError
+from tokenmill.memory.atomic_file import beside
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = ["EXAMPLES", "Force", "check_target", "command"]
 
 EXAMPLES = examples(
     'tokenmill prefill -p "Once upon a time" -o tale.kv',
@@ -23,40 +26,65 @@ EXAMPLES = examples(
 )
 
 
+Force = Annotated[
+    bool, typer.Option("--force", help="Overwrite a file that is not a saved cache too.", rich_help_panel=OUTPUT)
+]
+
+
 @with_settings(engine=EngineConfig)
 def command(
     engine: EngineConfig,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", rich_help_panel=OUTPUT)],
+    *,
     model: Model = DEFAULT_MODEL,
-    prompt: Texts = None,
+    prompt: Text = None,
     prompt_file: Files = None,
     tokens: Ids = None,
     chat: Chat = False,
     system: System = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.", rich_help_panel=OUTPUT)
+    ],
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compute the rows of one prompt and write them to a file.
+    """Compute and save the KV cache of one prompt.
 
-    `tokenmill decode` goes on from there, in another process and on another day, with the text that one run would have
-    given. The file says of which model it is, and is refused by any other.
+    `tokenmill decode` goes on from the file, in another process and on another day, with the text that one run would
+    have given. The file says of which model it is, and no other model accepts it.
     """
-    prompts = gather(prompt or [], prompt_file or [], tokens or [], chat, system)
+    check_target(output, "--output", force)
+    prompts = gather(prompt, prompt_file, tokens, chat, system, model)
     if len(prompts) > 1:
         raise ConfigError("--prompt", f"{len(prompts)} prompts", "one: a file holds one text")
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         (start,) = prompts if not chat else [loaded.chat_prompt(messages) for messages in prompts]
-        progress.stage("computing the prompt")
-        started_s = time.perf_counter()
-        with loaded.session(start) as session:
+    started_s = time.perf_counter()
+    with loaded.session(start) as session:
+        with prompt_progress(loaded, quiet):
             session.prefill()
-            seconds = time.perf_counter() - started_s
-            num_bytes = session.save(out)
-            num_tokens = len(session)
+        seconds = time.perf_counter() - started_s
+        num_bytes = session.save(output)
+        num_tokens = len(session)
     if json:
-        print_json({"path": str(out), "num_tokens": num_tokens, "num_bytes": num_bytes, "prefill_s": seconds})
-    else:
-        typer.echo(f"{out}: {num_tokens} tokens, {size(num_bytes)}")
-    if not quiet:
-        remark(f"computed in {seconds:.2f} s, {num_tokens / seconds:,.0f} tokens/s")
+        print_json({"path": str(output), "num_tokens": num_tokens, "num_bytes": num_bytes, "prefill_s": seconds})
+    if quiet:
+        return
+    if not json:
+        typer.echo(f"{output}: {num_tokens} tokens, {size(num_bytes)}")
+    remark(f"computed in {seconds:.2f} s, {num_tokens / seconds:,.0f} tokens/s")
+
+
+def check_target(path: Path, option: str, force: bool) -> None:
+    """Refuse, before anything is computed, a file that cannot be written or holds something else."""
+    if path.exists() and not path.is_file():
+        raise SnapshotError(f"{path} is not a file: give the name of one with {option}")
+    if path.exists() and not force and not looks_saved(path):
+        raise SnapshotError(f"{path} is there and is not a saved cache: give another name, or --force to overwrite it")
+    trial = beside(path)
+    try:
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be written: {error.strerror}") from None

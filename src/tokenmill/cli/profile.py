@@ -1,7 +1,6 @@
 """`tokenmill profile`: where the time of a generation goes, and a trace to look at."""
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
-from tokenmill.cli.generate import Ids
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, PROMPT, Json, Model, Quiet, examples, parse_ids, with_defaults, with_settings
+from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.prompts import Ids, Texts, gather
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine
 
 __all__ = ["EXAMPLES", "command", "cost_line"]
@@ -36,20 +36,14 @@ def command(
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            help="Text to continue; - reads stdin. Repeat for a batch. Default: a sentence of 24 words.",
-            rich_help_panel=PROMPT,
-        ),
-    ] = None,
+    prompt: Texts = None,
     tokens: Ids = None,
     level: Annotated[
         str,
         typer.Option(
-            help="none: figures; light: steps by phase; verbose: torch's profiler too.", rich_help_panel=OUTPUT
+            metavar="NAME",
+            help="none: figures; light: steps by phase; verbose: torch's profiler too.",
+            rich_help_panel=OUTPUT,
         ),
     ] = "light",
     output: Annotated[
@@ -62,11 +56,13 @@ def command(
     """Say where the time of a generation goes, by phase and step, and what it cost to measure that.
 
     The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
-    again; the tokens are the same. It goes on past the model's own end, so that there is something to measure.
+    again; the tokens are the same. It goes on past the model's own end, so that there is something to measure. Without
+    a prompt it continues a sentence of 24 words.
     """
-    from tokenmill.measure.files import check_writable, write_atomically
-    from tokenmill.measure.profile import check_level, profile
-    from tokenmill.measure.trace import as_bytes
+    with uninterrupted():
+        from tokenmill.measure.files import check_writable, write_atomically
+        from tokenmill.measure.profile import check_level, profile
+        from tokenmill.measure.trace import as_bytes
 
     check_level(level, "--level")
     if output is not None:
@@ -74,8 +70,7 @@ def command(
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
         check_writable(output, "--output")
     sampling = replace(sampling, ignore_eos=True)
-    ids = (parse_ids([text], "--tokens") for text in tokens or [])
-    prompts: list[str | Sequence[int]] = [*_texts(prompt or []), *ids] or [DEFAULT_PROMPT]
+    prompts = gather(prompt, None, tokens) if prompt or tokens else [DEFAULT_PROMPT]
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
@@ -91,11 +86,6 @@ def command(
         _show(document)
     if output is not None and not quiet:
         remark(f"trace of {size(len(data))} in {output}: open it in ui.perfetto.dev or chrome://tracing")
-
-
-def _texts(texts: list[str]) -> Iterator[str]:
-    for text in texts:
-        yield sys.stdin.read().removesuffix("\n") if text == "-" else text
 
 
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.display import progress_on_stderr
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError
@@ -28,29 +29,42 @@ def command(
     offline: Annotated[
         bool, typer.Option("--offline", help="Use only what is in the cache.", rich_help_panel=MODEL)
     ] = False,
-    out: Annotated[
+    output: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Convert to a new directory in Hugging Face layout.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Convert to a new directory in Hugging Face layout.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="Of the converted weights. Default: the model's own.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="Data type of the converted weights. Default: the model's own.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Fetch a model and print its path.
 
     What is here already is not fetched again: an interrupted pull goes on when it is started once more. Hashes are
-    checked. With --out any model that can be read, also a GGUF file, is written as a directory in Hugging Face layout.
+    checked. With --output any model that can be read, also a GGUF file, is written as a
+    directory in Hugging Face layout.
     """
-    if dtype is not None and out is None:
-        raise ConfigError("--dtype", dtype, "only together with --out, since fetching converts nothing")
+    if dtype is not None and output is None:
+        raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
     with progress_on_stderr(quiet) as progress:
         path = locate(model, progress=progress, revision=revision, offline=offline)
-        if out is not None:
-            from tokenmill.weights.checkpoint import open_checkpoint
-            from tokenmill.weights.write.convert import convert
+        if output is not None:
+            with uninterrupted():
+                from tokenmill.weights.checkpoint import open_checkpoint
+                from tokenmill.weights.write.convert import convert
 
             checkpoint = open_checkpoint(path)
-            path = convert(checkpoint, out, dtype or "auto", progress)
+            path = convert(checkpoint, output, dtype or "auto", progress)
     typer.echo(path)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
 
-if TYPE_CHECKING:
-    from tokenmill.weights.write.quantize import Kind, Report
+if TYPE_CHECKING:  # imports torch
+    from tokenmill.weights.write.quantize import Kind
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -24,18 +25,31 @@ EXAMPLES = examples(
 
 
 def command(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="The new directory, in Hugging Face layout.", rich_help_panel=OUTPUT)
-    ],
+    *,
     model: Model = DEFAULT_MODEL,
-    scheme: Annotated[str, typer.Option("--scheme", help="q4 or q8.", rich_help_panel=MODEL)] = "q4",
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="The new directory, in Hugging Face layout.",
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    scheme: Annotated[
+        str, typer.Option("--scheme", metavar="NAME", help="How matrices are stored: q4 or q8.", rich_help_panel=MODEL)
+    ] = "q4",
     group: Annotated[
         int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
     ] = 32,
     head: Annotated[
         str | None,
         typer.Option(
-            "--head", help="Of a head that is not the embedding: q8 (default), q4 or none.", rich_help_panel=MODEL
+            "--head",
+            metavar="NAME",
+            help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8.",
+            rich_help_panel=MODEL,
         ),
     ] = None,
     json: Json = False,
@@ -46,18 +60,21 @@ def command(
     Each is rounded to nearest, with the scale that leaves the smallest error, and kept exactly when the directory is
     loaded. Embeddings, norms and biases stay as they are. A model that is quantised already is rounded once more.
     """
-    from tokenmill.weights.write.quantize import quantize
+    with uninterrupted():
+        from tokenmill.weights.write.quantize import quantize
 
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        report = quantize(checkpoint, out, progress, scheme, group, head)
-    kinds = sorted(report.kinds.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
+        found = quantize(checkpoint, output, progress, scheme, group, head)
+    num_bytes = sum(file.stat().st_size for file in output.iterdir())
+    kinds = sorted(found.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
     if json:
-        print_json(_document(report, kinds, scheme, group))
+        told = {"path": str(output), "scheme": scheme, "group": group, "num_bytes": num_bytes}
+        print_json({**told, "tensors": list(map(_facts, kinds))})
         return
     header = ("tensors", "count", "stored as", "relative error", "before", "after")
     print_table(f"{model} in {scheme}, groups of {group}", [*map(_row, kinds), _total(kinds)], header)
-    typer.echo(f"{report.path}: {size(report.num_bytes)}")
+    typer.echo(f"{output}: {size(num_bytes)}")
 
 
 def _row(kind: "Kind") -> tuple[str, ...]:
@@ -70,15 +87,6 @@ def _total(kinds: list["Kind"]) -> tuple[str, ...]:
     return "total", str(sum(kind.count for kind in kinds)), "", "", size(before), size(after)
 
 
-def _document(report: "Report", kinds: list["Kind"], scheme: str, group: int) -> dict[str, Any]:
-    rows = []
-    for kind in kinds:
-        facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
-        rows.append({**facts, "relative_error": kind.error})
-    return {
-        "path": str(report.path),
-        "scheme": scheme,
-        "group": group,
-        "num_bytes": report.num_bytes,
-        "tensors": rows,
-    }
+def _facts(kind: "Kind") -> dict[str, Any]:
+    facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
+    return {**facts, "relative_error": kind.error}

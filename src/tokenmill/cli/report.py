@@ -1,11 +1,13 @@
 """What a finished generation is reported as: one line for people, one document for programs."""
 
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.config import SamplingParams
+from tokenmill.cli.options import option_name
+from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.measure.memory import peak_bytes
 from tokenmill.version import __version__
 
@@ -13,11 +15,27 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion
 
-__all__ = ["document", "summary", "versions"]
+DEFAULTS = SamplingParams()
+
+__all__ = ["cut_by", "document", "summary", "versions"]
 
 
-def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: float) -> str:
-    """Tokens, time to first token, tokens per second, how, and the hash."""
+def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> str:
+    """Which limit ended a text, as `stopped at -n 128`; empty if it ended by itself or at a stop text."""
+    if done.finish_reason != "length":
+        return ""
+    if len(done.tokens) != params.max_new_tokens:
+        for name in ("max_length", "cache_tokens"):
+            limit = getattr(config, name)
+            if limit is not None and done.num_prompt_tokens + len(done.tokens) >= limit:
+                return f"stopped at {option_name(name)} {limit}"
+    return f"stopped at -n {len(done.tokens)}"
+
+
+def summary(
+    engine: "Engine", completions: Sequence["Completion"], elapsed_s: float, params: SamplingParams = DEFAULTS
+) -> str:
+    """Tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text, if one did."""
     import torch
 
     config, new = engine.config, sum(len(done.tokens) for done in completions)
@@ -33,8 +51,15 @@ def summary(engine: "Engine", completions: Sequence["Completion"], elapsed_s: fl
             f"{rate:.1f} tokens/s",
             f"{config.dtype} {engine.program_name}, {where}",
             *([first.hash] if len(completions) == 1 else []),
+            *_limits([cut_by(done, params, config) for done in completions]),
         ]
     )
+
+
+def _limits(reasons: Sequence[str]) -> list[str]:
+    """Each limit that ended a text; of several texts, how many."""
+    counts = Counter(reason for reason in reasons if reason)
+    return [f"{count} {reason}" if len(reasons) > 1 else reason for reason, count in counts.items()]
 
 
 def document(engine: "Engine", completion: "Completion", params: SamplingParams) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What `--trace` and `--verify` show."""
+"""What is shown of the steps while they run: `--trace`, `--verify`, and the progress of long prompts."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
@@ -12,13 +13,13 @@ from tokenmill.cli.models import load_engine
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.hub.download import Progress
-from tokenmill.weights.packed.header import is_packed_model
+from tokenmill.weights.packed.reader import is_packed_model
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.measure.verify import TraceRow
 
-__all__ = ["load_reference", "watched"]
+__all__ = ["load_reference", "prompt_progress", "watched"]
 
 HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "ms")
 
@@ -29,7 +30,7 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 
     config = engine.config
     if is_packed_model(Path(config.model)):
-        raise ConfigError("--verify", config.model, "the model itself: a packed model cannot be read as float32")
+        raise ConfigError("--verify", True, "only with the model itself: a packed model cannot be read as float32")
     plain = EngineConfig(
         model=config.model,
         program="eager",
@@ -43,6 +44,19 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
         threads=config.threads,
     )
     return load_engine(plain, progress)
+
+
+@contextmanager
+def prompt_progress(engine: "Engine", quiet: bool) -> Iterator[None]:
+    """Show, on a terminal, how much of the prompts is computed inside, if that takes long."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from tokenmill.cli.prompt_progress import PromptProgress
+
+    observer = PromptProgress()
+    with closing(observer), engine.core.observed_by(observer):
+        yield
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """Requests of one core from asyncio: a thread makes the steps, and what is new of a request arrives in its event loop.
 
-The event loop never waits for a step: it hands requests and cancellations to the thread.
+The event loop never waits for a step: it puts messages, to submit or to cancel a request, into the thread's inbox.
 """
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from functools import partial
+from queue import SimpleQueue
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece
@@ -23,9 +23,8 @@ class AsyncDriver:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._condition = threading.Condition()
-        self._arrived: deque[tuple[Request, _Deliver]] = deque()
-        self._cancelled: deque[Request] = deque()
+        self._lock = threading.Lock()  # so that nothing is submitted behind the last message, which is None
+        self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._followed: dict[Request, _Deliver] = {}  # touched by the thread alone
         self._is_closed = False
         self._thread: threading.Thread | None = None
@@ -41,61 +40,55 @@ class AsyncDriver:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, item)
 
-        self._tell(self._arrived, (request, deliver))
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError("this driver is closed")
+            self._inbox.put(partial(self._submit, request, deliver))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tokenmill steps", daemon=True)
+                self._thread.start()
         try:
             while (item := await queue.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
                 yield item
         finally:
-            self._tell(self._cancelled, request)
+            self._inbox.put(partial(self._cancel, request))
 
     def close(self) -> None:
         """Cancel what is still followed and end the thread; its streams raise RuntimeError."""
-        with self._condition:
+        with self._lock:
             self._is_closed = True
-            self._condition.notify()
+            self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
 
-    def _tell(self, inbox: deque[Any], message: object) -> None:
-        with self._condition:
-            if self._is_closed and inbox is self._arrived:
-                raise RuntimeError("this driver is closed")
-            inbox.append(message)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tokenmill steps", daemon=True)
-                self._thread.start()
-            self._condition.notify()
-
     def _run(self) -> None:
-        while self._take_messages():
+        while True:
+            while not self._followed or not self._inbox.empty():
+                message = self._inbox.get()
+                if message is None:
+                    self._end_all(RuntimeError("the driver was closed"))
+                    return
+                message()
             try:
                 self._core.step()
-            except BaseException as error:  # noqa: BLE001  (it belongs to whoever follows, not to this thread)
+            except BaseException as error:  # noqa: BLE001  (it belongs to those who asked, not to this thread)
                 self._end_all(error)
             for request, deliver in list(self._followed.items()):
                 self._deliver(request, deliver)
-        self._end_all(RuntimeError("the driver was closed"))
 
-    def _take_messages(self) -> bool:
-        """Submit what has arrived and cancel what was left; wait while nothing is followed. False when closed."""
-        with self._condition:
-            self._condition.wait_for(lambda: self._is_closed or self._arrived or self._cancelled or self._followed)
-            arrived, cancelled = list(self._arrived), list(self._cancelled)
-            self._arrived.clear()
-            self._cancelled.clear()
-        for request, deliver in arrived:
-            try:
-                self._core.submit(request)
-                self._followed[request] = deliver
-            except BaseException as error:  # noqa: BLE001  (the same)
-                self._core.cancel(request)
-                deliver(error)
-        for request in cancelled:
-            self._followed.pop(request, None)
+    def _submit(self, request: Request, deliver: _Deliver) -> None:
+        try:
+            self._core.submit(request)
+            self._followed[request] = deliver
+        except BaseException as error:  # noqa: BLE001  (it belongs to whoever asked, not to this thread)
             self._core.cancel(request)
-        return not self._is_closed
+            deliver(error)
+
+    def _cancel(self, request: Request) -> None:
+        self._followed.pop(request, None)
+        self._core.cancel(request)
 
     def _deliver(self, request: Request, deliver: _Deliver) -> None:
         try:
@@ -110,5 +103,4 @@ class AsyncDriver:
     def _end_all(self, error: BaseException) -> None:
         for request, deliver in list(self._followed.items()):
             deliver(error)
-            self._core.cancel(request)
-        self._followed.clear()
+            self._cancel(request)

@@ -12,25 +12,23 @@ from typing import Any
 
 import torch
 
-from tokenmill.cache.compatibility import shared_fields
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.prefix_store import PrefixStore
+from tokenmill.cache.snapshot import shared_fields
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig, from_keywords
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import Forms, cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend import choose as choose_kernel
-from tokenmill.model.config import ModelConfig
-from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.program.aot.manifest import check as check_package
-from tokenmill.program.aot.manifest import made_for
+from tokenmill.program import ModelParts
+from tokenmill.program.aot.manifest import made_for, open_package
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
@@ -58,7 +56,7 @@ def load(
     """
     if model is not None:
         settings["model"] = str(model)
-    config: EngineConfig = from_keywords(EngineConfig, settings)
+    config = from_keywords(EngineConfig, settings)
     return build(open_checkpoint(locate(config.model)), config, progress)
 
 
@@ -66,7 +64,7 @@ def build(
     checkpoint: Checkpoint,
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
-    fill: Callable[..., Decoder] = load_decoder,
+    fill: Callable[..., None] = load_decoder,
 ) -> Engine:
     """An engine for a checkpoint that is open already: one loaded model, with the loop around it."""
     loaded = load_model(checkpoint, config, progress, fill)
@@ -76,7 +74,7 @@ def build(
     if config.prefix_dir is not None:
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(Path(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
-        scheduler.prefixes.store = loaded.runner.prefix_store = store
+        scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     return Engine(Core(loaded, scheduler, proposer))
 
@@ -85,7 +83,7 @@ def load_model(
     checkpoint: Checkpoint,
     config: EngineConfig,
     progress: Callable[[int, int], None] | None = None,
-    fill: Callable[..., Decoder] = load_decoder,
+    fill: Callable[..., None] = load_decoder,
 ) -> LoadedModel:
     """A model with its program and its own cache. `fill` gives the empty decoder its weights."""
     model_config = read_config(checkpoint.config)
@@ -105,33 +103,29 @@ def load_model(
     resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.proposer, "proposer")
     digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
-    resolved, forms = _with_package(resolved, forms, digests, model_config, device)
+    package = None
+    if resolved.aot_package is not None:
+        try:
+            package = open_package(Path(resolved.aot_package), made_for(resolved, digests, device), device)
+        except PackageMismatch as error:
+            if not resolved.aot_fallback:
+                raise
+            log.warning("%s; the plain modules serve", error)
+            resolved = replace(resolved, aot_package=None, program="eager")
+            forms = choose_forms(resolved, model_config, device)
     decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
     pool = _allocate(spec, device)  # before the weights, so that what does not fit is refused at once
+    dtype = getattr(torch, resolved.dtype)
     if packed is None:
-        fill(checkpoint, decoder, getattr(torch, resolved.dtype), device, progress)
+        fill(checkpoint, decoder, dtype, device, progress or (lambda done, total: None))
     else:
-        decoder.to(getattr(torch, resolved.dtype))  # its parameters have no memory
-    try:
-        program = forms.program(decoder, pool, kernel, packed, resolved)
-    except PackageMismatch as error:
-        resolved, forms = _without_package(error, resolved, model_config, device)
-        program = forms.program(decoder, pool, kernel, packed, resolved)
-    return LoadedModel(
-        resolved,
-        model_config,
-        tokenizer,
-        program,
-        pool,
-        Runner(program, pool, device),
-        forms.program_name,
-        forms.reason,
-        forms.program_name if program.attends else kernel_name,
-        digests,
-        recommended(checkpoint, resolved.generation_config),
-    )
+        decoder.to(dtype)  # its parameters have no memory
+    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved))
+    names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
+    runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
+    return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)
 
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
@@ -152,30 +146,6 @@ def _fused(config: ResolvedConfig) -> tuple[str, ...]:
     return config.fused
 
 
-def _with_package(
-    config: ResolvedConfig, forms: Forms, digests: dict[str, str], model: ModelConfig, device: torch.device
-) -> tuple[ResolvedConfig, Forms]:
-    """Config and choice of program if the AOT package fits; else the plain modules, if aot_fallback allows them."""
-    if config.aot_package is None:
-        return config, forms
-    try:
-        check_package(Path(config.aot_package), made_for(config, digests, device))
-    except PackageMismatch as error:
-        return _without_package(error, config, model, device)
-    return config, forms
-
-
-def _without_package(
-    error: PackageMismatch, config: ResolvedConfig, model: ModelConfig, device: torch.device
-) -> tuple[ResolvedConfig, Forms]:
-    """The plain modules in the place of the package; raises `error` unless aot_fallback allows them."""
-    if not config.aot_fallback:
-        raise error
-    log.warning("%s; the plain modules serve", error)
-    config = replace(config, aot_package=None, program="eager")
-    return config, choose_forms(config, model, device)
-
-
 def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:
     """The fingerprint; of a packed model, that of the model it was made of."""
     if not isinstance(checkpoint, PackedCheckpoint):
@@ -188,14 +158,11 @@ def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, st
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
     """With the settings that a packed model was made for; ConfigError if another value is given."""
-    fixed = {name: getattr(packed, name) for name in ("program", "dtype", "scheme")}
+    fixed = {name: packed.facts[name] for name in ("program", "dtype", "scheme")}
     for name, value in fixed.items():
-        if getattr(config, name) not in ("auto", value):
-            raise ConfigError(
-                name,
-                getattr(config, name),
-                f"{value}: {packed.path} is packed for that; give the model, or another file",
-            )
+        if (given := getattr(config, name)) not in ("auto", value):
+            allowed = f"{value}: {packed.path} is packed for that; give the model, or another file"
+            raise ConfigError(name, given, allowed)
     return replace(config, **fixed)
 
 

@@ -9,7 +9,7 @@ from tokenmill.engine.resolve import find_device
 from tokenmill.hub.download import Progress
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.manifest import made_for
-from tokenmill.program.compiled.pieces import InPieces
+from tokenmill.program.compiled.micro_batches import MicroBatched
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 
@@ -26,7 +26,7 @@ def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path,
         "tokenmill": __version__,
     }
     program = engine.core.loaded.program
-    assert isinstance(program, InPieces), "program compiled is one"
+    assert isinstance(program, MicroBatched), "program compiled is one"
     return write_package(
         folder, program.decoder, engine.core.loaded.pool, program.padded, config.compile_phases, facts, progress
     )

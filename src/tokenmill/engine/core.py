@@ -11,21 +11,21 @@ may be called from several threads, one step at a time.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from math import inf
 
 from torch import Tensor
 
 from tokenmill.config import SamplingParams
-from tokenmill.engine.inflight import InFlight, collect
+from tokenmill.engine.inflight import InFlight
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.observers import Observers
-from tokenmill.engine.outputs import Completion, Piece, Tracker, make_detokenizer
+from tokenmill.engine.observers import Observer
+from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import InputProcessor, Prompt, Request
 from tokenmill.errors import CapacityError, RequestError, TokenmillError
 from tokenmill.sample.sampler import Sampled
-from tokenmill.schedule.blocks import CacheUse
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.proposer import Proposer
@@ -35,74 +35,68 @@ __all__ = ["Core"]
 
 
 class Core:
-    """One loaded model, its scheduler and the requests that are queued or running."""
+    """One loaded model, its scheduler and the requests that are queued or running.
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        scheduler: Scheduler,
-        proposer: Proposer,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.loaded, self.scheduler, self.clock = loaded, scheduler, clock
-        self.inputs = InputProcessor(loaded.config, loaded.model_config, loaded.tokenizer, loaded.generation_defaults)
-        self.observers = Observers()
-        self.proposer = proposer
-        self._trackers: dict[int, Tracker] = {}
-        self._deadlines: dict[int, tuple[float, Request]] = {}
+    trackers: of the sequences of these requests, by their id. observers: see `observed_by`.
+    """
+
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
+        self.loaded, self.scheduler, self.proposer = loaded, scheduler, proposer
+        self.inputs = InputProcessor(loaded)
+        self.clock: Callable[[], float] = time.perf_counter
+        self.observers: list[Observer] = []
+        self.trackers: dict[int, Tracker] = {}
         self._abandoned: deque[Sequence] = deque()
         self._lock = threading.RLock()
-        self._is_busy = self._is_undelivered = False
+        self._is_busy = self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
-        self._is_async = loaded.config.async_scheduling == "on"
 
     # ---- requests
 
     def request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        salt: bytes = b"",
+        self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, timeout_s: float = inf, salt: bytes = b""
     ) -> Request:
         """A checked request, not queued yet. RequestError or CapacityError if it could never be served.
 
         Requests of a lower `priority` run first. timeout_s counts from now. Only requests of equal salt share rows of
         the cache.
         """
-        tokens = self.inputs.encode(prompt)
-        with self._lock:
-            sequences = list(self.inputs.sequences(tokens, params, priority, salt))
+        self.check_open()
+        sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
         for sequence in sequences:
-            self.scheduler.check(sequence)
-        return Request(sequences, None if timeout_s is None else self.clock() + timeout_s)
+            self.scheduler.check_length(sequence.max_tokens)
+        return Request(sequences, self.clock() + timeout_s)
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`)."""
         with self.exclusive():
-            self._check_queue(len(request.sequences))
+            limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
+            if limit is not None and needed > limit:
+                raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
             for index, sequence in enumerate(request.sequences):
-                detokenizer = make_detokenizer(self.loaded.tokenizer, sequence)
-                tracker = Tracker(sequence, detokenizer, self.clock(), index)
+                detokenizer = self.inputs.detokenizer(sequence)
+                tracker = Tracker(sequence, detokenizer, self.clock(), index, request.deadline_s)
                 request.trackers.append(tracker)  # first, so that `cancel` finds the sequence if an interrupt comes now
-                self._trackers[sequence.id] = tracker
-                if request.deadline_s is not None:
-                    self._deadlines[sequence.id] = request.deadline_s, request
+                self.trackers[sequence.id] = tracker
                 self.enqueue(sequence)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a sequence without a tracker, new or parked: its rows go to its own `collect`."""
+        """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `collect`."""
         with self.exclusive():
+            self.check_open()
             (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
+
+    def run_to_end(self, sequence: Sequence) -> None:
+        """Step until a queued sequence has ended."""
+        while sequence.finish_reason is None:
+            self.step()
 
     def take(self, request: Request) -> list[Piece]:
         """What is new of each continuation since the last call. Raises the error that ended one, once."""
         with self._lock:
             return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
-    def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Iterator[Piece]:
+    def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Generator[Piece, None, None]:
         """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled.
 
         `prepare` is called just before the request is queued, and no other thread comes between the two.
@@ -111,7 +105,7 @@ class Core:
             with self.exclusive():
                 prepare()
                 self.submit(request)
-            over = False
+            over = not request.sequences
             while not over:
                 if not request.is_done:  # a step of another thread may have finished it
                     self.step()
@@ -127,27 +121,35 @@ class Core:
             for request in requests:
                 self.submit(request)
             trackers = [tracker for request in requests for tracker in request.trackers]
-            while not all(request.is_done for request in requests):
-                self.step()
+            while True:
                 for tracker in trackers:
                     if tracker.error is not None:
                         raise tracker.error
-            return [tracker.completion for tracker in trackers if tracker.completion is not None]
+                completions = [tracker.completion for tracker in trackers if tracker.completion is not None]
+                if len(completions) == len(trackers):
+                    return completions
+                self.step()
         finally:
             for request in requests:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request, queued or running, and release its blocks. A continuation that has ended is only forgotten,
-        because its sequence, if kept, may belong to another request by now."""
+        """End a request, queued or running, and release its blocks.
+
+        Of a continuation that has ended only the tracker goes, because its sequence may belong to a new request by now.
+        """
         with self._lock:
             for tracker in request.trackers:
-                if tracker.has_ended and self._trackers.get(tracker.sequence.id) is tracker:
-                    del self._trackers[tracker.sequence.id]
-                    self._deadlines.pop(tracker.sequence.id, None)
-        self.abandon([each.sequence for each in request.trackers if not each.has_ended])
+                if tracker.has_ended and self.trackers.get(tracker.sequence.id) is tracker:
+                    del self.trackers[tracker.sequence.id]
+        self._abandon([each.sequence for each in request.trackers if not each.has_ended])
 
-    def abandon(self, sequences: Iterable[Sequence]) -> None:
+    def drop(self, sequence: Sequence) -> None:
+        """End a sequence for good, even one that is kept, and release its blocks."""
+        sequence.keep = False
+        self._abandon([sequence])
+
+    def _abandon(self, sequences: List[Sequence]) -> None:
         """Drop sequences, or park those that are kept.
 
         The garbage collector may call this in the middle of a step; the sequences are then dropped after the step.
@@ -158,13 +160,26 @@ class Core:
                 with self.exclusive():
                     pass  # `exclusive` drops the abandoned sequences
 
+    def close(self) -> None:
+        """End every sequence with an error, and let go of weights and cache."""
+        with self.exclusive():
+            for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+                self._fail(sequence, RequestError("this engine is closed"))
+            self._is_closed, self.in_flight = True, None
+            self.loaded.release()
+
+    def check_open(self) -> None:
+        """RequestError after `close`."""
+        if self._is_closed:
+            raise RequestError("this engine is closed")
+
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Inside this context no other thread steps or queues anything, and `scheduler` may be used."""
         with self._lock:
             before, self._is_busy = self._is_busy, True
             try:
-                self._let_go()
+                self._drop_abandoned()
                 yield
             except TokenmillError:
                 raise  # a refusal changes nothing
@@ -176,19 +191,23 @@ class Core:
                 self._leave_out_finished()
 
     @property
-    def num_tracked(self) -> int:
-        """The number of sequences that have a tracker."""
-        return len(self._trackers)
-
-    @property
-    def cache_use(self) -> CacheUse:
-        """How full the cache is."""
-        return self.scheduler.allocator.use
+    def num_used_blocks(self) -> int:
+        """Blocks of the cache that some sequence holds."""
+        return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
         with self.exclusive():
             self.scheduler.allocator.forget_names()
+
+    @contextmanager
+    def observed_by(self, observer: Observer) -> Iterator[None]:
+        """Inside this context, call an observer at every step."""
+        self.observers = [*self.observers, observer]
+        try:
+            yield
+        finally:
+            self.observers = [each for each in self.observers if each is not observer]
 
     # ---- the loop
 
@@ -196,9 +215,9 @@ class Core:
         """Move every running sequence by one step."""
         with self.exclusive():
             if self._is_undelivered:  # an earlier step was interrupted after its commit
-                self._deliver(list(self._trackers.values()))
+                self._deliver(list(self.trackers.values()))
                 self._is_undelivered = False
-            self._end_overdue()
+            self._fail_overdue()
             try:
                 self._step()
             except TokenmillError:
@@ -207,34 +226,29 @@ class Core:
 
     def _step(self) -> None:
         """The loop's body: begin a step unless one is in flight, begin the next one if possible, end this one."""
-        self.observers.phase("begin")
+        self._phase("begin")
         current, self.in_flight = self.in_flight, None
         if current is None:
-            if (current := self._begin()) is None:
+            plan = self._plan()
+            if not plan.work:
                 return  # a step of another thread has finished everything
+            self._phase("plan", plan)
+            current = self._run(plan)
+            self._phase("run")
             self._begin_next(current)
         else:
-            self.observers.phase("plan", current.plan)
+            self._phase("plan", current.plan)
             self._begin_next(current)
-            self.observers.phase("run")
+            self._phase("run")
         self._end(current)
-
-    def _begin(self) -> InFlight | None:
-        """Plan and run a step and launch its sampling, without waiting for the device; None if there is no work."""
-        plan = self._plan()
-        if not plan.work:
-            return None
-        self.observers.phase("plan", plan)
-        current = self._run(plan)
-        self.observers.phase("run")
-        return current
 
     def _begin_next(self, current: InFlight) -> None:
         """With async scheduling, begin the next step before the tokens of `current` are read, if possible."""
-        if self.observers.in_order or not (self._is_async and current.can_be_overtaken):
+        is_async = self.loaded.config.async_scheduling == "on" and not any(each.in_order for each in self.observers)
+        if not is_async or not current.next_can_be_planned:
             return
         self.scheduler.advance(current.plan, current.unread)
-        current.is_overtaken = True
+        current.next_is_planned = True
         plan = self._plan()
         if plan.work:
             self.in_flight = self._run(plan, current.ids_R)
@@ -248,28 +262,29 @@ class Core:
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
     def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
+        """Run a plan and begin to sample, without waiting for the device. fed_R: see Step."""
         plan, logits_RV = self.loaded.runner.run(plan, fed_R)
-        collect(plan, logits_RV)
-        self.observers.logits(plan, logits_RV)
+        for observer in self.observers:
+            observer.logits(plan, logits_RV)
         return InFlight(plan, logits_RV)
 
     def _end(self, current: InFlight) -> None:
         """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
         sampled, errors = current.read()
-        self.observers.phase("sample", current.plan)
+        self._phase("sample", current.plan)
         accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
         self._note(current, accepted, sampled, errors)
-        stores = (self.scheduler.settle if current.is_overtaken else self.scheduler.commit)(current.plan, accepted)
+        stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
         self.loaded.runner.store(stores)
-        self._deliver([t for work in current.plan.work if (t := self._trackers.get(work.sequence.id)) is not None])
-        self.observers.phase("deliver")
+        self._deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
+        self._phase("deliver")
 
     def _note(
         self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
     ) -> None:
         """Keep the log-probabilities of accepted tokens; end a sequence if one of its accepted rows has an error."""
         for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
-            tracker = self._trackers.get(work.sequence.id)
+            tracker = self.trackers.get(work.sequence.id)
             position = work.start + work.count - work.num_logits + 1
             for index, row in enumerate(rows[: len(tokens)]):
                 if tracker is not None:
@@ -280,7 +295,7 @@ class Core:
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End one sequence with an error; the others go on."""
-        tracker = self._trackers.get(sequence.id)
+        tracker = self.trackers.get(sequence.id)
         if tracker is not None and tracker.error is None:
             tracker.error = error
         self.scheduler.finish(sequence, "error")
@@ -306,35 +321,28 @@ class Core:
         self.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
 
-    # ---- limits and cancelling
+    def _phase(self, name: str, plan: Plan | None = None) -> None:
+        for observer in self.observers:
+            observer.phase(name, plan)
 
-    def _check_queue(self, num_sequences: int) -> None:
-        limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + num_sequences
-        if limit is not None and needed > limit:
-            raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
-
-    def _end_overdue(self) -> None:
-        now_s = self.clock() if self._deadlines else 0.0
-        for deadline_s, request in list(self._deadlines.values()):
-            if now_s < deadline_s:
-                continue
-            for tracker in request.trackers:
-                self._deadlines.pop(tracker.sequence.id, None)
-                if tracker.completion is None:
-                    num_tokens = len(tracker.tokens)
-                    self._fail(tracker.sequence, RequestError(f"the deadline has passed after {num_tokens} tokens"))
+    def _fail_overdue(self) -> None:
+        limited = [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]
+        now_s = self.clock() if limited else 0.0
+        for tracker in limited:
+            if now_s >= tracker.deadline_s:
+                after = len(tracker.tokens)
+                self._fail(tracker.sequence, RequestError(f"the deadline has passed after {after} tokens"))
 
     def _leave_out_finished(self) -> None:
         """Take sequences that have ended out of the step in flight, even if they are resumed before it is read."""
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None
 
-    def _let_go(self) -> None:
+    def _drop_abandoned(self) -> None:
         while self._abandoned:
             sequence = self._abandoned[0]  # removed last, so that an interrupt before that repeats it
             (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-            self._trackers.pop(sequence.id, None)
-            self._deadlines.pop(sequence.id, None)
+            self.trackers.pop(sequence.id, None)
             sequence.collect = None
             self._abandoned.popleft()
         self._leave_out_finished()

@@ -1,105 +1,105 @@
 """The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as List
 from pathlib import Path
 from typing import Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import ResolvedConfig, SamplingParams
+from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
-from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.engine.requests import Prompt, Request, is_batch
-from tokenmill.engine.scoring import logits, score
-from tokenmill.engine.session import Session, open_session
+from tokenmill.engine.outputs import Completion
+from tokenmill.engine.requests import Prompt, Request, batch_of
+from tokenmill.engine.scoring import last_logits, score
+from tokenmill.engine.session import Session
+from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
-from tokenmill.model.config import ModelConfig
-from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Engine"]
 
 
 class Engine:
-    """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads.
+    """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads. A context, too.
 
-    core is the loop that every method drives. A server uses it directly, for requests with a priority, a deadline or a
-    way to cancel them.
+    config: the settings, every default resolved. program_name, program_reason, kernel_name: what was chosen, and why;
+    the kernel is the program's name if it computes attention itself. fingerprint: see LoadedModel. core: the loop that
+    every method drives; a server uses it directly, for requests with a priority, a deadline or a way to cancel them.
     """
 
     def __init__(self, core: Core) -> None:
-        self.core = core
-
-    @property
-    def config(self) -> ResolvedConfig:
-        """The settings, every default resolved."""
-        return self.core.loaded.config
-
-    @property
-    def model_config(self) -> ModelConfig:
-        """The shape of the model, as its config.json gives it."""
-        return self.core.loaded.model_config
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer, if it has one."""
-        return self.core.loaded.tokenizer
-
-    @property
-    def program_name(self) -> str:
-        """The name of the program that runs the model."""
-        return self.core.loaded.program_name
-
-    @property
-    def program_reason(self) -> str:
-        """Why that program was chosen."""
-        return self.core.loaded.program_reason
-
-    @property
-    def kernel_name(self) -> str:
-        """The name of the attention kernel, or of the program if it computes attention itself."""
-        return self.core.loaded.kernel_name
+        self.core, loaded = core, core.loaded
+        self.config, self.model_config, self.tokenizer = loaded.config, loaded.model_config, loaded.tokenizer
+        self.program_name, self.program_reason = loaded.program_name, loaded.program_reason
+        self.kernel_name, self.fingerprint = loaded.kernel_name, loaded.fingerprint
 
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that were allocated, by kind."""
         return self.core.loaded.memory
 
-    @property
-    def fingerprint(self) -> Mapping[str, str]:
-        """Digests of the files that the model came from, when it was loaded; see weights/fingerprint.py."""
-        return self.core.loaded.fingerprint
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        config = self.config
+        return f"<tokenmill.Engine {config.model}, {self.program_name} {config.dtype}, {config.max_length} tokens>"
+
+    def close(self) -> None:
+        """End what runs, and let go of weights and cache. Later calls raise RequestError."""
+        self.core.close()
 
     @overload
-    def generate(self, prompt: str | List[int], **settings: Any) -> Completion: ...
+    def generate(
+        self, prompt: str | List[int], params: SamplingParams | None = None, **settings: Any
+    ) -> Completion: ...
     @overload
-    def generate(self, prompt: List[str] | List[List[int]], **settings: Any) -> list[Completion]: ...
-    def generate(self, prompt: Any, **settings: Any) -> Any:
+    def generate(
+        self, prompt: List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+    ) -> list[Completion]: ...
+    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come.
 
-        `settings` are the fields of SamplingParams. With n above 1 every prompt gives n completions, in order. Raises
-        RequestError if one of the prompts cannot be served; then none of them is run.
+        `settings` are the fields of SamplingParams; they go over those of `params`. With n above 1 every prompt gives n
+        completions, in order. Raises RequestError if one of the prompts cannot be served; then none of them is run.
         """
-        params = self.core.inputs.params(settings)
-        many = is_batch(prompt)
-        done = self.core.finish(self._requests(list(prompt) if many else [prompt], params))
+        params = self.core.inputs.params(settings, params)
+        prompts, many = batch_of(prompt)
+        done = self.core.finish(self._requests(prompts, params))
         return done if many or params.n > 1 else done[0]
 
-    def stream(self, prompt: Prompt, **settings: Any) -> Iterator[Piece]:
-        """Continue one prompt and yield its text as it becomes safe to show; the last piece carries the completion.
+    def stream(
+        self, prompt: Prompt | List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+    ) -> Stream:
+        """As generate, piece by piece: text as it becomes safe to show. Read it with `for`, or with `async for`.
 
-        The prompt is checked at once and queued with the first piece. Closing the iterator early ends the sequence and
-        frees its blocks.
+        `Piece.index` says which completion, in the order of generate, a piece belongs to; its last piece carries the
+        completion. Prompts are checked at once and queued with the first piece. Closing the stream early ends the
+        sequences and frees their blocks.
         """
-        params = self.core.inputs.params(settings)
-        if params.n != 1:
-            raise RequestError(f"stream serves one continuation: n = {params.n} needs generate")
-        (request,) = self._requests([prompt], params)
-        return self.core.follow(request)
+        params = self.core.inputs.params(settings, params)
+        requests = self._requests(batch_of(prompt)[0], params)
+        return Stream(self.core.follow(Request([each for request in requests for each in request.sequences])))
+
+    def chat(
+        self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
+    ) -> Completion:
+        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
+        return self.generate(self.chat_prompt(messages), params, **settings)
+
+    def stream_chat(
+        self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
+    ) -> Stream:
+        """As chat, piece by piece."""
+        return self.stream(self.chat_prompt(messages), params, **settings)
 
     def logits(self, prompt: Prompt) -> Tensor:
         """Logits after every token of the prompt, [T, V] float32 on the CPU."""
-        return logits(self.core, prompt)
+        tokens = self.encode(prompt)
+        return last_logits(self.core, tokens, len(tokens))
 
     def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
         """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
@@ -118,7 +118,7 @@ class Engine:
         `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
         for a file that is damaged or of another model.
         """
-        return open_session(self.core, Path(path), convert)
+        return Session.open(self.core, Path(path), convert)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""

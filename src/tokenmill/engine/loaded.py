@@ -18,7 +18,7 @@ from tokenmill.version import __version__
 __all__ = ["LoadedModel"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LoadedModel:
     """Made by `build.load_model`, from resolved settings.
 
@@ -39,9 +39,13 @@ class LoadedModel:
     fingerprint: Mapping[str, str]
     generation_defaults: Mapping[str, Any]
 
+    def release(self) -> None:
+        """Let go of weights and cache; the facts about them stay."""
+        for name in ("program", "pool", "runner"):
+            vars(self).pop(name, None)
+
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes that were allocated."""
         return {
             "weights_bytes": self.program.num_weight_bytes,
             "matrix_bytes": self.program.num_matrix_bytes,
@@ -50,7 +54,7 @@ class LoadedModel:
 
     @property
     def compatibility(self) -> dict[str, Any]:
-        """The header of rows that this model computes; see cache/compatibility.py."""
+        """The header of rows that this model computes; see cache/snapshot.py."""
         config, model = self.config, self.model_config
         name = config.model
         return {

@@ -4,6 +4,7 @@ A Tracker follows one sequence from submission to its end: it turns accepted tok
 notices stop strings, and keeps the clock readings from which every figure is derived.
 """
 
+import math
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -11,13 +12,15 @@ from hashlib import sha256
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens", "make_detokenizer"]
-
+__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens"]
 
 MAX_UNDECODED = 32
 """Tokens that wait to be decoded together, at a fraction of the cost of decoding one by one."""
+
+
+MAX_SHOWN = 80
+"""Characters of a text in a completion's repr."""
 
 
 def hash_tokens(tokens: List[int]) -> str:
@@ -44,7 +47,7 @@ class Timing:
         return len(self.itl_s) / decode_s if decode_s else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """One finished sequence.
 
@@ -59,6 +62,10 @@ class Completion:
     num_prompt_tokens: int
     seed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]} …"
+        return f"<tokenmill.Completion {text!r}, {len(self.tokens)} tokens, {self.finish_reason}, hash {self.hash}>"
 
     @property
     def hash(self) -> str:
@@ -85,13 +92,14 @@ class Tracker:
     """Follows one sequence: turns its tokens into text that is safe to show, and keeps what a completion reports.
 
     Tokens are decoded when text is taken, at the latest when MAX_UNDECODED are waiting, and one by one if the request
-    has stop strings. started_s: the clock at submission. index: see Piece.
+    has stop strings. started_s: the clock at submission. index: see Piece. deadline_s: see Request.
     """
 
     sequence: Sequence
     detokenizer: Detokenizer | None
     started_s: float
     index: int = 0
+    deadline_s: float = math.inf
     tokens: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
@@ -112,18 +120,8 @@ class Tracker:
         self.times_s += [now_s] * len(tokens)
         if self.detokenizer is None:
             return False
-        if self.detokenizer.has_stops or len(self.tokens) - self.detokenizer.num_tokens_used >= MAX_UNDECODED:
-            self._decode()
-        return self._cut()
-
-    def take_text(self) -> str:
-        """What is safe to show and has not been taken yet."""
-        if self.detokenizer is None:
-            return ""
-        self._decode()
-        text = self.detokenizer.text[self._num_shown :]
-        self._num_shown += len(text)
-        return text
+        is_due = len(self.tokens) - self.detokenizer.num_tokens_used >= MAX_UNDECODED
+        return (is_due or self.detokenizer.has_stops) and self._decode()
 
     def take(self) -> Piece | None:
         """What is new since the last call, or None. Raises the error that has ended the sequence, once."""
@@ -133,12 +131,18 @@ class Tracker:
             self._is_over = True
             raise self.error
         done = self.completion
-        text = self.take_text()
+        self._decode()
+        text = self._text[self._num_shown :]
         tokens, first = tuple(self.tokens[self._num_taken :]), self._num_taken
+        self._num_shown += len(text)
         self._num_taken, self._is_over = len(self.tokens), done is not None
         if not (text or tokens or done):
             return None
         return Piece(text, tokens, done, self._logprobs(first, len(self.tokens)), self.index)
+
+    @property
+    def _text(self) -> str:
+        return self.detokenizer.text if self.detokenizer is not None else ""
 
     def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
         """Of the generated tokens [first, last); None if the request does not want them."""
@@ -148,42 +152,32 @@ class Tracker:
         noted = (self.logprobs.get(position) for position in range(start + first, start + last))
         return tuple(entry for entry in noted if entry is not None)
 
-    def _decode(self) -> None:
-        if self.detokenizer is not None:
-            # The token that stops a sequence is not part of the text.
-            end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
-            self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
-
-    def _cut(self) -> bool:
-        """Whether a stop string was found; if so, the tokens after it are removed."""
-        if self.detokenizer is None or self.detokenizer.stopped is None:
+    def _decode(self, final: bool = False) -> bool:
+        """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed."""
+        if self.detokenizer is None:
+            return False
+        # The token that stops a sequence is not part of the text.
+        end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
+        self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
+        if final:
+            self.detokenizer.finish()
+        if self.detokenizer.stopped is None:
             return False
         del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
         return True
 
     def finish(self, reason: str) -> None:
         """Flush the text that was held back and make the completion. A stop string may be found only now."""
-        self._decode()
-        if self.detokenizer is not None:
-            self.detokenizer.finish()
-        if self._cut():
+        if self._decode(final=True):
             reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
         self.completion = Completion(
-            text=self.detokenizer.text if self.detokenizer is not None else "",
-            tokens=tuple(self.tokens),
-            finish_reason=reason,
-            timing=Timing(first_s, gaps),
-            num_prompt_tokens=self.sequence.num_prompt_tokens,
-            seed=self.sequence.seed,
-            logprobs=self._logprobs(0, len(self.tokens)),
+            self._text,
+            tuple(self.tokens),
+            reason,
+            Timing(first_s, gaps),
+            self.sequence.num_prompt_tokens,
+            self.sequence.seed,
+            self._logprobs(0, len(self.tokens)),
         )
-
-
-def make_detokenizer(tokenizer: Tokenizer | None, sequence: Sequence) -> Detokenizer | None:
-    """A detokenizer for the tokens that follow the prompt of a sequence; None without a tokenizer."""
-    if tokenizer is None:
-        return None
-    params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]
-    return Detokenizer(tokenizer, stop=params.stop, include_stop=params.include_stop, prompt=prompt)

@@ -12,8 +12,8 @@ from tokenmill.errors import CheckpointError
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.packed.header import is_packed_model
 from tokenmill.weights.packed.model import write_packed_model
+from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["save_packed_model"]
 

@@ -5,23 +5,25 @@ which setting to change.
 """
 
 import logging
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from operator import index
 from typing import Any
 
-from tokenmill.config import DEFAULT_MAX_NEW_TOKENS, ResolvedConfig, SamplingParams, from_keywords
+from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams, from_keywords
+from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.outputs import Tracker
-from tokenmill.errors import RequestError
-from tokenmill.model.config import ModelConfig
+from tokenmill.errors import ConfigError, RequestError
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["InputProcessor", "Prompt", "Request", "is_batch"]
+__all__ = ["InputProcessor", "Prompt", "Request", "batch_of"]
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +32,14 @@ Prompt = str | List[int]
 
 @dataclass(eq=False)
 class Request:
-    """One prompt and its n continuations, checked and not yet queued. Made by `Core.request`, queued by `Core.submit`.
+    """Continuations of a prompt, or of several, checked and not yet queued. `Core.submit` queues them.
 
-    deadline_s: the core's clock when it fails if it has not ended; None for never. trackers: one for each
-    continuation, once it is queued.
+    deadline_s: the core's clock when it fails if it has not ended. trackers: one for each continuation, once it is
+    queued.
     """
 
     sequences: list[Sequence]
-    deadline_s: float | None = None
+    deadline_s: float = math.inf
     trackers: list[Tracker] = field(default_factory=list)
 
     @property
@@ -49,29 +51,31 @@ class Request:
 class InputProcessor:
     """Turns prompts into the sequences of one model, and gives each sequence an id."""
 
-    def __init__(
-        self, config: ResolvedConfig, model: ModelConfig, tokenizer: Tokenizer | None, defaults: Mapping[str, Any]
-    ) -> None:
-        self._name, self._max_length = config.model, config.max_length
-        self._model, self._tokenizer = model, tokenizer
-        self.defaults = dict(defaults)  # sampling settings that the model's files recommend
-        known = tokenizer.eos_token_ids if tokenizer is not None else ()
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._name, self._max_length = loaded.config.model, loaded.config.max_length
+        self._room = min(self._max_length, loaded.config.cache_tokens)
+        model, self._tokenizer = loaded.model_config, loaded.tokenizer
+        self._vocab_size, self._context = model.vocab_size, model.context
+        self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
+        known = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
         ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
         self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
         if absent := sorted(ids.keys() - self._eos.keys()):
             ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
-            log.warning(
-                "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d", self._name, ends, last
-            )
+            message = "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d"
+            log.warning(message, self._name, ends, last)
         self._ids = count(1)
 
-    def params(self, settings: Mapping[str, Any]) -> SamplingParams:
-        """The sampling settings of a request; what it leaves out is the model's own default, or SamplingParams'."""
-        params: SamplingParams = from_keywords(SamplingParams, {**self.defaults, **settings})
-        return params
+    def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
+        """The sampling settings of a request: `settings` over those that are `given`, or over the model's own."""
+        if given is not None and not isinstance(given, SamplingParams):
+            raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
+        named = {ALIASES.get(name, name) for name in settings}
+        start = self.defaults if given is None else asdict(given)
+        return from_keywords(SamplingParams, {k: v for k, v in start.items() if k not in named} | dict(settings))
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
-        """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
+        """See Engine.encode."""
         if isinstance(prompt, str):
             tokenizer = self._need_tokenizer()
             tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
@@ -83,16 +87,18 @@ class InputProcessor:
         return tokens
 
     def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
-        """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
-
-        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
-        """
+        """See Engine.chat_prompt."""
+        if not isinstance(messages, list | tuple) or not messages:
+            raise RequestError(f"{messages!r} is no conversation: give a list of messages with role and content")
+        for message in messages:
+            if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
+                raise RequestError(f"the message {message!r} has no role: user, assistant or system")
         return encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
 
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
     ) -> Iterator[Sequence]:
-        """The n sequences that a prompt asks for. priority and salt: see Sequence."""
+        """The n continuations of a prompt. priority and salt: see Sequence."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -101,26 +107,20 @@ class InputProcessor:
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         for number in range(params.n):
-            yield Sequence(
-                self.new_id(),
-                list(tokens),
-                len(tokens),
-                max_tokens,
-                params,
-                seed + number,
-                stops,
-                priority=priority,
-                salt=salt,
-            )
+            prompt = next(self._ids), list(tokens), len(tokens)
+            yield Sequence(*prompt, max_tokens, params, seed + number, stops, priority=priority, salt=salt)
 
-    def scored(self, tokens: list[int], score_from: int) -> Sequence:
-        """A sequence whose logits are read and from which nothing is sampled; it is kept, so that it can be rewound."""
+    def kept(self, tokens: list[int], score_from: int | None = None) -> Sequence:
+        """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
-        return Sequence(self.new_id(), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+        return Sequence(next(self._ids), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
 
-    def kept(self) -> Sequence:
-        """An empty sequence that is kept from call to call: the sequence of a session."""
-        return Sequence(self.new_id(), [], 0, self._max_length, keep=True)
+    def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
+        """For the tokens that follow the prompt of a sequence; None without a tokenizer."""
+        if self._tokenizer is None:
+            return None
+        params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]
+        return Detokenizer(self._tokenizer, stop=params.stop, include_stop=params.include_stop, prompt=prompt)
 
     def check_length(self, num_tokens: int) -> None:
         """RequestError for more tokens than max_length."""
@@ -132,9 +132,11 @@ class InputProcessor:
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
         max_length, wanted, min_new = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
+        if wanted == -1:
+            wanted = max(self._room - num_prompt, min_new)
         num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
         if num_prompt + (wanted or min_new) > max_length:
-            remedy = "raise max_length" if max_length < self._model.context else "this is the model's own context"
+            remedy = "raise max_length" if max_length < self._context else "this is the model's own context"
             raise RequestError(
                 f"prompt of {num_prompt} tokens + max_new_tokens of {num_new} is over max_length of {max_length}: "
                 f"shorten the prompt or lower max_new_tokens ({remedy})"
@@ -142,22 +144,23 @@ class InputProcessor:
         return min(num_prompt + num_new, max_length)
 
     def _check_ids(self, tokens: List[int]) -> None:
-        size = self._model.vocab_size
         for token in tokens:
-            if not 0 <= token < size:
-                raise RequestError(f"token id {token} is out of range: this model's ids are 0 to {size - 1}")
+            if not 0 <= token < self._vocab_size:
+                last = self._vocab_size - 1
+                raise RequestError(f"token id {token} is out of range: this model's ids are 0 to {last}")
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
         return self._tokenizer
 
-    def new_id(self) -> int:
-        """An id that no sequence had before."""
-        return next(self._ids)
-
 
 def _token_ids(prompt: Any) -> list[int]:
+    if prompt is None or isinstance(prompt, bytes | bytearray | Mapping):
+        kind = "None" if prompt is None else type(prompt).__name__
+        raise RequestError(
+            f"a prompt is text, or a list of whole numbers, not {kind}: decode bytes, and see Engine.chat"
+        )
     try:
         return [_token_id(token) for token in prompt]
     except TypeError:
@@ -166,13 +169,22 @@ def _token_ids(prompt: Any) -> list[int]:
 
 def _token_id(token: Any) -> int:
     try:
+        if isinstance(token, bool):
+            raise TypeError
         return index(token)
     except TypeError:
         raise RequestError(f"{token!r} is no token id: a prompt is text, or a list of whole numbers") from None
 
 
-def is_batch(prompt: Any) -> bool:
-    """Whether it is a list of prompts; one prompt is a text, or ids in a list, tuple, array or tensor."""
-    if isinstance(prompt, str) or not (hasattr(prompt, "__getitem__") and len(prompt)):
-        return False
-    return isinstance(prompt[0], str | list | tuple) or getattr(prompt[0], "ndim", 0) > 0
+def batch_of(prompt: Any) -> tuple[list[Any], bool]:
+    """The prompts that are meant, and whether they came as a list of several, which may be empty.
+
+    One prompt is a text, or ids in a list, tuple, array or tensor. A generator is read to its end.
+    """
+    if isinstance(prompt, Iterator):
+        prompt = list(prompt)
+    if isinstance(prompt, str | bytes | bytearray) or not hasattr(prompt, "__len__") or isinstance(prompt, Mapping):
+        return [prompt], False
+    entries = list(prompt)
+    many = not entries or isinstance(entries[0], str | list | tuple) or getattr(entries[0], "ndim", 0) > 0
+    return (entries, True) if many else ([prompt], False)

@@ -1,20 +1,23 @@
 """Defaults resolved: from the settings that were given to the ones that an engine is built with, before it is built."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig, as_keywords
-from tokenmill.errors import ConfigError
+from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
-from tokenmill.quant.schemes import AS_STORED, Scheme, find_scheme
+from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 
 __all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
+
+SHARED_BLOCK = 32
+"""Tokens of a block where blocks are meant to be shared and nothing says how many: as fast as whole sequences."""
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
@@ -22,19 +25,19 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
-    block_size = config.block_size or max_length
+    # Only full blocks are kept on disk, so a directory for them needs smaller ones than a whole sequence.
+    block_size = config.block_size or (max_length if config.prefix_dir is None else min(SHARED_BLOCK, max_length))
     if block_size > max_length:
         raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
-    device, in_order = find_device(config.device), config.proposer not in ("auto", "none")
+    device, has_proposer = find_device(config.device), config.proposer not in ("auto", "none")
     scheduling = config.async_scheduling
     if scheduling == "auto":
-        scheduling = "on" if device.type == "cuda" and not in_order else "off"
+        scheduling = "on" if device.type == "cuda" and not has_proposer else "off"
     # As many whole blocks as all sequences need at their longest.
     default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
-    given = as_keywords(config)
     resolved = ResolvedConfig(
-        **{
-            **given,
+        **asdict(config)
+        | {
             "device": str(device),
             "dtype": model.dtype if config.dtype == "auto" else config.dtype,
             "max_length": max_length,
@@ -56,28 +59,25 @@ def _keeps_codes(kept: ResolvedConfig, scheme: str, model: ModelConfig) -> bool:
         _, _, program = choose_program(kept, model, cache_spec(kept, model), find_device(kept.device))
     except ConfigError:
         return False
-    return program.prefers(find_scheme(kept.scheme))
+    return kept.scheme in preferred_schemes(program)
 
 
 @dataclass(frozen=True)
 class Forms:
-    """The program and the weight scheme that an engine will have, and what its weights will take."""
+    """The program and the weight scheme that an engine will have."""
 
     program_name: str
     reason: str
     program: type[Program]
     scheme_name: str
     scheme: Scheme
-    weight_bytes: int
 
 
 def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Forms:
     """The program and the scheme for a resolved config. ConfigError where nothing fits, with every reason."""
-    dtype = getattr(torch, config.dtype)
-    program_name, reason, program = choose_program(config, model, cache_spec(config, model), device)
-    scheme_name, scheme = choose_scheme(config.scheme, device, dtype, preferred_schemes(program))
-    num_bytes = program.weight_bytes(model, dtype, scheme)
-    return Forms(program_name, reason, program, scheme_name, scheme, num_bytes)
+    chosen = choose_program(config, model, cache_spec(config, model), device)
+    usable = preferred_schemes(chosen[-1])
+    return Forms(*chosen, *choose_scheme(config.scheme, device, getattr(torch, config.dtype), usable))
 
 
 def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
@@ -106,5 +106,7 @@ def find_device(name: str) -> torch.device:
             raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
+        if name.startswith("cuda") and not torch.cuda.is_available():
+            raise TokenmillError("there is no CUDA device here: use device cpu, or auto") from error
         raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
     return device

@@ -9,28 +9,36 @@ from torch import Tensor
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt
-from tokenmill.schedule.sequence import Sequence, Work
+from tokenmill.errors import RequestError
+from tokenmill.schedule.sequence import Work
 
-__all__ = ["last_logits", "logits", "run_to_end", "score"]
-
-
-def logits(core: Core, prompt: Prompt) -> Tensor:
-    """Logits after every token of the prompt, [T, V] float32 on the CPU."""
-    return _read(core, core.inputs.scored(core.inputs.encode(prompt), 0))
+__all__ = ["last_logits", "score"]
 
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     """Logits after the last `num_rows` tokens, [R, V] float32; rows that the cache shares are not computed again."""
-    return _read(core, core.inputs.scored(list(tokens), len(tokens) - num_rows))
+    core.check_open()
+    rows: list[Tensor] = []
+    sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
+    try:
+        sequence.collect = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
+        core.enqueue(sequence)
+        core.run_to_end(sequence)
+    finally:
+        core.drop(sequence)
+    return torch.cat(rows)
 
 
 def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
-    """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
+    """See Engine.score."""
+    core.check_open()
+    if not isinstance(choices, list | tuple):
+        raise RequestError(f"choices = {choices!r}: give a list of texts, or of lists of token ids")
     start = core.inputs.encode(prompt)
     tails = [core.inputs.encode(choice, after=start) for choice in choices]
     if not tails:
         return []
-    sequence = core.inputs.scored(start + max(tails, key=len), len(start) - 1)
+    sequence = core.inputs.kept(start + max(tails, key=len), len(start) - 1)
     totals = [torch.zeros((), dtype=torch.float64) for _ in tails]
     try:
         for number, tail in enumerate(tails):
@@ -40,33 +48,10 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
                 sequence.tokens, sequence.score_from = start + tail, len(start) - 1
                 sequence.collect = _add_logprobs(totals[number])
                 core.enqueue(sequence)
-            run_to_end(core, sequence)
+            core.run_to_end(sequence)
     finally:
-        _drop(core, sequence)
+        core.drop(sequence)
     return [float(total) for total in totals]
-
-
-def run_to_end(core: Core, sequence: Sequence) -> None:
-    """Step until the sequence has ended."""
-    while sequence.finish_reason is None:
-        core.step()
-
-
-def _read(core: Core, sequence: Sequence) -> Tensor:
-    """All wanted logits of a scored sequence."""
-    rows: list[Tensor] = []
-    try:
-        sequence.collect = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
-        core.enqueue(sequence)
-        run_to_end(core, sequence)
-    finally:
-        _drop(core, sequence)
-    return torch.cat(rows)
-
-
-def _drop(core: Core, sequence: Sequence) -> None:
-    sequence.keep = False
-    core.abandon([sequence])
 
 
 def _add_logprobs(total: Tensor) -> Callable[[Work, Any], None]:

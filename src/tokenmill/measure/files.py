@@ -28,7 +28,8 @@ def check_appendable(path: Path, setting: str) -> None:
     """ConfigError when no line can be added to this file; leaves no empty one behind."""
     existed = path.exists()
     try:
-        path.open("a", encoding="utf-8").close()
+        with path.open("ab", buffering=0) as file:
+            file.write(b"")  # a device that is full refuses even this
         if not existed:
             path.unlink()
     except OSError as error:

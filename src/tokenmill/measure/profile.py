@@ -169,7 +169,7 @@ def _measure(
     reader = _MemoryReader(engine.core, clock, watch)
     begun_s = clock()
     # The reader comes second, so that what it does is in no phase of the recorder.
-    with watch or nullcontext(), record(engine, clock) as recorder, engine.core.observers.added(reader):
+    with watch or nullcontext(), record(engine, clock) as recorder, engine.core.observed_by(reader):
         start_s = clock()
         done, measured_s = _run(engine, prompts, params, clock)
     memory = reader.readings
@@ -204,7 +204,7 @@ class _MemoryReader(Observer):
         """See Observer."""
         if name == "plan":
             # Counted here: a sequence that ends in this step has given its blocks back when the step is over.
-            self._num_blocks = self._core.cache_use.used_blocks
+            self._num_blocks = self._core.num_used_blocks
             if self._watch is not None:
                 self._watch.enter_forward()
         elif name == "run" and self._watch is not None:

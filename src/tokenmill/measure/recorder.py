@@ -82,5 +82,5 @@ class Recorder(Observer):
 def record(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> Iterator[Recorder]:
     """Record the steps that the engine does inside."""
     recorder = Recorder(clock)
-    with engine.core.observers.added(recorder):
+    with engine.core.observed_by(recorder):
         yield recorder

@@ -42,7 +42,7 @@ class TraceRow:
 def traced(engine: Engine) -> Iterator[list[TraceRow]]:
     """The rows of every step inside, in a list that grows."""
     tracer = _Tracer()
-    with engine.core.observers.added(tracer):
+    with engine.core.observed_by(tracer):
         yield tracer.rows
 
 
@@ -103,12 +103,14 @@ def verified(engine: Engine, reference: Engine) -> Iterator[Distance]:
     scheme, dtype = find_scheme(engine.config.scheme), engine.config.dtype
     bound = CODES if scheme.is_integer else MIN_CORRELATION[dtype]
     comparer = _Comparer(reference, bound)
-    with engine.core.observers.added(comparer, in_order=True):  # the reference is fed from the host
+    with engine.core.observed_by(comparer):
         yield comparer.distance
 
 
 class _Comparer(Observer):
-    """Computes every wanted row a second time."""
+    """Computes every wanted row a second time. The reference is fed from the host, so each step is read first."""
+
+    in_order = True
 
     def __init__(self, reference: Engine, bound: float) -> None:
         self.distance = Distance()

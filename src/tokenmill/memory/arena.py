@@ -9,8 +9,7 @@ from tokenmill.memory.pages import map_pages
 
 __all__ = ["ALIGNMENT", "Arena"]
 
-ALIGNMENT = 64
-"""Bytes of a cache line; every tensor starts at the beginning of one."""
+ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of one
 
 
 class Arena:
@@ -22,12 +21,10 @@ class Arena:
     def __init__(self, num_bytes: int, num_pieces: int = 1) -> None:
         self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1))
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
-        self.used = 0
-        """Bytes that were handed out, with the gaps that alignment leaves."""
+        self.used = 0  # bytes that were handed out, with the gaps that alignment leaves
 
     @property
     def address(self) -> int:
-        """Address of the first byte."""
         return self._bytes.data_ptr()
 
     @property

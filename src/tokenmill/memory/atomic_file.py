@@ -7,6 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from errno import EINVAL
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,8 @@ def beside(path: Path) -> Path:
 @contextmanager
 def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """A file under a temporary name, synced and renamed at the end: a reader sees the old file or the new one."""
+    if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
+        raise OSError(EINVAL, "it is no regular file", str(path))
     temporary = beside(path)
     try:
         with temporary.open("xb") as out:
@@ -56,5 +59,4 @@ def unseal(text: str | bytes, version: int) -> dict[str, Any]:
 
 
 def checksum_of(facts: Mapping[str, Any]) -> int:
-    """CRC-32 of a header's facts, which is stored beside them."""
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())

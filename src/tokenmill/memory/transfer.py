@@ -7,28 +7,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Numbers", "Reading", "to_device"]
+__all__ = ["Reading", "Vector", "to_device"]
 
-Numbers = Tensor | NDArray[Any] | list[Any]
+Vector = Tensor | NDArray[Any] | list[Any]
 
 
-def to_device(numbers: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
-    """A tensor of a list of numbers, or of a list of such lists."""
+def to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor of values, or of lists of values."""
     if device.type != "cuda":
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(values, dtype=dtype, device=device)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
 
 
 class Reading:
-    """An asynchronous copy to the host of tensors, arrays or lists of equal length; `lists` waits for it."""
+    """An asynchronous copy of vectors of equal length to the host; `lists` waits for it."""
 
-    def __init__(self, *numbers: Numbers) -> None:
-        self._numbers, self._arrived = numbers, None
-        tensors = [each for each in numbers if isinstance(each, Tensor) and each.device.type == "cuda"]
+    def __init__(self, *vectors: Vector) -> None:
+        self._vectors, self._arrived = vectors, None
+        tensors = [each for each in vectors if isinstance(each, Tensor) and each.device.type == "cuda"]
         if tensors:
             together = torch.stack([tensor.double() for tensor in tensors])
             host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
-            self._numbers = tuple(host.copy_(together, non_blocking=True))
+            self._vectors = tuple(host.copy_(together, non_blocking=True))
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record(torch.cuda.current_stream(together.device))
 
@@ -36,4 +36,4 @@ class Reading:
         """Their values; on CUDA all are float64, which represents every float32 and every token id exactly."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return [each if isinstance(each, list) else each.tolist() for each in self._numbers]
+        return [each if isinstance(each, list) else each.tolist() for each in self._vectors]

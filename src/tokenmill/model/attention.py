@@ -1,7 +1,7 @@
 """Self-attention of one layer: project, norm and rotate, hand over to the kernel, project back.
 
-Multi-head, grouped-query and multi-query attention are the same code with another number of kv heads. The cache is
-never seen here: `attend`, a kernel of kernels/attend, writes and reads it.
+Multi-head, grouped-query and multi-query attention are this code with another number of kv heads. The cache is never
+seen here: `attend`, a kernel of kernels/attend, writes and reads it.
 """
 
 from collections.abc import Collection
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import Attend
-from tokenmill.model.blocks import AttentionBlock
-from tokenmill.model.fusion import make_linear
-from tokenmill.model.layers import norm_or_none
+from tokenmill.model.description import AttentionBlock
+from tokenmill.model.layers import make_linear, make_norm
 from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.schemes import Scheme
 
@@ -22,15 +21,13 @@ __all__ = ["Attention"]
 
 
 class Attention(nn.Module):
-    """One layer's attention; `shape` holds what may differ from layer to layer."""
-
     def __init__(self, block: AttentionBlock, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
         self.qkv = make_linear(block.qkv, scheme, fused)
         self.out = make_linear(block.out, scheme, fused)
-        self.q_norm, self.k_norm = norm_or_none(block.q_norm, fused), norm_or_none(block.k_norm, fused)
-        self.norms_heads = block.q_norm is not None and block.q_norm.size == block.head_dim
+        self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
+        self.norms_heads = bool(block.qk_norms) and block.qk_norms[0].size == block.head_dim
         self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
         self.shape = block.shape
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
@@ -38,7 +35,6 @@ class Attention(nn.Module):
     def forward(
         self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
     ) -> Tensor:
-        """[T, D] → [T, D]; this layer's cache rows for the step are written on the way."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
         v_TKH = qkv_TNH[:, heads + kv_heads :]
@@ -56,6 +52,6 @@ class Attention(nn.Module):
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
 
     def _normed(self, norm: nn.Module, x_TNH: Tensor) -> Tensor:
-        """Each head by itself, or all heads of a token as one row."""
+        # Each head by itself, or all heads of a token as one row.
         normed: Tensor = norm(x_TNH) if self.norms_heads else norm(x_TNH.flatten(1)).view(x_TNH.shape)
         return normed

@@ -5,7 +5,7 @@ reads only this. Families differ in these fields, not in code. Reading is strict
 and is not understood is an error, never ignored.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Rope:
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
-    windows: per layer, how many past tokens a query sees (itself included), None for all.
+    windows: how many past tokens a query sees, itself included, None for all; one for each layer, or for all layers.
     positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
     residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX).
@@ -74,7 +74,7 @@ class ModelConfig:
     attention_softcap: float | None = None
     attention_sinks: bool = False
     logit_softcap: float | None = None
-    windows: tuple[int | None, ...] = ()
+    windows: tuple[int | None, ...] = (None,)
     num_experts: int = 0
     num_experts_per_token: int = 0
     norm_top_k: bool = True
@@ -90,17 +90,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
-        if not self.windows:
-            object.__setattr__(self, "windows", (None,) * self.num_layers)
+        if len(self.windows) == 1:
+            object.__setattr__(self, "windows", self.windows * self.num_layers)
         if self.num_experts_per_token > self.num_experts:
             raise CheckpointError(
-                f"config asks for {self.num_experts_per_token} experts per token of {self.num_experts} experts"
+                f"config asks for {self.num_experts_per_token} experts per token of {self.num_experts}"
             )
-
-    @property
-    def scale(self) -> float:
-        """What attention scores are multiplied by."""
-        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
     def context(self) -> int:
@@ -110,19 +105,17 @@ class ModelConfig:
         max_position_embeddings names the stretched length.
         """
         trained = self.max_position_embeddings
-        if self.rope is None or self.rope.kind not in ("linear", "dynamic", "yarn"):
-            return trained
-        numbers = dict(self.rope.scaling)
-        if self.rope.kind == "yarn":
-            return max(trained, int(numbers["original_max_position_embeddings"] * (numbers.get("factor") or 1)))
-        return int(trained * numbers["factor"])
+        kind, numbers = ("", {}) if self.rope is None else (self.rope.kind, dict(self.rope.scaling))
+        if kind == "yarn":
+            return max(trained, int(numbers["original_max_position_embeddings"] * numbers.get("factor", 1)))
+        return int(trained * numbers["factor"]) if kind in ("linear", "dynamic") else trained
 
 
 class ConfigReader(ValueReader):
-    """Reads a config.json key by key and then insists that every key was understood.
+    """Reads a config.json key by key.
 
-    `done` raises for what was not read, unless it is in COMMON or the family says that it does not change the
-    arithmetic.
+    keys: the family's own names of keys that are asked for by Llama's names. defaults: by those names, of keys that may
+    be missing.
     """
 
     # Keys of every transformers config that say nothing about the forward pass of generation.
@@ -142,15 +135,23 @@ class ConfigReader(ValueReader):
         unsloth_fixed unsloth_version use_bfloat16 use_cache""".split()
     )
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], keys: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         super().__init__(config, "config.json", CheckpointError)
+        self._keys, self.defaults = keys, defaults
         self.family = self.text("model_type")
         self.where = f"config.json of this {self.family} model"
         self.read.add("quantization_config")
         quant_method(config)  # refuses those that are not known
 
-    def head_dim(self, hidden: int, heads: int) -> int:
+    def name(self, key: str) -> str:
+        return self._keys.get(key, key)
+
+    def take(self, key: str, default: Any = ...) -> Any:
+        return super().take(key, self.defaults.get(key, ...) if default is ... else default)
+
+    def split_hidden(self) -> int:
         """The width of a head where no key gives it; CheckpointError where the heads do not divide the hidden size."""
+        hidden, heads = self.count("hidden_size"), self.count("num_attention_heads")
         if hidden % heads:
             raise CheckpointError(f"{self.where}: {heads} heads do not divide a hidden size of {hidden}")
         return hidden // heads
@@ -161,19 +162,11 @@ class ConfigReader(ValueReader):
         return self.count("sliding_window", None if known else default, maximum=MAX_POSITIONS)
 
     def dtype(self) -> str:
-        """The dtype of the weights, by either of its two keys; float32 when neither is there."""
         older = self.text("torch_dtype", "float32")
         value = self.text("dtype", older).removeprefix("torch.")
         if value not in DTYPES:
             raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: use {', '.join(DTYPES)}")
         return value
-
-    def done(self, harmless: Iterable[str] = ()) -> None:
-        """Raise when a key was left that nobody has read."""
-        left = sorted(set(self.values) - self.read - self.COMMON - set(harmless))
-        if left:
-            values = ", ".join(f"{brief(key)[1:-1]} = {brief(self.values[key])}" for key in left[:20])
-            raise CheckpointError(f"{self.where} has keys that tokenmill does not know: {values}")
 
 
 def quant_method(config: Mapping[str, Any]) -> str | None:

@@ -6,6 +6,7 @@ matrix of a small model.
 """
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,95 +15,77 @@ from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.attention import Attention
-from tokenmill.model.blocks import ExpertsBlock
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.description import LayerDescription, describe
-from tokenmill.model.fusion import DEFAULT_FUSED, make_linear
-from tokenmill.model.layers import MLP, Embedding, make_norm, norm_or_none
-from tokenmill.model.moe import MoE
+from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
+from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
-from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.schemes import Scheme
 
 __all__ = ["Decoder", "Layer", "run_layer"]
 
 
 class Layer(nn.Module):
-    """Attention and MLP with their norms, in series or side by side."""
+    """Attention and MLP with their norms, as the description of the layer joins them."""
 
     def __init__(self, description: LayerDescription, scheme: Scheme, fused: Collection[str]) -> None:
         super().__init__()
-        attention, mlp = description.attention, description.mlp
-        self.description = description
-        self.attention_norm = norm_or_none(attention.before, fused)
-        self.attention = Attention(attention.block, scheme, fused)
-        self.attention_after_norm = norm_or_none(attention.after, fused)
-        self.mlp_norm = norm_or_none(mlp.before, fused)
-        block = mlp.block
-        self.mlp = MoE(block, scheme, fused) if isinstance(block, ExpertsBlock) else MLP(block, scheme, fused)
-        self.mlp_after_norm = norm_or_none(mlp.after, fused)
-        self.parallel = description.parallel
-        self.attention_multiplier, self.mlp_multiplier = attention.multiplier, mlp.multiplier
+        self.description, mlp = description, description.mlp
+        self.attention_norm = make_norm(description.before, fused)
+        self.attention = Attention(description.attention, scheme, fused)
+        self.attention_after_norm = make_norm(description.after, fused)
+        self.mlp_norm = make_norm(description.before, fused)
+        self.mlp = MoE(mlp, scheme, fused) if isinstance(mlp, ExpertsBlock) else MLP(mlp, scheme, fused)
+        self.mlp_after_norm = make_norm(description.after, fused)
+        self.parallel, self.multiplier = description.parallel, description.multiplier
 
     def forward(
         self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
     ) -> Tensor:
-        """[T, D] → [T, D]"""
         attended_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         attended_TD = self.attention(attended_TD, angles, layer_kv, step, attend)
         if self.attention_after_norm is not None:
             attended_TD = self.attention_after_norm(attended_TD)
-        if self.attention_multiplier != 1.0:
-            attended_TD = attended_TD * self.attention_multiplier
+        if self.multiplier != 1.0:
+            attended_TD = attended_TD * self.multiplier
         left_TD = x_TD if self.parallel else x_TD + attended_TD
         out_TD = self.mlp(left_TD if self.mlp_norm is None else self.mlp_norm(left_TD))
         if self.mlp_after_norm is not None:
             out_TD = self.mlp_after_norm(out_TD)
-        if self.mlp_multiplier != 1.0:
-            out_TD = out_TD * self.mlp_multiplier
+        if self.multiplier != 1.0:
+            out_TD = out_TD * self.multiplier
         return out_TD + attended_TD + x_TD if self.parallel else left_TD + out_TD  # type: ignore[no-any-return]
 
 
-def run_layer(
-    layer: nn.Module,
-    x_TD: Tensor,
-    angles: Angles | None,
-    layer_kv: LayerKV,
-    step: Step | PaddedStep,
-    attend: Attend,
-) -> Tensor:
-    """[T, D] → [T, D]"""
-    return layer(x_TD, angles, layer_kv, step, attend)  # type: ignore[no-any-return]
+def run_layer(layer: nn.Module, *inputs: Any) -> Tensor:
+    """The layer's forward, as a function that a compiler can wrap."""
+    return layer(*inputs)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
-    """The whole model. `num_positions` bounds the rotary tables: the engine's max_length. fused: see fusion.py."""
+    """The whole model. `num_positions` bounds the rotary tables: the engine's max_length. fused: see layers.py."""
 
-    def __init__(
-        self, config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str] = DEFAULT_FUSED
-    ) -> None:
+    def __init__(self, config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> None:
         super().__init__()
         self.config, self.num_positions = config, num_positions
         self.description = whole = describe(config)
-        positions = whole.num_learned_positions
-        self.embedding = Embedding(whole.vocab_size, whole.hidden_size)
-        self.position_embedding = Embedding(positions, whole.hidden_size) if positions else None
+        self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        learned = config.positions == "learned"
+        self.position_embedding = Embedding(config.max_position_embeddings, config.hidden_size) if learned else None
         self.layers = nn.ModuleList(Layer(layer, scheme, fused) for layer in whole.layers)
         self.norm = make_norm(whole.norm, fused)
-        # Tied to the embedding, the head needs a matrix of its own only where the scheme stores it in another form.
-        needs_head = not whole.tied or scheme.copies_tied_head
+        # Tied to the embedding, the head needs a matrix of its own only where the scheme does not store it plainly.
+        needs_head = not (config.tie_embeddings and scheme.is_plain)
         self.head = make_linear(whole.head, scheme, fused) if needs_head else None
-        ropes = whole.ropes
-        self.rope_numbers = [
-            None if (rope := layer.attention.block.rope) is None else ropes.index(rope) for layer in whole.layers
-        ]
+        ropes = [*whole.ropes, None]
+        self.rope_numbers = [ropes.index(layer.attention.rope) for layer in whole.layers]
         self.rotary = nn.ModuleList()  # a table for each rope, made by `finish`, once there is a device
 
     @torch.no_grad()
     def finish(self) -> None:
         """After the weights were filled: make what follows from them, a tied head and the rotary tables."""
         embedding = self.embedding.weight
-        if self.description.tied and self.head is not None:
+        if self.config.tie_embeddings and self.head is not None:
             self.head.weight = embedding
             self.head.finish()
         for rope in self.description.ropes:
@@ -111,13 +94,8 @@ class Decoder(nn.Module):
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights, in the form that is multiplied with."""
-        inside = {id(parameter) for matrix in self._matrices for parameter in matrix.parameters()}
-        rest = sum(parameter.nbytes for parameter in self.parameters() if id(parameter) not in inside)
-        return rest + sum(matrix.num_bytes for matrix in self._matrices)
-
-    @property
-    def _matrices(self) -> list[Matrix]:
-        return [module for module in self.modules() if isinstance(module, Matrix)]
+        tables = sum(buffer.nbytes for buffer in self.rotary.buffers())
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) - tables
 
     def forward(
         self,
@@ -131,29 +109,28 @@ class Decoder(nn.Module):
         for layer, layer_angles, layer_kv in zip(self.layers, angles, layers_kv, strict=True):
             x_TD = run_layer(layer, x_TD, layer_angles, layer_kv, step, attend)
         if not step.num_rows:
-            nothing_RV: Tensor = x_TD.new_empty((0, self.description.vocab_size))
-            return nothing_RV  # a chunk in the middle of a prompt
+            return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
     def begin(self, step: Step | PaddedStep) -> tuple[Tensor, list[Angles | None]]:
         """What the layers start from: [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
-        if self.description.embedding_multiplier != 1.0:
-            x_TD = x_TD * self.description.embedding_multiplier
+        if self.config.embedding_multiplier != 1.0:
+            x_TD = x_TD * self.config.embedding_multiplier
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T)
         return x_TD, self.angles(step.positions_T)
 
     def angles(self, positions_T: Tensor) -> list[Angles | None]:
         """For each layer the rows of its rotary table, or None where it has no rope."""
-        found = [table(positions_T) for table in self.rotary]
-        return [None if number is None else found[number] for number in self.rope_numbers]
+        found = [*(table(positions_T) for table in self.rotary), None]
+        return [found[number] for number in self.rope_numbers]
 
     def end(self, x_RD: Tensor) -> Tensor:
         """Logits [R, V] of what the layers end with."""
         x_RD = self.norm(x_RD)
         logits_RV: Tensor = product(x_RD, self.embedding.weight) if self.head is None else self.head(x_RD)
-        multiplier, softcap = self.description.logit_multiplier, self.description.logit_softcap
+        multiplier, softcap = self.config.logit_multiplier, self.config.logit_softcap
         if multiplier != 1.0:
             logits_RV = logits_RV * multiplier
         if softcap is not None:

@@ -1,27 +1,29 @@
-"""Embeddings, norms, activations and the gated or plain MLP.
+"""Embeddings, norms, activations, matrices, the gated or plain MLP and the mixture of experts.
 
-Parameters are made empty, for the loader to fill. torch's own modules would initialise them, which on the meta device
-imports its whole reference library: 1 s and 78 MB at every start.
+Every module is handed the names of what is fused in it, so that what each gains can be measured:
+
+    qkv      one matrix product for Q, K and V, or three; only plain matrices can be multiplied apart
+    gate_up  one for gate and up, or two; the same holds
+    norm     torch's rms_norm, or its steps written out, which round as the Llama reference does
+    rotary   the halves of a head rotated one after the other, or a swapped copy put together first; the same bits
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.blocks import MlpBlock, Norm
-from tokenmill.model.fusion import make_linear
-from tokenmill.quant.schemes import Scheme
+from tokenmill.model.description import ExpertsBlock, MlpBlock, Norm, Projection
+from tokenmill.quant.dense import is_traced, product
+from tokenmill.quant.schemes import Matrix, Scheme
 
-__all__ = ["ACTIVATIONS", "MLP", "Embedding", "LayerNorm", "RMSNorm", "activation", "make_norm", "norm_or_none"]
+__all__ = ["MLP", "Embedding", "MoE", "make_linear", "make_norm"]
 
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
+_gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_fast": _gelu_tanh,
@@ -33,30 +35,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of that name; CheckpointError that lists the known ones."""
-    if name not in ACTIVATIONS:
-        raise CheckpointError(f"config.json: activation {name!r} is not implemented: use {', '.join(ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+class Embedding(nn.Embedding):
+    weight: nn.Parameter
+
+    def reset_parameters(self) -> None:
+        """Nothing. Random numbers on the meta device import torch's reference library: 1 s and 78 MB at every start."""
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.RMSNorm):
     """x / rms(x) · weight over the last dimension (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     In float32, rounded to x's dtype before the weight, as the Llama reference does: in bfloat16 the order of the two
     shows in the tokens. With a unit offset it is rounded after the weight, as the Gemma reference does.
     """
 
+    eps: float
+
     def __init__(self, norm: Norm, fused: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(norm.size))
-        self.eps, self.unit_offset = norm.eps, norm.unit_offset
+        super().__init__(norm.size, norm.eps)
+        self.unit_offset = norm.unit_offset
         self.fused = fused and not norm.unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any leading dimensions."""
         if self.fused:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+            return super().forward(x)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         if self.unit_offset:
@@ -64,40 +66,32 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-class LayerNorm(nn.Module):
-    """(x - mean) / deviation · weight + bias over the last dimension (Ba et al. 2016, arXiv 1607.06450)."""
-
-    def __init__(self, norm: Norm) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(norm.size))
-        self.bias = nn.Parameter(torch.empty(norm.size)) if norm.bias else None
-        self.eps = norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Any leading dimensions."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-class Embedding(nn.Module):
-    """Rows of a table by index."""
-
-    def __init__(self, num_rows: int, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_rows, size))
-
-    def forward(self, ids_T: Tensor) -> Tensor:
-        """[T] → [T, size]"""
-        return F.embedding(ids_T, self.weight)
-
-
-def make_norm(norm: Norm, fused: Collection[str]) -> nn.Module:
-    """The module of a norm."""
-    return RMSNorm(norm, "norm" in fused) if norm.kind == "rms" else LayerNorm(norm)
-
-
-def norm_or_none(norm: Norm | None, fused: Collection[str]) -> nn.Module | None:
+def make_norm(norm: Norm | None, fused: Collection[str]) -> Any:
     """The module of a norm, or None where there is none."""
-    return None if norm is None else make_norm(norm, fused)
+    if norm is None:
+        return None
+    return RMSNorm(norm, "norm" in fused) if norm.kind == "rms" else nn.LayerNorm(norm.size, norm.eps, bias=norm.bias)
+
+
+class Unfused(Matrix):
+    """A plain matrix whose parts are multiplied one after the other."""
+
+    def __init__(self, projection: Projection) -> None:
+        super().__init__(projection.inputs, projection.outputs, projection.bias)
+        self.sizes = list(projection.parts)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        assert self.weight is not None, "plain matrices keep theirs"
+        weights = torch.split(self.weight, self.sizes)
+        biases = [None] * len(weights) if self.bias is None else torch.split(self.bias, self.sizes)
+        return torch.cat([product(x_TD, *part) for part in zip(weights, biases, strict=True)], dim=-1)
+
+
+def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> Matrix:
+    """The module of a matrix, in one product or in as many as it has parts."""
+    if len(matrix.parts) > 1 and matrix.role not in fused:
+        return Unfused(matrix)
+    return scheme.linear(matrix.inputs, matrix.outputs, matrix.bias, rounded=matrix.role != "router")
 
 
 class MLP(nn.Module):
@@ -107,12 +101,62 @@ class MLP(nn.Module):
         super().__init__()
         self.up = make_linear(block.up, scheme, fused)
         self.down = make_linear(block.down, scheme, fused)
-        self.gated, self.act = block.gated, activation(block.activation)
+        if block.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise CheckpointError(f"config.json: activation {block.activation!r} is not implemented: use {known}")
+        self.gated, self.act = block.gated, ACTIVATIONS[block.activation]
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """[T, D] → [T, D]"""
         hidden_TF = self.up(x_TD)
         if not self.gated:
             return self.down(self.act(hidden_TF))  # type: ignore[no-any-return]
         gate_TF, up_TF = hidden_TF.chunk(2, dim=-1)
         return self.down(self.act(gate_TF) * up_TF)  # type: ignore[no-any-return]
+
+
+class MoE(nn.Module):
+    """Mixture of experts: each token goes through the few MLPs that a router picks for it (Shazeer et al. 2017).
+
+    A token's sum over its experts runs in the order of the experts' numbers.
+    """
+
+    def __init__(self, block: ExpertsBlock, scheme: Scheme, fused: Collection[str]) -> None:
+        super().__init__()
+        self.router = make_linear(block.router, scheme, fused)
+        self.experts = nn.ModuleList(MLP(block.expert, scheme, fused) for _ in range(block.num))
+        self.shared = None if block.shared is None else MLP(block.shared, scheme, fused)
+        self.shared_gate = None if block.shared_gate is None else make_linear(block.shared_gate, scheme, fused)
+        self.num_chosen, self.normalise, self.scores = block.chosen, block.normalise, block.scores
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        logits_TE = self.router(x_TD)
+        if self.scores == "sigmoid":
+            scores_TE = logits_TE.float().sigmoid()
+        else:
+            scores_TE = torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
+        weights_TC, chosen_TC = torch.topk(scores_TE, self.num_chosen, dim=-1)
+        if self.normalise:
+            weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
+        out_TD = (self._all if is_traced() else self._chosen)(x_TD, weights_TC, chosen_TC)
+        if self.shared is None:
+            return out_TD
+        shared_TD: Tensor = self.shared(x_TD)
+        if self.shared_gate is not None:
+            shared_TD = self.shared_gate(x_TD).sigmoid() * shared_TD
+        return out_TD + shared_TD
+
+    def _chosen(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
+        out_TD = torch.zeros_like(x_TD)
+        for expert in torch.unique(chosen_TC).tolist():
+            rows, places = torch.where(chosen_TC == expert)
+            part_RD = self.experts[expert](x_TD[rows]) * weights_TC[rows, places, None]
+            out_TD.index_add_(0, rows, part_RD.to(x_TD.dtype))
+        return out_TD
+
+    def _all(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
+        """Every expert for every token, those not chosen times 0: nothing depends on data, as compilers need it."""
+        out_TD = torch.zeros_like(x_TD)
+        for number, expert in enumerate(self.experts):
+            weights_T1 = torch.where(chosen_TC == number, weights_TC, 0).sum(-1, keepdim=True)
+            out_TD = out_TD + (expert(x_TD) * weights_T1).to(x_TD.dtype)
+        return out_TD

@@ -1,10 +1,10 @@
 """ONE FORWARD, SEVERAL FORMS: every program takes a Step and returns logits, and reads and writes the same pool.
 
 A program is one room and one line in PROGRAMS, fastest first. "auto" takes the first that does not refuse, leaving out
-those that must compile first. Which weight schemes a program runs it decides by the facts that a scheme gives.
+those that must compile first. Which weight schemes a program runs follows from the facts that a scheme gives.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,11 +18,12 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
+from tokenmill.program.aot.manifest import Package
 from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["PROGRAMS", "Output", "Program", "choose", "preferred_schemes", "refuse_scheme"]
+__all__ = ["PROGRAMS", "ModelParts", "Output", "Program", "choose", "preferred_schemes"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native.program:Native",
@@ -39,59 +40,51 @@ class Output(NamedTuple):
     token_ids: Sequence[int] = ()
 
 
+class ModelParts(NamedTuple):
+    """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
+
+    packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
+    config is resolved.
+    """
+
+    decoder: Decoder
+    pool: Pool
+    attend: Attend
+    packed: PackedCheckpoint | None
+    package: Package | None
+    config: EngineConfig
+
+
 class Program(Protocol):
     """One form of the forward pass. Everything that it cannot run it refuses by name, before anything is allocated."""
 
-    description: str
-    """What it is, in a few words: the reason that is shown for choosing it."""
-    attends: bool
-    """True when it reads the cache by itself, without a kernel of kernels/attend."""
-    only_asked: bool
-    """True when "auto" never chooses it."""
-    finds_drafts: bool
-    """True when it takes drafts that are UNKNOWN and finds them, see Step.has_unknown."""
-    compile_s: float
-    """Seconds spent on compiling so far."""
+    description: str  # what it is, in a few words: the reason that is shown for choosing it
+    attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
+    only_asked: bool = False  # "auto" never chooses it
+    finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
+    prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
+    compile_s: float = 0.0  # seconds spent on compiling so far
+    num_weight_bytes: int  # of all weights in the form that it multiplies with
+    num_matrix_bytes: int  # of those, of what every token reads: without the embedding, with the head
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
         """Whether it can multiply by matrices that are stored so."""
 
     @staticmethod
-    def prefers(scheme: Scheme) -> bool:
-        """Whether it multiplies by them fast, so that "auto" may choose the scheme for it."""
-
-    @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
         """Why this program cannot run that model with these settings, or None. `config` is resolved."""
+        return None
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         """What num_weight_bytes will be."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: Pool,
-        attend: Attend,
-        packed: PackedCheckpoint | None = None,
-        config: EngineConfig | None = None,
-    ) -> None:
-        """attend: the kernel for steps as they come; one that attends by itself has no use for it.
-
-        With a packed model, which was made for this program, the decoder has no weights.
-        """
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """Bytes of all weights in the form that it multiplies with."""
-
-    @property
-    def num_matrix_bytes(self) -> int:
-        """Of those, the matrices and norms that every token reads: without the embedding, with the head."""
+    def __init__(self, parts: ModelParts) -> None: ...
 
     def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
         """What the header of a packed model says of the weights, and these. ConfigError if it does not pack them."""
+        raise ConfigError("program", "eager", "native: only its weights are packed")
 
     @property
     def build_id(self) -> str:
@@ -117,7 +110,7 @@ def choose(
         program: type[Program] = lookup(PROGRAMS, candidate, "program")
         if name == "auto" and program.only_asked:
             continue
-        reason = program.refuse(config, model, cache, device)
+        reason = _refuse_scheme(program, config.scheme) or program.refuse(config, model, cache, device)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
             return candidate, f"{program.description}; {why}", program
@@ -128,11 +121,13 @@ def choose(
 
 def preferred_schemes(program: type[Program]) -> list[str]:
     """The weight schemes that "auto" may choose for a program, in the order in which it tries them."""
-    return [name for name in SCHEMES if program.prefers(find_scheme(name))]
+    schemes = {name: find_scheme(name) for name in SCHEMES}
+    fast = [name for name, scheme in schemes.items() if program.prefers_codes or not scheme.is_integer]
+    return [name for name in fast if program.runs(schemes[name])]
 
 
-def refuse_scheme(runs: Callable[[Scheme], bool], name: str) -> str | None:
+def _refuse_scheme(program: type[Program], name: str) -> str | None:
     """The reason of a program that does not run the weight scheme of that name, or None."""
-    if name == "auto" or runs(find_scheme(name)):
+    if name == "auto" or program.runs(find_scheme(name)):
         return None
-    return f"does not run scheme {name}, only {', '.join(each for each in SCHEMES if runs(find_scheme(each)))}"
+    return f"does not run scheme {name}, only {', '.join(each for each in SCHEMES if program.runs(find_scheme(each)))}"

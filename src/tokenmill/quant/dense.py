@@ -1,12 +1,10 @@
-"""The plain scheme: a matrix in the dtype of the model, [out, in], multiplied by torch on any device."""
+"""The product with a plain matrix, [out, in], in the dtype of the model: by torch on any device, or for a compiler."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmill.quant.schemes import Matrix
-
-__all__ = ["Dense", "DenseLinear", "is_one_traced_row", "is_traced", "product", "realised"]
+__all__ = ["is_one_traced_row", "is_traced", "product", "realised"]
 
 
 def is_traced() -> bool:
@@ -15,7 +13,6 @@ def is_traced() -> bool:
 
 
 def is_one_traced_row(x_TD: Tensor) -> bool:
-    """Whether a compiler traces a product of a single row on a CPU."""
     return is_traced() and x_TD.device.type == "cpu" and x_TD.shape[0] == 1
 
 
@@ -33,51 +30,3 @@ def product(x_TD: Tensor, weight_FD: Tensor, bias_F: Tensor | None = None) -> Te
         out_TF = (weight_FD.float() * realised(x_TD.float().flatten())).sum(-1)[None]
         return (out_TF if bias_F is None else out_TF + bias_F).to(x_TD.dtype)
     return F.linear(x_TD, weight_FD, bias_F)
-
-
-class DenseLinear(Matrix):
-    """x · weightᵀ + bias."""
-
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """[T, in] → [T, out]"""
-        assert self.weight is not None
-        return product(x_TD, self.weight, self.bias)
-
-
-class Dense:
-    """See Scheme. float32, bfloat16 or float16."""
-
-    bits_per_weight: float | None = None
-    is_integer = False
-    is_plain = True
-    is_traceable = True
-    keeps_codes = False
-    copies_tied_head = False
-    fills_in: torch.dtype | None = None
-    rounds_to: int | None = None
-    min_agreement = 1.0
-
-    @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
-        """Never."""
-        del device, dtype
-        return None
-
-    @staticmethod
-    def native_layout(dtype: torch.dtype) -> str | None:
-        """See Scheme."""
-        return str(dtype).removeprefix("torch.")
-
-    @staticmethod
-    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
-        """See Scheme."""
-        del code_bits
-        return outputs * inputs * dtype.itemsize
-
-    def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
-        """See Scheme."""
-        return DenseLinear(in_features, out_features, bias)
-
-    def router(self, in_features: int, out_features: int) -> Matrix:
-        """See Scheme."""
-        return self.linear(in_features, out_features, False)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokenmill.quant.dense import Dense, is_one_traced_row, product, realised
+from tokenmill.quant.dense import is_one_traced_row, product, realised
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["Q4", "Q8", "AsStored", "QuantizedLinear"]
@@ -34,56 +34,42 @@ class QuantizedLinear(Matrix):
         self._kept: dict[int, Stored] = {}
         self._part_bits: list[int] = []
 
-    @property
-    def num_bytes(self) -> int:
-        """See Matrix."""
-        return super().num_bytes + sum(part.num_bytes for part in self.parts())
-
-    def takes(self, stored: Stored) -> bool:
-        """See Matrix: rows with at most the bits of this matrix."""
-        return self._bits is None or stored.bits <= self._bits
-
-    def keep(self, first: int, stored: Stored) -> None:
-        """See Matrix."""
+    def keep(self, first: int, stored: Stored) -> bool:
+        if self._bits is not None and stored.bits > self._bits:
+            return False
         self._kept[first] = stored
+        return True
 
     def finish(self) -> None:
-        """Round the floating-point rows, and free them."""
         assert self.weight is not None, "finish is called once"
         first = 0
         for start, stored in [*sorted(self._kept.items()), (self._out_features, None)]:
             if start > first:
-                numbers = self.weight[first:start].detach()
-                self._add(
-                    Stored.plain(numbers.clone()) if self._bits is None else round_to_nearest(numbers, self._bits)
-                )
+                rows = self.weight[first:start].detach()
+                self._add(Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits))
             if stored is not None:
                 self._add(stored)
                 first = start + stored.num_rows
         self._kept, self.weight = {}, None
 
     def _add(self, stored: Stored) -> None:
-        """Register the tensors as buffers, so that they are found with all others of the module."""
         for name in TENSORS:
             self.register_buffer(f"{name}_{len(self._part_bits)}", getattr(stored, name))
         self._part_bits.append(stored.bits)
 
     def parts(self) -> list[Stored]:
-        """See Matrix."""
         return [
             Stored(bits, *(getattr(self, f"{name}_{number}") for name in TENSORS))
             for number, bits in enumerate(self._part_bits)
         ]
 
     def release(self) -> None:
-        """See Matrix."""
         for number in range(len(self._part_bits)):
             for name in TENSORS:
                 delattr(self, f"{name}_{number}")
         self._part_bits = []
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        """[T, in] → [T, out]"""
         times = _sums if is_one_traced_row(x_TD) else _product
         parts = self.parts()
         biases = [None] * len(parts) if self.bias is None else torch.split(self.bias, [part.num_rows for part in parts])
@@ -91,7 +77,6 @@ class QuantizedLinear(Matrix):
 
 
 def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
-    """[T, R]"""
     values_RD = part.values().to(x_TD.dtype)
     bias_R = None if bias_R is None else bias_R.to(x_TD.dtype)
     # Rows of codes are filled up to whole groups. Not cut off: inductor (2.13) makes NaN of a product with a slice.
@@ -99,7 +84,7 @@ def _product(x_TD: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
 
 
 def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
-    """[1, R], as sums that a compiler makes one pass over the codes of."""
+    """The same of one row, as sums that a compiler makes one pass over the codes of."""
     if part.codes is None or part.scales is None:
         assert part.numbers is not None, "a part has numbers or codes"
         return product(x_1D, part.numbers, bias_R)
@@ -114,73 +99,43 @@ def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
     return (out_R if bias_R is None else out_R + bias_R)[None].to(x_1D.dtype)
 
 
-class _Integer(Dense):
-    """What the schemes of this file share."""
-
+class _Integer(Scheme):
     is_integer = True
     is_plain = False
-    copies_tied_head = True
     # 255 of 256 tokens were measured with the codes of a file; attention scores that are 1.3 times too large give 245.
     min_agreement = 0.98
 
-    def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
-        """See Scheme."""
-        return QuantizedLinear(in_features, out_features, bias, self.rounds_to)
+    def native_layout(self, dtype: torch.dtype) -> str | None:
+        return {8: "8 bits", 4: "4 bits with minimums", None: super().native_layout(dtype)}[self.rounds_to]
 
-    def router(self, in_features: int, out_features: int) -> Matrix:
-        """See Scheme. As the file has it."""
-        return QuantizedLinear(in_features, out_features, False, None)
+    def matrix_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
+        # An estimate for the codes of a checkpoint, which may be of several kinds.
+        bits = self.rounds_to or code_bits
+        if not bits:
+            return super().matrix_bytes(outputs, inputs, dtype, code_bits)
+        # A byte for each code of a group, a float32 scale and, with 4 bits, a float32 minimum.
+        return outputs * -(-inputs // GROUP) * (GROUP + (8 if bits < 7 else 4))
+
+    def linear(self, in_features: int, out_features: int, bias: bool, rounded: bool = True) -> Matrix:
+        return QuantizedLinear(in_features, out_features, bias, self.rounds_to if rounded else None)
 
 
 class Q8(_Integer):
-    """8 bits and a scale for each 32 inputs: 8.5 bits per weight. Rows of a file in 4 or 8 bits are kept."""
+    """8 bits and a scale for each 32 inputs. Rows of a file in 4 or 8 bits are kept."""
 
     bits_per_weight = 8.5
-    fills_in = torch.float32
     rounds_to = 8
-
-    @staticmethod
-    def native_layout(dtype: torch.dtype) -> str | None:
-        """See Scheme."""
-        del dtype
-        return "8 bits"
-
-    @staticmethod
-    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
-        """See Scheme: a byte for each code, and a float32 scale."""
-        del dtype, code_bits
-        return outputs * -(-inputs // GROUP) * (GROUP + 4)
 
 
 class Q4(_Integer):
-    """4 bits, a scale and a minimum for each 32 inputs: 5 bits per weight. 4-bit rows of a file are kept."""
+    """4 bits, a scale and a minimum for each 32 inputs. 4-bit rows of a file are kept."""
 
     bits_per_weight = 5.0
-    fills_in = torch.float32
     rounds_to = 4
     min_agreement = 0.9  # 242 of 256 were measured with all matrices rounded to 4 bits
-
-    @staticmethod
-    def native_layout(dtype: torch.dtype) -> str | None:
-        """See Scheme."""
-        del dtype
-        return "4 bits with minimums"
-
-    @staticmethod
-    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
-        """See Scheme: a byte for each code too, a float32 scale and a float32 minimum."""
-        del dtype, code_bits
-        return outputs * -(-inputs // GROUP) * (GROUP + 8)
 
 
 class AsStored(_Integer):
     """Matrices as the checkpoint stores them: codes stay codes, floating point stays floating point."""
 
     keeps_codes = True
-
-    @staticmethod
-    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
-        """See Scheme. An estimate where there are codes: a file may hold several kinds."""
-        if not code_bits:
-            return Dense.matrix_bytes(outputs, inputs, dtype, code_bits)
-        return (Q4 if code_bits < 7 else Q8).matrix_bytes(outputs, inputs, dtype, code_bits)

@@ -26,7 +26,6 @@ def round_to_nearest(numbers_RK: Tensor, bits: int, group: int = GROUP) -> Store
 
 
 def _round_rows(rows_RK: Tensor, bits: int, group: int) -> list[Tensor]:
-    """Codes [R, K] uint8, scales and minimums [R, K / 32]."""
     rest = rows_RK.shape[1] % group
     whole = rows_RK.shape[1] - rest
     parts = []
@@ -38,39 +37,27 @@ def _round_rows(rows_RK: Tensor, bits: int, group: int) -> list[Tensor]:
 
 
 def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [R, G, C] uint8, scales and minimums [R, G]."""
     if bits == 8:
-        scales_RG = _half(groups_RGC.abs().amax(-1) / 127)
-        codes_RGC = (groups_RGC / _safe(scales_RG)).round_().clamp_(-127, 127).add_(128)
-        return codes_RGC.to(torch.uint8), scales_RG, scales_RG
-    low_RG, high_RG = groups_RGC.amin(-1), groups_RGC.amax(-1)
-    best: tuple[Tensor, Tensor, Tensor] | None = None
-    min_error_RG = torch.full_like(low_RG, torch.inf)
+        scales_RG1 = (groups_RGC.abs().amax(-1, keepdim=True) / 127).half().float()
+        codes_RGC = (groups_RGC / _safe(scales_RG1)).round_().clamp_(-127, 127).add_(128)
+        return codes_RGC.to(torch.uint8), scales_RG1.squeeze(-1), scales_RG1.squeeze(-1)
+    low_RG1, high_RG1 = groups_RGC.amin(-1, keepdim=True), groups_RGC.amax(-1, keepdim=True)
+    best: list[Tensor] = []
+    min_error_RG1 = torch.full_like(low_RG1, torch.inf)
     for shrink in SHRINK:
-        spare_RG = (high_RG - low_RG) * (1 - shrink) / 2
-        minimums_RG = _half(low_RG + spare_RG)
-        scales_RG = _half((high_RG - low_RG) * shrink / 15)
-        codes_RGC = torch.round((groups_RGC - minimums_RG[..., None]) / _safe(scales_RG)).clamp_(0, 15)
-        values_RGC = codes_RGC * scales_RG[..., None] + minimums_RG[..., None]
-        error_RG = (values_RGC - groups_RGC).square_().sum(-1)
-        found = (codes_RGC.to(torch.uint8), scales_RG, minimums_RG)
-        better_RG = error_RG < min_error_RG
-        min_error_RG = torch.where(better_RG, error_RG, min_error_RG)
-        if best is None:
-            best = found
-        else:
-            best = tuple(  # type: ignore[assignment]
-                torch.where(better_RG[..., None] if new.dim() == 3 else better_RG, new, old)
-                for new, old in zip(found, best, strict=True)
-            )
-    assert best is not None
-    return best
+        spare_RG1 = (high_RG1 - low_RG1) * (1 - shrink) / 2
+        minimums_RG1 = (low_RG1 + spare_RG1).half().float()
+        scales_RG1 = ((high_RG1 - low_RG1) * shrink / 15).half().float()
+        codes_RGC = torch.round((groups_RGC - minimums_RG1) / _safe(scales_RG1)).clamp_(0, 15)
+        error_RG1 = (codes_RGC * scales_RG1 + minimums_RG1 - groups_RGC).square_().sum(-1, keepdim=True)
+        found = [codes_RGC.to(torch.uint8), scales_RG1, minimums_RG1]
+        better_RG1 = error_RG1 < min_error_RG1
+        min_error_RG1 = torch.where(better_RG1, error_RG1, min_error_RG1)
+        best = [torch.where(better_RG1, new, old) for new, old in zip(found, best or found, strict=True)]
+    codes_RGC, scales_RG1, minimums_RG1 = best
+    return codes_RGC, scales_RG1.squeeze(-1), minimums_RG1.squeeze(-1)
 
 
-def _half(values: Tensor) -> Tensor:
-    return values.half().float()
-
-
-def _safe(scales_RG: Tensor) -> Tensor:
-    """The scales to divide by, [R, G, 1]: a group of zeros has scale zero, and is divided by one."""
-    return torch.where(scales_RG == 0, 1.0, scales_RG)[..., None]
+def _safe(scales: Tensor) -> Tensor:
+    """The scales to divide by: a group of zeros has scale zero, and is divided by one."""
+    return torch.where(scales == 0, 1.0, scales)

@@ -1,17 +1,17 @@
 """Weight schemes: how the matrices of a model are stored and multiplied.
 
-A scheme is one file and one line in SCHEMES. It makes the module of one matrix, and it alone knows the
-facts about its matrices that other rooms need: their bytes, their layout in the native program, where they run.
+A scheme makes the module of one matrix, and it alone knows the facts about its matrices that other rooms need: their
+bytes, their layout in the native program, where they run.
 The loader fills the plain parameters of a module; `finish` then brings them into their final form, matrix by matrix.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokenmill.errors import ConfigError
+from tokenmill.quant.dense import product
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import lookup
 
@@ -19,48 +19,39 @@ __all__ = ["AS_STORED", "REFERENCE", "SCHEMES", "Matrix", "Scheme", "choose", "f
 
 SCHEMES = {
     "packed": "tokenmill.quant.packed:Packed",
-    "dense": "tokenmill.quant.dense:Dense",
+    "dense": "tokenmill.quant.schemes:Scheme",
     "q8": "tokenmill.quant.quantized:Q8",
     "q4": "tokenmill.quant.quantized:Q4",
     "file": "tokenmill.quant.quantized:AsStored",
 }
 """In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse."""
-REFERENCE = "dense"
-"""The scheme that others are compared with: plain matrices, on every device."""
-AS_STORED = "file"
-"""The scheme that "auto" stands for where a checkpoint is quantised: nothing is rounded again."""
+REFERENCE = "dense"  # what other schemes are compared with: plain matrices, on every device
+AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: nothing is rounded again
 
 
 class Matrix(nn.Module):
-    """The module of one matrix of a model; its plain parameters are `weight` [out, in] and `bias`, or None."""
+    """The module of one matrix of a model, x · weightᵀ + bias; here it stays plain, and `bias` may be None."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
-    fills_in: torch.dtype | None = None
-    """The dtype in which the parameters are filled before `finish`; None for the model's own."""
-    keeps_codes = False
-    """True when it takes rows of a checkpoint as codes: then `takes` and `keep` are called before `finish`."""
+    fills_in: torch.dtype | None = None  # the dtype of its parameters before `finish`; None for the model's own
+    keeps_codes = False  # whether `keep` may accept the codes of a checkpoint
 
     def __init__(self, in_features: int, out_features: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the matrix and its bias."""
-        return sum(parameter.nbytes for parameter in self.parameters())
-
-    def takes(self, stored: Stored) -> bool:
-        """Whether `keep` accepts these rows; otherwise their values are filled into `weight`."""
-        raise NotImplementedError
-
-    def keep(self, first: int, stored: Stored) -> None:
-        """Take the rows from `first` on exactly as the checkpoint stores them."""
+    def keep(self, first: int, stored: Stored) -> bool:
+        """Take the rows from `first` on as the checkpoint stores them; False leaves them to be filled in."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Bring the matrix into its final form. Called once, after the parameters were filled."""
+        """Bring the matrix into its final form. Called once, after the parameters were filled or kept."""
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        assert self.weight is not None, "released"
+        return product(x_TD, self.weight, self.bias)
 
     def parts(self) -> list[Stored]:
         """All rows in order, for a program that multiplies them itself."""
@@ -72,55 +63,46 @@ class Matrix(nn.Module):
         self.weight = None
 
 
-class Scheme(Protocol):
-    """How matrices are stored, and all that other rooms need to know about it."""
+class Scheme:
+    """How matrices are stored, and all that other rooms need to know about it; here dense, in the model's dtype."""
 
-    bits_per_weight: float | None
-    """Scales included; None where the dtype of the model or the codes of the checkpoint decide."""
-    is_integer: bool
-    """True when matrices may be integer codes. Programs may then round activations to 8 bits for each product."""
-    is_plain: bool
-    """True when `weight` stays a plain matrix after `finish`, so that its rows can be multiplied apart."""
-    is_traceable: bool
-    """True when torch.compile and torch.export can trace the product."""
-    keeps_codes: bool
-    """True when every matrix stays as the checkpoint stores it."""
-    copies_tied_head: bool
-    """True when a head that is tied to the embedding needs a matrix of its own."""
-    fills_in: torch.dtype | None
-    """See Matrix."""
-    rounds_to: int | None
-    """Bits to which it rounds floating-point matrices; None if it does not."""
-    min_agreement: float
-    """The share of golden tokens that must be equal; 1 where whole texts must be."""
+    matrix: type[Matrix] = Matrix
+    bits_per_weight: float | None = None  # scales included; None where the model's dtype or the file's codes decide
+    is_integer: bool = False  # may have integer codes; programs may then round activations to 8 bits for each product
+    is_plain: bool = True  # `weight` stays plain after `finish`: its rows can be multiplied apart, and looked up
+    is_traceable: bool = True  # torch.compile and torch.export can trace the product
+    keeps_codes: bool = False  # every matrix stays as the checkpoint stores it
+    rounds_to: int | None = None  # bits of what was floating point, and was filled in float32; None: not rounded
+    min_agreement: float = 1.0  # the share of golden tokens that must be equal; 1 where whole texts must be
 
     @staticmethod
     def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
         """Why this scheme cannot serve there, or None."""
+        return None
 
-    @staticmethod
-    def native_layout(dtype: torch.dtype) -> str | None:
+    def native_layout(self, dtype: torch.dtype) -> str | None:
         """The layout of its tiles in program native, a key of native/pack.py's LAYOUTS; None where native has none.
 
         Where a scheme keeps the codes of the checkpoint this is the layout of matrices that are no codes.
         """
+        return str(dtype).removeprefix("torch.")
 
-    @staticmethod
-    def matrix_bytes(outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
+    def matrix_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
         """Bytes of one matrix as a PyTorch module, without its bias.
 
         code_bits: bits per number of the checkpoint's own codes, on average; 0 where it has none or they are unknown.
         """
+        return outputs * inputs * dtype.itemsize
 
-    def linear(self, in_features: int, out_features: int, bias: bool) -> Matrix:
-        """A module x_TD → x_TF with parameters not filled yet."""
+    def linear(self, in_features: int, out_features: int, bias: bool, rounded: bool = True) -> Matrix:
+        """A module x_TD → x_TF with parameters not filled yet.
 
-    def router(self, in_features: int, out_features: int) -> Matrix:
-        """The same for the router of experts, which no scheme rounds: a small error may choose another expert."""
+        rounded: False for the router of experts, which no scheme rounds: a small error may choose another expert.
+        """
+        return self.matrix(in_features, out_features, bias)
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of that name; ConfigError with the valid names where there is none."""
     scheme: Scheme = lookup(SCHEMES, name, "scheme")()
     return scheme
 

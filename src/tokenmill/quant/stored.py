@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["GROUP", "Stored", "Transform"]
+__all__ = ["GROUP", "Stored"]
 
 GROUP = 32
-Transform = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,25 +33,16 @@ class Stored:
 
     @classmethod
     def plain(cls, numbers: Tensor) -> "Stored":
-        """Floating-point rows as they are."""
         return cls(8 * numbers.element_size(), numbers)
 
     @property
     def num_rows(self) -> int:
-        """R"""
         return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in memory."""
-        return sum(part.nbytes for part in (self.numbers, self.codes, self.scales, self.minimums) if part is not None)
-
-    def map(self, transform: Transform) -> "Stored":
-        """The same rows in another order: `transform` is applied to every tensor that has rows."""
-        transformed = (
-            None if part is None else transform(part) for part in (self.numbers, self.codes, self.scales, self.minimums)
-        )
-        return Stored(self.bits, *transformed)
+    def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
+        """`transform` of every tensor."""
+        tensors = (self.numbers, self.codes, self.scales, self.minimums)
+        return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
     def values(self) -> Tensor:
         """[R, K]: the floating-point rows, or the float32 values of the codes."""

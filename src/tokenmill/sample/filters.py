@@ -2,13 +2,11 @@
 
 Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
 parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,
-elementwise arithmetic and integer sums only, nothing whose rounding depends on the batch. No filter waits for the
-device, but top_p (once per attempt), whatever the number of rows.
+elementwise arithmetic and integer sums only. Only top_p waits for the device, once per attempt.
 
-Each equals the processor of the same name in transformers (generation/logits_process.py), with two exceptions. min_p
-and top_p compare exactly where transformers compares rounded float32 sums: tokens within that rounding of the
-threshold may fall on the other side. And top_p has a rule for ties, which transformers leaves to an unstable sort.
-presence_penalty and frequency_penalty are as in OpenAI's API. Nothing here knows of sequences or of SamplingParams.
+Each equals the processor of the same name in transformers (generation/logits_process.py), except that min_p and top_p
+compare exactly where transformers compares rounded float32 sums, and that top_p has a rule for ties. The presence and
+frequency penalties are as in OpenAI's API.
 """
 
 import torch
@@ -18,18 +16,15 @@ from tokenmill.sample.probabilities import integer_probabilities
 
 __all__ = [
     "NUM_CANDIDATES",
-    "forbid",
-    "frequency_penalty",
     "logit_bias",
     "min_p",
-    "presence_penalty",
+    "presence_and_frequency_penalty",
     "repetition_penalty",
     "temperature",
     "top_k",
     "top_p",
 ]
 
-_INF = float("inf")
 NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
 
 
@@ -40,24 +35,17 @@ def repetition_penalty(logits_RV: Tensor, penalty_R: Tensor, seen_RV: Tensor) ->
     return torch.where(seen_RV, penalised_RV, logits_RV)
 
 
-def presence_penalty(logits_RV: Tensor, penalty_R: Tensor, counts_RV: Tensor) -> Tensor:
-    """The penalty subtracted once from every token that was generated. Off: 0."""
-    return torch.where(counts_RV > 0, logits_RV - penalty_R[:, None], logits_RV)
-
-
-def frequency_penalty(logits_RV: Tensor, penalty_R: Tensor, counts_RV: Tensor) -> Tensor:
-    """The penalty subtracted from every token as often as it was generated. Off: 0."""
-    return torch.where(counts_RV > 0, logits_RV - penalty_R[:, None] * counts_RV, logits_RV)
+def presence_and_frequency_penalty(
+    logits_RV: Tensor, presence_R: Tensor, frequency_R: Tensor, counts_RV: Tensor
+) -> Tensor:
+    """Subtracts, from every token that was generated, the first once and the second as often as it was. Off: 0."""
+    penalised_RV = logits_RV - presence_R[:, None] - frequency_R[:, None] * counts_RV
+    return torch.where(counts_RV > 0, penalised_RV, logits_RV)
 
 
 def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor) -> Tensor:
-    """bias_N[i] added to the logit of token ids_N[i] in row rows_N[i]; no pair may occur twice."""
+    """bias_N[i] added to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it. No pair may occur twice."""
     return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] + bias_N)
-
-
-def forbid(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor) -> Tensor:
-    """Token ids_N[i] of row rows_N[i] set to -inf."""
-    return logits_RV.index_put((rows_N, ids_N), logits_RV.new_full((), -_INF))
 
 
 def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
@@ -70,7 +58,7 @@ def top_k(logits_RV: Tensor, k_R: Tensor, max_k: int) -> Tensor:
     k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
     largest_RK = logits_RV.topk(max(min(max_k, logits_RV.shape[-1]), 1), dim=-1).values
     kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))
-    return torch.where(logits_RV < kth_R1.where(k_R1 > 0, -_INF), -_INF, logits_RV)
+    return torch.where(logits_RV < kth_R1.where(k_R1 > 0, -torch.inf), -torch.inf, logits_RV)
 
 
 def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) -> Tensor:
@@ -87,7 +75,7 @@ def top_p(logits_RV: Tensor, p_R: Tensor, num_candidates: int = NUM_CANDIDATES) 
     num_kept_R1 = (before_RK < wanted_R1).sum(dim=-1, keepdim=True).clamp(min=1)
     smallest_R1 = candidates_RK.gather(-1, num_kept_R1 - 1)
     kept_RV = _largest(weights_RV, smallest_R1.where(p_R1 < 1, -1), num_kept_R1)
-    narrowed_RV = torch.where(kept_RV, logits_RV, -_INF)
+    narrowed_RV = torch.where(kept_RV, logits_RV, -torch.inf)
     if num_candidates < weights_RV.shape[-1]:
         is_enough_R1 = (candidates_RK.sum(dim=-1, keepdim=True) >= wanted_R1) | (p_R1 >= 1)
         again = (~is_enough_R1[:, 0]).nonzero()[:, 0]
@@ -102,7 +90,7 @@ def min_p(logits_RV: Tensor, p_R: Tensor) -> Tensor:
     p_R: float64. Needs no softmax: probabilities have the ratio p where logits differ by log p.
     """
     below_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    return torch.where(below_RV < p_R.log().float()[:, None], -_INF, logits_RV)
+    return torch.where(below_RV < p_R.log().float()[:, None], -torch.inf, logits_RV)
 
 
 def _largest(values_RV: Tensor, smallest_R1: Tensor, num_kept_R1: Tensor) -> Tensor:

@@ -9,29 +9,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.memory.transfer import Numbers
+from tokenmill.memory.transfer import Vector
 from tokenmill.program.native import abi
 
 __all__ = ["largest"]
 
 
-def largest(logits_RV: Tensor) -> tuple[Numbers, Numbers]:
+def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""
     if not logits_RV.is_cpu:
         largest_R, ids_R = logits_RV.max(dim=-1)
         return ids_R, largest_R
     if _has_library() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
-        return _by_library(logits_RV)
+        num_rows, size = logits_RV.shape
+        ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
+        abi.library().tm_argmax(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
+        return ids.tolist(), values.tolist()
     table_RV = logits_RV.float().numpy()
     places_R = table_RV.argmax(-1)
     return places_R, table_RV[np.arange(len(places_R)), places_R]
-
-
-def _by_library(logits_RV: Tensor) -> tuple[list[int], list[float]]:
-    num_rows, size = logits_RV.shape
-    ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
-    abi.library().tm_argmax(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
-    return ids.tolist(), values.tolist()
 
 
 @cache

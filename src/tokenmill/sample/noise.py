@@ -1,12 +1,10 @@
 """The random number of a token: a function of (seed of the sequence, position of the token), with no state.
 
 A generator with state would make a token depend on how many numbers were drawn before it, hence on the batch, on
-drafts and on preemption. A counter-based hash does not: position p of a seed has the same number
-in any order, in any process, on any machine. Pure Python integers, so no device's arithmetic can change it.
-
-The mixing function is the output step of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number
-Generators", OOPSLA 2014; public-domain C by Vigna, https://prng.di.unimi.it/splitmix64.c). These numbers are part of
-what a saved sequence means: never change them.
+drafts and on preemption. A counter-based hash in Python's integers does not, on any machine. The mixing function is the
+output step of SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014;
+public-domain C by Vigna, https://prng.di.unimi.it/splitmix64.c). These numbers are part of what a saved sequence means:
+never change them.
 """
 
 __all__ = ["uniform"]

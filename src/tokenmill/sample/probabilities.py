@@ -4,8 +4,7 @@ A sum of floats depends on its order, and the order on batch size, alignment and
 result of a row is the same bits alone or among others, whatever filters are applied to the other rows. The likeliest
 token has the integer probability 2**(62 - bits of V), so that every sum fits into 63 bits. The others are rounded down,
 which takes from each less than 2**-46 of the likeliest token's probability at V = 49152 (2**-44 at V = 2**17), far
-below the resolution of float32 logits. Nothing here knows of settings or sequences. The largest logit of a row must be
-finite.
+below the resolution of float32 logits. The largest logit of a row must be finite.
 """
 
 import torch

@@ -7,21 +7,21 @@ change it. A filter runs on the rows that use it; when every row is plain greedy
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tokenmill.errors import RequestError
-from tokenmill.memory.transfer import Numbers, Reading, to_device
+from tokenmill.memory.transfer import Reading, Vector, to_device
 from tokenmill.sample import filters
 from tokenmill.sample.largest import largest
 from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw, log_probability
 from tokenmill.sample.state import ChoiceKind, Row
 
-__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample", "sample_singly", "take"]
+__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample_singly", "take"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Sampled:
 class Choice:
     """One token per row that may still be on its way from the device."""
 
-    def __init__(self, logits_RV: Tensor, rows: Sequence[Row], ids_R: Numbers, *largest_R: Numbers) -> None:
+    def __init__(self, logits_RV: Tensor, rows: Sequence[Row], ids_R: Vector, *largest_R: Vector) -> None:
         """largest_R: what must be finite before the choice means anything."""
         self._logits_RV, self._rows, self._ids_R = logits_RV, rows, ids_R
         self._reading = Reading(ids_R, *largest_R)
@@ -57,49 +57,40 @@ class Choice:
         return torch.as_tensor(self._ids_R)
 
     def read(self) -> Sampled:
-        """Wait for the tokens. RequestError as in `sample`."""
+        """Wait for the tokens. RequestError, by position, if a row has NaN or +inf or all its tokens are masked."""
         ids, *checked = self._reading.lists()
         for values in checked:
             _check(values, self._rows)
         return Sampled([int(token) for token in ids], _logprobs(self._logits_RV, self._rows, self))
 
 
+_Uses = Callable[[Row], bool]
 _Stage = Callable[[Tensor, Sequence[Row]], Tensor]
-
-
-def sample(logits_RV: Tensor, rows: Sequence[Row]) -> Sampled:
-    """Choose one token per row. logits_RV: any float dtype and device; not changed.
-
-    RequestError, naming the position, when a row has NaN or +inf, when all its tokens are masked, and for ids outside
-    the vocabulary. It concerns one row, but no row of the call is returned.
-    """
-    return choose(logits_RV, rows).read()
+_Stages = tuple[tuple[_Uses, _Stage], ...]
 
 
 def choose(logits_RV: Tensor, rows: Sequence[Row]) -> Choice:
-    """As `sample`, without waiting for the device, except for top_p. Only errors about ids are raised at once."""
+    """Choose one token per row, waiting for the device for top_p only. logits_RV: any float dtype; not changed.
+
+    RequestError for ids outside the vocabulary. It concerns one row, but no row of the call is chosen for.
+    """
     assert len(rows) == logits_RV.shape[0]
     if all(row.kind is ChoiceKind.LARGEST for row in rows):
         return Choice(logits_RV, rows, *largest(logits_RV))
     logits_RV = logits_RV.float()
     processed_RV = _run(_PENALTIES, logits_RV, rows)
     largest_R, ids_R = processed_RV.max(dim=-1)
-    drawn = [index for index, row in enumerate(rows) if row.params.temperature > 0]
-    if len(drawn) == len(rows):
-        ids_R = _draw(processed_RV, rows)
-    elif drawn:
-        ids_P = _draw(take(processed_RV, drawn), [rows[index] for index in drawn])
-        ids_R = ids_R.index_copy(0, to_device(drawn, ids_R.device), ids_P)
+    ids_R = _change(ids_R, lambda row: row.params.temperature > 0, _draw, processed_RV, rows)
     # A mask could hide what is wrong with the model's logits, and a penalty could bring it about: check both.
     return Choice(logits_RV, rows, ids_R, logits_RV.amax(dim=-1), largest_R)
 
 
 def sample_singly(logits_RV: Tensor, rows: Sequence[Row]) -> tuple[Sampled, dict[int, RequestError]]:
-    """Row by row, after `sample` has refused: the tokens of the rows that can be sampled, the errors of the others."""
+    """Row by row, after a refusal: the tokens of the rows that can be sampled, the errors of the others."""
     sampled, errors = Sampled([], []), dict[int, RequestError]()
     for index, row in enumerate(rows):
         try:
-            one = sample(logits_RV[index : index + 1], [row])
+            one = choose(logits_RV[index : index + 1], [row]).read()
         except RequestError as error:
             one, errors[index] = Sampled([0], [None]), error
         sampled.tokens.extend(one.tokens)
@@ -121,77 +112,85 @@ def _check(values: list[float], rows: Sequence[Row]) -> None:
 def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # From here on only differences between logits matter; with the largest at 0 no temperature can overflow.
     logits_RV = logits_RV - logits_RV.amax(dim=-1, keepdim=True)
-    noise_R = _column(logits_RV, [uniform(row.seed, row.position) for row in rows], torch.float64)
+    noise_R = to_device([uniform(row.seed, row.position) for row in rows], logits_RV.device, torch.float64)
     ids_R = draw(_run(_WARPERS, logits_RV, rows), noise_R)
     return ids_R.clamp(0, logits_RV.shape[-1] - 1)  # a row of NaN, which `read` refuses, may draw any id
 
 
-def _run(stages: Iterable[tuple[Callable[[Row], bool], _Stage]], logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Apply each stage to the rows that use it."""
+def _run(stages: _Stages, logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     for uses, stage in stages:
-        picked = [index for index, row in enumerate(rows) if uses(row)]
-        if len(picked) == len(rows):
-            logits_RV = stage(logits_RV, rows)
-        elif picked:
-            changed_PV = stage(take(logits_RV, picked), [rows[index] for index in picked])
-            logits_RV = logits_RV.index_copy(0, to_device(picked, logits_RV.device), changed_PV)
+        logits_RV = _change(logits_RV, uses, stage, logits_RV, rows)
     return logits_RV
 
 
+def _change(values_R: Tensor, uses: _Uses, stage: _Stage, logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The values with those of the rows that use the stage replaced by what it makes of their logits."""
+    picked = [index for index, row in enumerate(rows) if uses(row)]
+    if len(picked) == len(rows):
+        return stage(logits_RV, rows)
+    if not picked:
+        return values_R
+    changed_P = stage(take(logits_RV, picked), [rows[index] for index in picked])
+    return values_R.index_copy(0, to_device(picked, logits_RV.device), changed_P)
+
+
 def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    counts_RV = _counts(logits_RV, [row.tokens for row in rows])
-    penalty_R = _column(logits_RV, [row.params.repetition_penalty for row in rows])
-    return filters.repetition_penalty(logits_RV, penalty_R, counts_RV > 0)
+    seen_RV = _counts(logits_RV, [row.tokens for row in rows]) > 0
+    return filters.repetition_penalty(logits_RV, _setting(logits_RV, rows, "repetition_penalty"), seen_RV)
 
 
 def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     starts = [row.num_prompt_tokens if row.counted_from is None else row.counted_from for row in rows]
     counts_RV = _counts(logits_RV, [row.tokens[start:] for row, start in zip(rows, starts, strict=True)])
-    presence_R = _column(logits_RV, [row.params.presence_penalty for row in rows])
-    frequency_R = _column(logits_RV, [row.params.frequency_penalty for row in rows])
-    logits_RV = filters.presence_penalty(logits_RV, presence_R, counts_RV)
-    return filters.frequency_penalty(logits_RV, frequency_R, counts_RV)
+    presence_R, frequency_R = (_setting(logits_RV, rows, f"{name}_penalty") for name in ("presence", "frequency"))
+    return filters.presence_and_frequency_penalty(logits_RV, presence_R, frequency_R, counts_RV)
 
 
 def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     rows_N, ids_N = _places(logits_RV, [tuple(row.params.logit_bias) for row in rows], "logit_bias")
     amounts = [amount for row in rows for amount in row.params.logit_bias.values()]
-    return filters.logit_bias(logits_RV, rows_N, ids_N, _column(logits_RV, amounts))
+    return filters.logit_bias(logits_RV, rows_N, ids_N, to_device(amounts, logits_RV.device, torch.float32))
 
 
 def _forbid_end(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    return filters.forbid(logits_RV, *_places(logits_RV, [row.masked_ids for row in rows], "stop_token_ids"))
+    rows_N, ids_N = _places(logits_RV, [row.masked_ids for row in rows], "stop_token_ids")
+    return filters.logit_bias(logits_RV, rows_N, ids_N, logits_RV.new_full((), -math.inf))
 
 
 def _temperature(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # A temperature below float32's smallest normal number would become 0.
     smallest = torch.finfo(torch.float32).tiny
-    return filters.temperature(logits_RV, _column(logits_RV, [max(row.params.temperature, smallest) for row in rows]))
+    return filters.temperature(logits_RV, _setting(logits_RV, rows, "temperature").clamp(min=smallest))
 
 
 def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     counts = [min(row.params.top_k, logits_RV.shape[-1]) for row in rows]
-    return filters.top_k(logits_RV, _column(logits_RV, counts, torch.int64), max(counts))
+    return filters.top_k(logits_RV, to_device(counts, logits_RV.device), max(counts))
 
 
 def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # Only the tokens that top_k has kept, ties at the k-th place aside, have to be sorted.
     max_count = max(row.params.top_k or filters.NUM_CANDIDATES for row in rows)
-    p_R = _column(logits_RV, [row.params.top_p for row in rows], torch.float64)
+    p_R = _setting(logits_RV, rows, "top_p", torch.float64)
     return filters.top_p(logits_RV, p_R, min(max_count, filters.NUM_CANDIDATES))
 
 
 def _min_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    return filters.min_p(logits_RV, _column(logits_RV, [row.params.min_p for row in rows], torch.float64))
+    return filters.min_p(logits_RV, _setting(logits_RV, rows, "min_p", torch.float64))
 
 
-_PENALTIES: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
+def _setting(logits_RV: Tensor, rows: Sequence[Row], name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """One sampling setting of each row, on the device of the logits."""
+    return to_device([getattr(row.params, name) for row in rows], logits_RV.device, dtype)
+
+
+_PENALTIES: _Stages = (
     (lambda row: row.params.repetition_penalty != 1, _repetition),
     (lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
     (lambda row: bool(row.params.logit_bias), _bias),
     (lambda row: row.has_mask, _forbid_end),
 )
-_WARPERS: tuple[tuple[Callable[[Row], bool], _Stage], ...] = (
+_WARPERS: _Stages = (
     (lambda row: row.params.temperature != 1, _temperature),
     (lambda row: row.params.top_k > 0, _top_k),
     (lambda row: row.params.top_p < 1, _top_p),
@@ -206,20 +205,15 @@ def take(logits_RV: Tensor, picked: Sequence[int]) -> Tensor:
     return logits_RV.index_select(0, to_device(picked, logits_RV.device))
 
 
-def _column(logits_RV: Tensor, values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-    return to_device(values, logits_RV.device, dtype)
-
-
 def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tuple[Tensor, Tensor]:
     """Row and token indices of every id, row after row."""
     size = logits_RV.shape[-1]
-    for token in (token for row_ids in ids for token in row_ids):
-        if not 0 <= token < size:
-            raise RequestError(
-                f"{setting} names token id {token}; the vocabulary has ids 0 to {size - 1} ({size} tokens)"
-            )
     rows_N = [row for row, row_ids in enumerate(ids) for _ in row_ids]
     ids_N = [token for row_ids in ids for token in row_ids]
+    for token in ids_N:
+        if not 0 <= token < size:
+            known = f"the vocabulary has ids 0 to {size - 1} ({size} tokens)"
+            raise RequestError(f"{setting} names token id {token}; {known}")
     return to_device(rows_N, logits_RV.device), to_device(ids_N, logits_RV.device)
 
 

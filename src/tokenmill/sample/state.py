@@ -1,14 +1,14 @@
 """The state of a sequence that the choice of its next token depends on, beside the logits.
 
-`choice_kind` is the one place that says whether a token can be known before it is sampled. `SamplerState` is the record
-of one sequence: tokens enter it by `accept` and leave it by `rollback`, so that drafts can be tried.
+`choice_kind` is the one place that says whether a token can be known before it is sampled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence as List
 from enum import Enum
 from typing import NamedTuple
 
 from tokenmill.config import SamplingParams
+from tokenmill.schedule.sequence import Sequence
 
 __all__ = ["ChoiceKind", "Row", "SamplerState", "choice_kind"]
 
@@ -27,7 +27,8 @@ def choice_kind(params: SamplingParams, num_generated: int) -> ChoiceKind:
     if params.looks_back:
         return ChoiceKind.HISTORY
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden
-    return ChoiceKind.LARGEST if params.takes_largest and not is_masked else ChoiceKind.LOGITS
+    is_plain = params.temperature == 0 and not params.logit_bias and not is_masked
+    return ChoiceKind.LARGEST if is_plain else ChoiceKind.LOGITS
 
 
 class Row(NamedTuple):
@@ -41,40 +42,27 @@ class Row(NamedTuple):
     params: SamplingParams
     seed: int
     position: int
-    tokens: Sequence[int]
+    tokens: List[int]
     num_prompt_tokens: int
     masked_ids: tuple[int, ...]
     counted_from: int | None = None
 
     @property
     def kind(self) -> ChoiceKind:
-        """See choice_kind."""
         return choice_kind(self.params, self.position - self.num_prompt_tokens)
 
     @property
     def has_mask(self) -> bool:
-        """Whether there are ids that may not be chosen yet."""
         return bool(self.masked_ids) and self.position - self.num_prompt_tokens < self.params.min_new_tokens
 
 
 class SamplerState:
-    """One sequence's settings and tokens, as its next choice sees them. `tokens` is read, never changed."""
+    """One sequence as its next choice sees it: drafts enter by `accept` and leave by `rollback`. It is not changed."""
 
-    def __init__(
-        self,
-        params: SamplingParams,
-        seed: int,
-        tokens: Sequence[int],
-        num_prompt_tokens: int,
-        masked_ids: tuple[int, ...] = (),
-        counted_from: int | None = None,
-    ) -> None:
-        self._params, self._seed, self._tokens = params, seed, tokens
-        self._num_prompt_tokens, self._masked_ids, self._counted_from = num_prompt_tokens, masked_ids, counted_from
-        self._accepted: list[int] = []
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence, self._accepted = sequence, list[int]()
 
     def accept(self, token: int) -> None:
-        """Append a token."""
         self._accepted.append(token)
 
     def rollback(self, count: int) -> None:
@@ -82,8 +70,9 @@ class SamplerState:
         del self._accepted[len(self._accepted) - count :]
 
     def row(self) -> Row:
-        """The choice of the next token."""
-        position = len(self._tokens) + len(self._accepted)
-        tokens = [*self._tokens, *self._accepted] if self._accepted and self._params.looks_back else self._tokens
-        start, counted = self._num_prompt_tokens, self._counted_from
-        return Row(self._params, self._seed, position, tokens, start, self._masked_ids, counted)
+        sequence, params, accepted = self._sequence, self._sequence.params, self._accepted
+        position = len(sequence.tokens) + len(accepted)
+        tokens = [*sequence.tokens, *accepted] if accepted and params.looks_back else sequence.tokens
+        masked_ids = tuple(sequence.stop_ids) if params.min_new_tokens else ()
+        start, counted = sequence.num_prompt_tokens, sequence.counted_from
+        return Row(params, sequence.seed, position, tokens, start, masked_ids, counted)

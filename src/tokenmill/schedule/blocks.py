@@ -6,24 +6,17 @@ found by a later sequence that begins with the same tokens. Nothing here knows t
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
+from itertools import chain
 
-__all__ = ["BlockAllocator", "CacheUse", "chain_digest"]
+__all__ = ["BlockAllocator", "chain_digest"]
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block: a hash over its tokens and the name of the block before it (for the first, a salt)."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
-
-
-class CacheUse(NamedTuple):
-    """Blocks that some sequence holds, blocks in all, and tokens per block."""
-
-    used_blocks: int
-    num_blocks: int
-    block_size: int
 
 
 class BlockAllocator:
@@ -34,6 +27,7 @@ class BlockAllocator:
         self.references = [0] * num_blocks
         # A dict is an ordered set: the block that has been free longest is reused first.
         self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
+        # An interrupt may leave an entry of _block_of without its counterpart, never one of _digest_of: `recount`.
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
 
@@ -42,13 +36,7 @@ class BlockAllocator:
         """Blocks without a reference; published ones among them still count as free."""
         return len(self._free)
 
-    @property
-    def use(self) -> CacheUse:
-        """How full the cache is."""
-        return CacheUse(self.num_blocks - self.num_free, self.num_blocks, self.block_size)
-
     def count(self, num_tokens: int) -> int:
-        """Blocks that so many tokens need."""
         return -(-num_tokens // self.block_size)
 
     def cut(self, table: list[int], keep: int) -> None:
@@ -58,7 +46,6 @@ class BlockAllocator:
 
     @property
     def num_named(self) -> int:
-        """Blocks that can be found."""
         return len(self._block_of)
 
     def allocate(self) -> int | None:
@@ -100,32 +87,23 @@ class BlockAllocator:
         return self._block_of.get(digest)
 
     def recount(self, tables: Iterable[Sequence[int]]) -> None:
-        """Compute references and free blocks from the block tables, after an operation that was interrupted."""
-        self.references = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                self.references[block] += 1
-        kept = [block for block in self._free if not self.references[block]]
-        lost = [block for block in range(self.num_blocks) if not self.references[block] and block not in self._free]
-        self._free = dict.fromkeys([*kept, *lost])
-        for block, digest in list(self._digest_of.items()):
-            if self._block_of.get(digest) != block:
-                del self._digest_of[block]
-        for digest, block in list(self._block_of.items()):
-            if self._digest_of.get(block) != digest:
-                del self._block_of[digest]
+        """Compute references, free blocks and names anew, after an operation that was interrupted at any point."""
+        self.references = self._count_references(tables)
+        free = (block for block in (*self._free, *range(self.num_blocks)) if not self.references[block])
+        self._free = dict.fromkeys(free)  # in the order that they had, then those that were lost
+        self._block_of = {digest: block for block, digest in self._digest_of.items()}
 
     def forget_names(self) -> None:
-        """Forget the names of all blocks, so that none can be found."""
         self._digest_of.clear()
         self._block_of.clear()
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts equal the given block tables and that no block is leaked or named twice."""
-        counted = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counted[block] += 1
+        counted = self._count_references(tables)
         assert counted == self.references, "reference counts differ from the block tables"
         assert set(self._free) == {block for block, count in enumerate(counted) if not count}, "free set is wrong"
         assert self._block_of == {digest: block for block, digest in self._digest_of.items()}, "names are wrong"
+
+    def _count_references(self, tables: Iterable[Sequence[int]]) -> list[int]:
+        counts = Counter(chain.from_iterable(tables))
+        return [counts[block] for block in range(self.num_blocks)]

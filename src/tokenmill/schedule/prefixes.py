@@ -1,30 +1,26 @@
 """Sequences with the same beginning share full blocks: one publishes the blocks that it computed, others take them.
 
 A block is published when its step is committed: its rows are written then, and known to be finite. Blocks may also lie
-on disk (`store`): planning only looks whether one is there, and the runner loads it before the step that reads it.
+on disk: planning only looks whether one is there, and the runner loads it before the step that reads it.
 """
 
-from typing import Protocol
+from collections.abc import Callable
 
 from tokenmill.schedule.blocks import BlockAllocator, chain_digest
-from tokenmill.schedule.sequence import Load, RowSource, Sequence, Store
+from tokenmill.schedule.sequence import Load, RowSource, Sequence
 
-__all__ = ["BlockStore", "Prefixes"]
-
-
-class BlockStore(Protocol):
-    """Full blocks on disk, by digest."""
-
-    def find(self, digest: bytes) -> RowSource | None:
-        """The rows of that block, or None if it is not there."""
+__all__ = ["Prefixes"]
 
 
 class Prefixes:
-    """Finds and publishes the blocks of one allocator. If is_on is False it finds and publishes none."""
+    """Finds and publishes the blocks of one allocator. If is_on is False it finds and publishes none.
+
+    find_stored: called with a digest, gives what reads that block from disk, or None if it is not there.
+    """
 
     def __init__(self, allocator: BlockAllocator, is_on: bool) -> None:
         self._allocator, self._is_on = allocator, is_on
-        self.store: BlockStore | None = None
+        self.find_stored: Callable[[bytes], RowSource | None] = lambda _: None
 
     def take_over(self, sequence: Sequence, num_blocks: int) -> list[Load] | None:
         """Give a sequence without blocks the rows of its first tokens that exist: shared, on disk, or saved.
@@ -36,35 +32,32 @@ class Prefixes:
             return [] if num_blocks - len(sequence.blocks) <= self._allocator.num_free else None
         size, limit = self._allocator.block_size, min(len(sequence.tokens) - 1, sequence.first_logits)
         found = self._find(sequence, limit // size)
-        num_saved = min(sequence.num_saved, limit) if sequence.saved is not None else 0
-        for _, source in found:
-            if isinstance(source, int):
-                self._allocator.share(source)
-        shared = sum(isinstance(source, int) for _, source in found)
-        if num_blocks - shared > self._allocator.num_free:
-            for _, source in reversed(found):
-                if isinstance(source, int):
-                    self._allocator.release(source)
+        num_saved = min(sequence.num_saved, limit)
+        shared = [place for _, place in found if isinstance(place, int)]
+        for block in shared:
+            self._allocator.share(block)
+        if num_blocks - len(shared) > self._allocator.num_free:
+            self._allocator.cut(shared, 0)
             return None
         loads = []
-        for index, (digest, source) in enumerate(found):
-            block = source if isinstance(source, int) else self._new_block()
+        for digest, place in found:
+            block = place if isinstance(place, int) else self._new_block()
             sequence.blocks.append(block)
             sequence.digests.append(digest)
-            if not isinstance(source, int):
-                loads.append(Load(sequence, (block,), index * size, (index + 1) * size, source, 0))
+            if not isinstance(place, int):
+                loads.append(Load(sequence, (block,), place, 0, size))
         sequence.num_computed_tokens = len(found) * size
         sequence.num_published = next((i for i, (_, at) in enumerate(found) if not isinstance(at, int)), len(found))
         if sequence.saved is not None and num_saved > sequence.num_computed_tokens:
             first = sequence.num_computed_tokens
-            new = tuple(self._new_block() for _ in range(-(-num_saved // size) - len(sequence.blocks)))
+            new = tuple(self._new_block() for _ in range(self._allocator.count(num_saved) - len(sequence.blocks)))
             sequence.blocks.extend(new)
-            loads.append(Load(sequence, new, first, num_saved, sequence.saved, first))
+            loads.append(Load(sequence, new, sequence.saved, first, num_saved))
             sequence.num_computed_tokens = num_saved
         return loads
 
-    def publish(self, sequence: Sequence) -> list[Store]:
-        """Publish full blocks that are not published yet; returns them if there is a store on disk."""
+    def publish(self, sequence: Sequence) -> list[tuple[bytes, int]]:
+        """Publish full blocks that are not published yet; their digests and numbers."""
         if not self._is_on or not sequence.shares:
             return []
         size, stores = self._allocator.block_size, []
@@ -74,8 +67,8 @@ class Prefixes:
                 sequence.digests.append(chain_digest(parent, sequence.tokens[index * size : (index + 1) * size]))
             self._allocator.publish(sequence.blocks[index], sequence.digests[index])
             sequence.num_published = index + 1
-            stores.append(Store(sequence.digests[index], sequence.blocks[index]))
-        return stores if self.store is not None else []
+            stores.append((sequence.digests[index], sequence.blocks[index]))
+        return stores
 
     def _find(self, sequence: Sequence, num_blocks: int) -> list[tuple[bytes, int | RowSource]]:
         """Digest and place of the leading full blocks that exist: a block of the cache, or rows on disk."""
@@ -85,9 +78,8 @@ class Prefixes:
         size, digest = self._allocator.block_size, sequence.salt
         for start in range(0, num_blocks * size, size):
             digest = chain_digest(digest, sequence.tokens[start : start + size])
-            place: int | RowSource | None = self._allocator.find(digest)
-            if place is None and self.store is not None:
-                place = self.store.find(digest)
+            block = self._allocator.find(digest)
+            place = self.find_stored(digest) if block is None else block
             if place is None:
                 break
             found.append((digest, place))

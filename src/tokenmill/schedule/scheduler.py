@@ -8,19 +8,18 @@ the sequence of lowest priority that arrived last gives up all of its blocks and
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as List
-from dataclasses import replace
 from operator import attrgetter
 
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.prefixes import Prefixes
-from tokenmill.schedule.sequence import Plan, PlanBuilder, Sequence, Store, Work
+from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 __all__ = ["Scheduler"]
 
-_ORDER = attrgetter("order")
+_ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, lowest first
 
 
 class Scheduler:
@@ -39,7 +38,7 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.prefixes = Prefixes(allocator, prefix_cache and cache)
         self.cache = cache  # False: after each token, no row counts as computed
-        self.waiting: deque[Sequence] = deque()  # this and the next by priority, then arrival
+        self.waiting: deque[Sequence] = deque()  # this and the next sorted by _ORDER
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []  # kept after their end, with their blocks, until released
         self.num_preemptions = 0
@@ -48,15 +47,11 @@ class Scheduler:
     # ---- queueing and ending. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises as `check` does."""
-        self.check(sequence)
+        """Queue a sequence. CapacityError when it could not finish even with the whole pool to itself."""
+        self.check_length(sequence.max_tokens)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
         insort(self.waiting, sequence, key=_ORDER)
-
-    def check(self, sequence: Sequence) -> None:
-        """CapacityError when the sequence could not finish even with the whole pool to itself."""
-        self.check_length(sequence.max_tokens)
 
     def check_length(self, num_tokens: int) -> None:
         """CapacityError for a sequence that is longer than the whole pool."""
@@ -73,10 +68,9 @@ class Scheduler:
             self.allocator.cut(sequence.blocks, 0)  # while it is in a list: `recover` counts only those tables
         elif sequence not in self.parked:
             self.parked.append(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
+        for place in (self.running, self.waiting):
+            if sequence in place:
+                place.remove(sequence)
 
     def park(self, sequence: Sequence) -> None:
         """Keep a waiting, running or new sequence; it does not run until it is resumed."""
@@ -96,17 +90,6 @@ class Scheduler:
         if sequence in self.parked:
             self.parked.remove(sequence)
 
-    def fork(self, sequence: Sequence, new_id: int, keep: bool = False) -> Sequence:
-        """A second sequence with the same past, queued or, with `keep`, parked. See `share`."""
-        assert sequence.score_from is None, "a scored sequence has nothing to go on with"
-        child = replace(sequence, id=new_id, tokens=[], drafts=[], blocks=[], digests=[], finish_reason=None, keep=keep)
-        if keep:
-            self.parked.append(child)
-        else:
-            self.add(child)
-        self.share(sequence, child)
-        return child
-
     def share(self, sequence: Sequence, child: Sequence) -> None:
         """Give an empty sequence the past of another; blocks are shared until one of the two writes."""
         for block in sequence.blocks:
@@ -121,111 +104,100 @@ class Scheduler:
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
         """Forget all tokens from `num_tokens` on; the last that is left will be fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
-        sequence.num_computed_tokens = min(sequence.num_computed_tokens, max(num_tokens - 1, 0))
+        self._keep_rows(sequence, min(sequence.num_computed_tokens, max(num_tokens - 1, 0)))
         sequence.num_saved = min(sequence.num_saved, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
         del sequence.tokens[num_tokens:]
-        sequence.drafts = []
-        self._trim_digests(sequence)
-        self.allocator.cut(sequence.blocks, self.allocator.count(sequence.num_computed_tokens))
         if not sequence.num_computed_tokens and not sequence.num_saved:
             sequence.saved, sequence.shares = None, True  # no rows computed under other conditions are left
 
     def recover(self) -> None:
         """Restore the invariants after an operation that was interrupted at any point (Ctrl-C, no memory).
 
-        The rows of every running sequence are computed again, a sequence whose text has ended is finished, and
-        references are counted from the block tables.
+        The rows of every running or waiting sequence are computed again, because blocks that were to be loaded may not
+        have been. A sequence whose text has ended is finished, and references are counted from the block tables.
         """
         self.parked = [sequence for sequence in self.parked if sequence not in self.running]
         for sequence in [each for each in self.waiting if each in self.running or each in self.parked]:
             self.waiting.remove(sequence)  # it was being preempted or queued
             if sequence in self.parked:
                 sequence.finish_reason = "abort"
-        for sequence in self.running:
+        unfinished = (*self.running, *self.waiting)
+        for sequence in unfinished:
             sequence.blocks = []
-        self.allocator.recount(sequence.blocks for sequence in (*self.waiting, *self.parked))
-        for sequence in (*self.running, *self.waiting):
+        self.allocator.recount(sequence.blocks for sequence in self.parked)
+        for sequence in unfinished:
             self._drop_unread(sequence)
-            if sequence in self.running:
-                self._reset(sequence)
+            self._keep_rows(sequence, 0)
             if reason := sequence.finish_reason or sequence.end_reason:
                 self.finish(sequence, reason)
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence runs or waits."""
         return not self.running and not self.waiting
 
     # ---- one step
 
     def plan(self, drafts: Mapping[int, List[int]] | None = None) -> Plan:
         """Choose the work of the next step. `drafts` maps sequence id → guessed tokens that follow its own."""
-        for sequence in self.running:
-            decoding = sequence.score_from is None and sequence.num_pending_tokens - len(sequence.drafts) == 1
-            guesses = drafts.get(sequence.id, ()) if drafts and decoding else ()
-            sequence.drafts = list(guesses[: max(sequence.max_tokens - len(sequence.tokens) - 1, 0)])
-        builder = PlanBuilder(self.max_step_tokens)
+        plan, budget = Plan(), self.max_step_tokens
         # Decoding first: a stable sort keeps the order of arrival within each group.
         unfinished = [s for s in self.running if not (s.has_unread_token and len(s.tokens) >= s.max_tokens)]
-        order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1 + len(sequence.drafts))
+        order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1)
         before = self.num_preemptions
         for place, sequence in enumerate(order):
             if self.num_preemptions == before or sequence in self.running:  # else preempted for an earlier one
                 promised = len(order) - place - 1
-                self._feed(sequence, max(builder.budget - promised, 1), builder)
-        self._admit(builder)
-        return builder.plan()
+                guesses = drafts.get(sequence.id, ()) if drafts else ()
+                budget -= self._feed(sequence, max(budget - promised, 1), plan, guesses)
+        self._admit(plan, budget)
+        return plan
 
-    def withdraw(self, plan: Plan, sequences: Iterable[Sequence]) -> Plan:
+    def withdraw(self, plan: Plan, sequences: List[Sequence]) -> Plan:
         """The plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
-        left_out = list(sequences)
-        for sequence in left_out:
+        for sequence in sequences:
             sequence.saved, sequence.num_saved = None, 0
             if sequence in self.running:
                 self._preempt(sequence)
-        return Plan([work for work in plan.work if work.sequence not in left_out], [], [], [])
-
-    def commit(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
-        """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
-
-        Sequences that have ended are finished. Full blocks are published; returns those to write to disk.
-        """
-        stores: list[Store] = []
-        for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
-            if sequence.finish_reason is not None:
-                continue  # it was cancelled or has failed since the plan
-            sequence.drafts = []
-            reason = self._append(sequence, tokens)
-            if tokens:
-                computed = min(start + count, len(sequence.tokens) - 1)
-                sequence.num_computed_tokens = computed if self.cache else 0
-            else:
-                sequence.num_computed_tokens = start + count
-            stores += self._end_step(sequence, reason)
-        return stores
+        return Plan([work for work in plan.work if work.sequence not in sequences])
 
     def advance(self, plan: Plan, unread: List[List[int]]) -> None:
         """Go on before the chosen tokens are read: `unread` holds, for each work item, the mark of its token, if any.
 
-        No sequence ends here. The next plan may be made; `settle` has to follow.
+        No sequence ends here. The next plan may be made; `commit` of this one, with `is_advanced`, has to follow.
         """
         for (sequence, start, count, *_), tokens in zip(plan.work, unread, strict=True):
             sequence.tokens += tokens
             sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
 
-    def settle(self, plan: Plan, accepted: List[List[int]]) -> list[Store]:
-        """Replace the marks of `advance` by the accepted tokens, and finish sequences that end; returns as `commit`."""
-        stores: list[Store] = []
-        for (sequence, *_), tokens in zip(plan.work, accepted, strict=True):
-            if sequence.finish_reason is not None:
+    def commit(self, plan: Plan, accepted: List[List[int]], is_advanced: bool = False) -> list[tuple[bytes, int]]:
+        """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
+
+        Sequences that have ended are finished. Full blocks are published only now, because their rows may not have been
+        finite; returns what `publish` does. is_advanced: tokens take the places of the marks that `advance` has put.
+        """
+        stores: list[tuple[bytes, int]] = []
+        for (sequence, start, count, *_), tokens in zip(plan.work, accepted, strict=True):
+            if sequence.finish_reason is not None:  # it was cancelled or has failed since the plan
                 self._drop_unread(sequence)
                 continue
-            reason = None
-            if sequence.has_unread_token:  # otherwise the work was a chunk of a prompt
+            if not is_advanced:
+                sequence.num_computed_tokens = start + count
+            elif sequence.has_unread_token:
                 sequence.tokens.pop()
-                reason = self._append(sequence, tokens)
-            stores += self._end_step(sequence, reason)  # published only now: the rows may not have been finite
+            reason = None
+            for token in tokens:  # up to the first that ends the text
+                sequence.tokens.append(token)
+                if reason := sequence.end_reason:
+                    break
+            if tokens:  # what was fed for drafts that were not accepted does not count
+                computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
+                sequence.num_computed_tokens = computed if self.cache else 0
+            stores += self.prefixes.publish(sequence)
+            if sequence.score_from is not None and not sequence.num_pending_tokens:
+                reason = "scored"
+            if reason:
+                self.finish(sequence, reason)
         return stores
 
     def check_integrity(self) -> None:
@@ -239,21 +211,25 @@ class Scheduler:
 
     # ---- inside a step
 
-    def _feed(self, sequence: Sequence, budget: int, builder: PlanBuilder) -> None:
-        """Plan as many pending tokens as the budget allows, unless the sequence is itself preempted for blocks."""
-        count = min(sequence.num_pending_tokens, budget)
-        if not self._take_blocks(sequence, count, builder):
-            return
-        end = sequence.num_computed_tokens + count
-        if sequence.num_tokens > end:  # the budget cut off some drafts
-            del sequence.drafts[max(end - len(sequence.tokens), 0) :]
-        num_logits = min(count, max(end - sequence.first_logits, 0))
-        work = Work(sequence, sequence.num_computed_tokens, count, num_logits, tuple(sequence.drafts))
-        builder.work[sequence.id] = work
-        builder.budget -= count
+    def _feed(self, sequence: Sequence, budget: int, plan: Plan, guesses: List[int] = ()) -> int:
+        """Plan as many tokens as the budget allows; their number, 0 if the sequence is preempted for blocks.
 
-    def _admit(self, builder: PlanBuilder) -> None:
-        while self.waiting and len(self.running) < self.max_sequences and builder.budget > 0:
+        Only a sequence that decodes is fed guesses, and none for positions at or after its end.
+        """
+        drafts: tuple[int, ...] = ()
+        if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
+            drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
+        count = min(sequence.num_pending_tokens, budget) + len(drafts)
+        if not self._take_blocks(sequence, count, plan):
+            return 0
+        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + count
+        num_logits = min(count, max(end - sequence.first_logits, 0))
+        plan.work.append(Work(sequence, start, count, num_logits, drafts))
+        return count
+
+    def _admit(self, plan: Plan, budget: int) -> None:
+        """Let waiting sequences run, in their order, as long as there are places, budget and blocks."""
+        while self.waiting and len(self.running) < self.max_sequences and budget > 0:
             sequence = self.waiting[0]
             loads = self.prefixes.take_over(sequence, self.allocator.count(len(sequence.tokens)))
             if loads is None:
@@ -262,86 +238,67 @@ class Scheduler:
                 continue
             insort(self.running, sequence, key=_ORDER)
             self.waiting.popleft()
-            builder.loads += loads
-            self._feed(sequence, builder.budget, builder)
+            plan.loads += loads
+            budget -= self._feed(sequence, budget, plan)
 
-    def _reclaim(self) -> bool:
-        """Take the blocks of parked and waiting sequences; their rows are recomputed when they run."""
-        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
-        for sequence in holders:
-            self._reset(sequence)
-        return bool(holders)
-
-    def _take_blocks(self, sequence: Sequence, count: int, builder: PlanBuilder) -> bool:
+    def _take_blocks(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False if it was itself preempted."""
         start, size = sequence.num_computed_tokens, self.allocator.block_size
-        while len(sequence.blocks) < self.allocator.count(start + count):
-            block = self._take_block(sequence, builder)
+        needed = self.allocator.count(start + count)
+        while len(sequence.blocks) < needed:
+            block = self._take_block(sequence, plan)
             if block is None:
                 return False
             sequence.blocks.append(block)
-        for index in range(start // size, self.allocator.count(start + count)):
+        for index in range(start // size, needed):
             old = sequence.blocks[index]
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
                 continue
-            new = self._take_block(sequence, builder)
+            new = self._take_block(sequence, plan)
             if new is None:
                 return False
             if index * size < start:
-                builder.copies.append((sequence, old, new))
+                plan.copies.append((old, new))
             self.allocator.release(old)
             sequence.blocks[index] = new
         return True
 
-    def _take_block(self, sequence: Sequence, builder: PlanBuilder) -> int | None:
+    def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
         """A free block, taken from idle sequences and then from the last running ones; None if that is this one."""
         while (block := self.allocator.allocate()) is None:
             if self._reclaim():
                 continue
             victim = self.running[-1]
             self._preempt(victim)
-            builder.drop(victim)
+            plan.drop(victim)
             if victim is sequence:
                 return None
         return block
 
+    def _reclaim(self) -> bool:
+        """Take the blocks of parked and waiting sequences; their rows are recomputed when they run."""
+        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
+        for sequence in holders:
+            self._keep_rows(sequence, 0)
+        return bool(holders)
+
     def _preempt(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_ORDER)
         self.running.remove(sequence)
-        self._reset(sequence)
+        self._keep_rows(sequence, 0)
         self.num_preemptions += 1
 
-    def _reset(self, sequence: Sequence) -> None:
-        sequence.drafts, sequence.num_computed_tokens = [], 0
-        self._trim_digests(sequence)
-        self.allocator.cut(sequence.blocks, 0)
-
-    def _trim_digests(self, sequence: Sequence) -> None:
-        num_full = sequence.num_computed_tokens // self.allocator.block_size
-        del sequence.digests[num_full:]
+    def _keep_rows(self, sequence: Sequence, num_rows: int) -> None:
+        """Forget all rows but the first, with their blocks and digests."""
+        num_full = num_rows // self.allocator.block_size
+        sequence.num_computed_tokens = num_rows
         sequence.num_published = min(sequence.num_published, num_full)
+        del sequence.digests[num_full:]
+        self.allocator.cut(sequence.blocks, self.allocator.count(num_rows))
 
     def _drop_unread(self, sequence: Sequence) -> None:
         """Remove the unread token of a sequence; it will be chosen again, with the same result."""
         if sequence.has_unread_token:
             sequence.tokens.pop()
             sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
-
-    @staticmethod
-    def _append(sequence: Sequence, tokens: List[int]) -> str | None:
-        """Append tokens up to the first that ends the text; the finish reason if one does."""
-        for token in tokens:
-            sequence.tokens.append(token)
-            if reason := sequence.end_reason:
-                return reason
-        return None
-
-    def _end_step(self, sequence: Sequence, reason: str | None) -> list[Store]:
-        """Publish full blocks; finish the sequence if there is a reason, or if all of it is scored."""
-        stores = self.prefixes.publish(sequence)
-        if sequence.score_from is not None and not sequence.num_pending_tokens:
-            reason = "scored"
-        if reason:
-            self.finish(sequence, reason)
-        return stores

@@ -5,13 +5,16 @@ behind), verification (1 + k behind) and re-prefill after preemption all are the
 """
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tokenmill.config import SamplingParams
 
-__all__ = ["UNKNOWN", "Load", "Plan", "PlanBuilder", "RowSource", "Sequence", "Store", "Work", "unread_mark"]
+__all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Sequence", "Work", "unread_mark"]
+
+RowSource = Callable[[int, int], Mapping[str, Any]]
+"""Reads K and V rows that were computed earlier and lie on disk: tensors by name, for positions [first, last) of the
+source. SnapshotError if the file cannot be used."""
 
 UNKNOWN = -1
 """A draft whose token the program finds in the same step: the one with the largest logit at that position."""
@@ -20,13 +23,6 @@ UNKNOWN = -1
 def unread_mark(row: int) -> int:
     """The placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read yet."""
     return UNKNOWN - 1 - row
-
-
-class RowSource(Protocol):
-    """K and V rows of consecutive positions that were computed earlier and lie on disk."""
-
-    def rows(self, first: int, last: int) -> Mapping[str, Any]:
-        """Tensors by name for positions [first, last) of the source. SnapshotError if the file cannot be used."""
 
 
 @dataclass(eq=False, slots=True)
@@ -55,7 +51,6 @@ class Sequence:
     stop_ids: Mapping[int, str] = field(default_factory=dict)
     score_from: int | None = None
     num_computed_tokens: int = 0
-    drafts: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     num_published: int = 0
@@ -71,24 +66,14 @@ class Sequence:
     collect: "Callable[[Work, Any], None] | None" = None
 
     @property
-    def num_tokens(self) -> int:
-        """Prompt, output and drafts: what `num_computed_tokens` has to catch up with."""
-        return len(self.tokens) + len(self.drafts)
-
-    @property
     def num_pending_tokens(self) -> int:
-        """Tokens and drafts whose rows are not computed yet."""
-        return len(self.tokens) + len(self.drafts) - self.num_computed_tokens
+        """Tokens whose rows are not computed yet."""
+        return len(self.tokens) - self.num_computed_tokens
 
     @property
     def has_unread_token(self) -> bool:
         """Whether its last token is chosen on the device and not read yet."""
         return bool(self.tokens) and self.tokens[-1] < 0
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """The order in which sequences wait and run, lowest first."""
-        return self.priority, self.arrival
 
     @property
     def first_logits(self) -> int:
@@ -117,50 +102,27 @@ class Work(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill positions [first, last) of a sequence, which lie in `blocks`, from rows [source_first, …) of `source`."""
+    """Fill `blocks`, which belong to `sequence`, with rows [first, last) of `source`, in order."""
 
     sequence: Sequence
     blocks: tuple[int, ...]
+    source: RowSource
     first: int
     last: int
-    source: RowSource
-    source_first: int
-
-
-class Store(NamedTuple):
-    """Write a full block to disk under the digest of its tokens."""
-
-    digest: bytes
-    block: int
-
-
-class Plan(NamedTuple):
-    """One step, complete: the runner copies blocks (from, to), loads blocks, and then runs the work.
-
-    stores is empty until the commit: blocks that this step has filled, written to disk after it.
-    """
-
-    work: List[Work]
-    copies: List[tuple[int, int]] = ()
-    loads: List[Load] = ()
-    stores: List[Store] = ()
 
 
 @dataclass(slots=True)
-class PlanBuilder:
-    """A plan that is being made. budget: tokens that may still be fed. work: by the id of its sequence."""
+class Plan:
+    """One step, complete: the runner carries out the copies, then the loads, and then runs the work.
 
-    budget: int
-    work: dict[int, Work] = field(default_factory=dict)
-    copies: list[tuple[Sequence, int, int]] = field(default_factory=list)
+    copies: blocks that are about to be written while others share them, and the blocks that take their place.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
 
     def drop(self, sequence: Sequence) -> None:
-        """Remove a sequence that has lost its blocks from the plan."""
-        self.work.pop(sequence.id, None)
-        self.copies = [copy for copy in self.copies if copy[0] is not sequence]
+        """Remove a sequence that has lost its blocks. Copies may stay: whoever gets their targets writes them later."""
+        self.work = [work for work in self.work if work.sequence is not sequence]
         self.loads = [load for load in self.loads if load.sequence is not sequence]
-
-    def plan(self) -> Plan:
-        """The finished plan."""
-        return Plan(list(self.work.values()), [(old, new) for _, old, new in self.copies], self.loads)

@@ -1,8 +1,7 @@
 """Several steps in one call of the program, which chooses the drafts itself while it computes.
 
 Between two steps of a small model a tenth of the time is Python's. This serves greedy texts only: there the token that
-the program finds is the one that the sampler will choose, so the drafts are never wrong. A call computes at most 25 ms
-of tokens, because they reach the reader together.
+the program finds is the one that the sampler will choose, so the drafts are never wrong.
 """
 
 import time

@@ -21,8 +21,6 @@ PROPOSERS = {
 
 
 class Proposer(Protocol):
-    """Guesses the tokens that follow."""
-
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """Sequence id → at most `limit` tokens that may follow its own. Sequences may be left out."""
 
@@ -31,7 +29,6 @@ class NoProposer:
     """Proposer none: speculation is off."""
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """Nothing."""
         del sequences, limit
         return {}
 

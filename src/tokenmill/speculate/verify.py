@@ -9,14 +9,14 @@ from tokenmill.schedule.sequence import Plan
 __all__ = ["verify"]
 
 
-def verify(plan: Plan, chosen: List[List[int]]) -> list[list[int]]:
+def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
     """For each work item of the plan, the accepted ones of the tokens chosen there; none if nothing was sampled."""
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
-        agreed = 0
-        for draft, token in zip(work.drafts, sampled[:-1], strict=False):
+        num_accepted = 1
+        for draft, token in zip(work.drafts, sampled, strict=False):
             if draft != token:
                 break
-            agreed += 1
-        accepted.append(list(sampled[: agreed + 1]))
+            num_accepted += 1
+        accepted.append(sampled[:num_accepted])
     return accepted

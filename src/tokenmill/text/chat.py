@@ -1,18 +1,16 @@
 """Chat templates: a conversation becomes the text that the model was trained to continue.
 
 A checkpoint brings its template, in Jinja, so it is untrusted code; text/sandbox.py runs it within bounds. What it
-sees is what transformers' `apply_chat_template` shows it, and the text is the same. Nothing here knows tokens or
-models.
+sees is what transformers' `apply_chat_template` shows it, and the text is the same.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Environment, Template, TemplateSyntaxError, nodes, pass_environment
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
@@ -25,72 +23,74 @@ __all__ = ["render_chat"]
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
 MAX_REASON = 500  # characters of a template's own message that are worth showing
+MAX_NESTING = 100  # of lists and objects in a message
+NAMED = ("role", "type")  # keys whose values templates compare with names of theirs
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def render_chat(
     template: str | None,
-    messages: list[dict[str, Any]],
+    messages: Iterable[Mapping[str, Any]],
     *,
     special_texts: Mapping[str, str],
+    mark: Callable[[str], str] = str,
     add_generation_prompt: bool = True,
     **variables: Any,
 ) -> str:
     """The text of a conversation, as transformers' `apply_chat_template` renders it.
 
-    special_texts: "bos_token", "eos_token" and so on, as the template names them. variables: whatever else it reads
-    (`tools`, `documents`, `enable_thinking`, …). CheckpointError when the template is no template; RequestError when
-    there is none, when it refuses the messages, and when it asks for more than a bounded amount of work.
+    special_texts: "bos_token", "eos_token" and so on, as the template names them. mark: what the template sees of each
+    text in messages and variables. variables: whatever else it reads (`tools`, `documents`, `enable_thinking`, …).
+    CheckpointError when the template is no template; RequestError when there is none, when it refuses the messages,
+    and when it asks for more than a bounded amount of work.
     """
     if template is None:
         raise RequestError("this model has no chat template; pass the prompt without --chat")
     environment, compiled = _compiled(template)
-    given = {"tools": None, "documents": None, **special_texts, **variables}
     try:
-        conversation = [_with_reasoning(_plain(message)) for message in messages]
-        seen = {**_plain(given), "messages": conversation, "add_generation_prompt": add_generation_prompt}
+        given = {"tools": None, "documents": None, **special_texts, **_plain(variables, mark)}
+        conversation = [_with_reasoning(_plain(message, mark)) for message in messages]
+        seen = {**given, "messages": conversation, "add_generation_prompt": add_generation_prompt}
         return environment.render_bounded(compiled, seen)
     except RequestError:
         raise
     except Exception as error:
         # A template can fail in every way that Python can; all of them are this request's.
-        raise RequestError(
-            f"the chat template does not accept these messages: {type(error).__name__}: {_line(error)}"
-        ) from error
+        what = f"{type(error).__name__}: {_line(error)}"
+        raise RequestError(f"the chat template does not accept these messages: {what}") from error
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> tuple[BoundedEnvironment, Template]:
     if len(template) > MAX_TEMPLATE:
         raise CheckpointError(f"the chat template has {len(template)} characters; at most {MAX_TEMPLATE} are allowed")
-    environment = BoundedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    environment.add_filter("tojson", _tojson)
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace, dict=_NewDict()
-    )
+    extensions = [_GenerationTag, "jinja2.ext.loopcontrols"]
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
     try:
         return environment, environment.compile_bounded(template)
-    except TemplateSyntaxError as error:
-        raise CheckpointError(f"the chat template is wrong in line {error.lineno}: {_line(error.message)}") from error
     except Exception as error:
         # Nesting too deep for Jinja or Python shows as RecursionError, MemoryError or SyntaxError.
-        raise CheckpointError(
-            f"the chat template cannot be compiled: {type(error).__name__}: {_line(error)}"
-        ) from error
+        where = f"is wrong in line {error.lineno}" if isinstance(error, TemplateSyntaxError) else "cannot be compiled"
+        raise CheckpointError(f"the chat template {where}: {type(error).__name__}: {_line(error)}") from error
 
 
-def _plain(value: Any) -> Any:
-    """A copy made of what JSON has, so that a template meets no object with methods of its own."""
-    if value is None or type(value) in (str, int, float, bool):
+def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth: int = 0) -> Any:
+    """A copy of JSON's types alone, so that a template meets no object with methods of its own; texts are marked.
+
+    is_name: the text is a key, or one that templates compare with names of theirs; an identifier there is not marked.
+    """
+    if value is None or type(value) in (int, float, bool):
         return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return str.__str__(value) if is_name and value.isidentifier() else mark(str.__str__(value))
+    if depth == MAX_NESTING:
+        raise RequestError("a chat message is nested too deep, or holds itself")
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        items = value.items()
+        return {_plain(key, mark, is_name=True): _plain(item, mark, key in NAMED, depth + 1) for key, item in items}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_plain(item, mark, depth=depth + 1) for item in value]
     raise RequestError(f"a chat message holds a {type(value).__name__}; only what JSON has is allowed: pass text")
 
 
@@ -103,13 +103,11 @@ def _with_reasoning(message: Any) -> dict[str, Any]:
 
 
 class _Namespace(Namespace):
-    """Jinja's, without names that Python gives a meaning to, and without its content as its text."""
+    """Jinja's, without names that mean something to Python; its text does not show its content, which nobody paid."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args  # `namespace(self=1)` is allowed
-        attributes = dict(*rest, **kwargs)
-        Namespace.__init__(self)
-        for name, value in attributes.items():
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -121,16 +119,6 @@ class _Namespace(Namespace):
         return "<Namespace>"
 
 
-class _NewDict:
-    """`dict` for templates: callable, with no more of the class than this."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
-
-    def fromkeys(self, keys: Any, value: Any = None) -> dict[Any, Any]:
-        return dict.fromkeys(keys, value)
-
-
 class _GenerationTag(Extension):
     """`{% generation %}` marks the assistant's text for training; for rendering it is a scope and nothing else."""
 
@@ -139,21 +127,6 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-@pass_environment
-def _tojson(
-    environment: Environment,
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as Python writes it; Jinja's own filter escapes for HTML. Paid piece by piece: indentation multiplies."""
-    assert isinstance(environment, BoundedEnvironment)
-    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    return "".join(environment.pay_for_copy(piece) for piece in encoder.iterencode(value))
 
 
 def _raise_exception(message: Any) -> None:
@@ -168,5 +141,4 @@ def _strftime_now(form: str) -> str:
 
 
 def _line(message: object) -> str:
-    """One line of it, of bounded length."""
     return " ".join(str(message).split())[:MAX_REASON]

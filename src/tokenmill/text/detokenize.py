@@ -1,9 +1,8 @@
 """Tokens to text as they come: nothing is shown that a later token could still change or take back.
 
-A character may be split over several tokens, and a stop string over many more. So text is held back while it ends in an
-unfinished character or in a run of byte tokens, and while its end could still become a stop string. What is shown,
-piece by piece, is in the end the decoding of all tokens at once, cut at the first stop string. Only a short window is
-decoded per step, so the cost of a token does not grow with the length.
+Text is held back while it ends in an unfinished character or in a run of byte tokens, and while its end could still
+become a stop string. What is shown, piece by piece, is in the end the decoding of all tokens at once, cut at the first
+stop string. Only a short window is decoded per step, so the cost of a token does not grow with the length.
 """
 
 from collections.abc import Sequence
@@ -30,13 +29,12 @@ class Detokenizer:
         *,
         stop: Sequence[str] = (),
         include_stop: bool = False,
-        skip_special: bool = True,
         prompt: Sequence[int] = (),
     ) -> None:
         self.text = ""
         self.stopped: str | None = None
         self.num_tokens_used = 0
-        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._tokenizer = tokenizer
         # After a prompt that is text, the first token's space is a space; otherwise sentencepiece leaves it out.
         self._continues = tokenizer.is_text(prompt)
         self._stop, self._include_stop = tuple(stop), include_stop
@@ -53,23 +51,21 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens_used += 1
-            if self._skip_special and token in self._tokenizer.special_ids:
+            if token in self._tokenizer.special_ids:
                 continue  # no text, and what stands around it is decoded as if it were not there
             self._tokens.append(token)
-            pieces.append(self._release(self._decode(final=False), final=False))
+            pieces.append(self._release(final=False))
         return "".join(pieces)
 
     def finish(self) -> str:
         """The text that was held back, now that no more tokens come."""
-        if self.stopped is not None:
-            return ""
-        return self._release(self._decode(final=True), final=True)
+        return "" if self.stopped is not None else self._release(final=True)
 
     def _decode(self, final: bool) -> str:
         """New text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
-        decode = partial(self._tokenizer.decode, skip_special=self._skip_special, continues=self._continues)
+        decode = partial(self._tokenizer.decode, continues=self._continues)
         before = decode(self._tokens[self._first : self._shown])
         after = decode(self._tokens[self._first :])
         unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids
@@ -78,9 +74,9 @@ class Detokenizer:
         self._first, self._shown = self._shown, len(self._tokens)
         return after[len(before) :]
 
-    def _release(self, text: str, final: bool) -> str:
+    def _release(self, final: bool) -> str:
         """What of held and new text can be shown; ends everything at a stop string."""
-        self._held += text
+        self._held += self._decode(final)
         match = self._find_stop()
         if match is not None:
             start, self.stopped = match
@@ -98,9 +94,5 @@ class Detokenizer:
 
     def _could_grow(self) -> int:
         """Length of the longest end of the held text that is the beginning of a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=0)
-        for length in range(min(longest - 1, len(self._held)), 0, -1):
-            end = self._held[-length:]
-            if any(stop.startswith(end) for stop in self._stop):
-                return length
-        return 0
+        starts = (stop[:length] for stop in self._stop for length in range(1, min(len(stop), len(self._held) + 1)))
+        return max((len(start) for start in starts if self._held.endswith(start)), default=0)

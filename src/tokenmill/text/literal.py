@@ -1,22 +1,26 @@
 """A conversation as tokens, in which what a message spells is letters and only the template's control tokens count.
 
-text/marks.py says which characters of the rendered text come from messages. A spelling of a control token that holds
-one of them is read as plain text, together with the text around it: the whole is encoded by a variant of the tokenizer
-that knows control tokens by secret names alone, and only those of the template are written with these names.
+A chat template makes one text of its own control tokens and of what people wrote. If somebody writes `<|im_end|>`, the
+text alone does not tell whose it is. So before the template runs, each spelling of a control token in a message, and
+each character that could begin or end one together with its neighbours (`<` in the first message, `|im_end|>` in the
+second), is replaced by a mark: digits that nobody can guess, which a template passes on as it does any word. Where the
+rendered text spells a control token with a character that a mark stood for, that is read as plain text: the whole is
+encoded by a variant of the tokenizer that knows control tokens by secret names alone.
 """
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.text.chat import render_chat
-from tokenmill.text.marks import Marks
-from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.variants import for_continuation, with_names
+from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 __all__ = ["encode_chat"]
+
+DIGITS = 20
 
 
 def encode_chat(
@@ -27,58 +31,67 @@ def encode_chat(
     Without `allow_special` nothing in a message, nor in `variables`, becomes a control token; where no message spells
     one the ids are the same with and without. Errors are those of `render_chat`.
     """
-    marks = Marks(() if allow_special else tokenizer.control_ids)
-    try:
-        marked = [marks.put(message) for message in messages]
-        variables = {name: marks.put(value) for name, value in variables.items()}
-    except RecursionError as error:
-        raise RequestError("a chat message is nested too deep, or holds itself") from error
-    rendered = render_chat(tokenizer.chat_template, marked, special_texts=tokenizer.special_texts, **variables)
-    text, places = marks.take(rendered)
+    control = sorted(tokenizer.control_ids, key=len, reverse=True)
+    marks, template, texts = _Marks(() if allow_special else control), tokenizer.chat_template, tokenizer.special_texts
+    parts = marks.split(render_chat(template, messages, special_texts=texts, mark=marks.put, **variables))
+    text = "".join(parts)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    if not places:
+    if len(parts) == 1:
         return ids
-    control, forged = _find_control(tokenizer, text, places)
-    read = [number for number in ids if number in _spellings(tokenizer)]
-    if not forged and read == [tokenizer.control_ids[text[place]] for place in control]:
-        return ids
-    return _encode_literally(tokenizer, text, control)
-
-
-def _find_control(tokenizer: Tokenizer, text: str, places: list[range]) -> tuple[list[slice], bool]:
-    """Where the text spells control tokens without a character of `places`; and whether it spells others."""
-    literal = {position for place in places for position in place}
-    spelled = map(re.escape, sorted(tokenizer.control_ids, key=len, reverse=True))
-    pattern = re.compile("|".join(spelled))
-    found, forged, start = [], False, 0
-    while match := pattern.search(text, start):
-        if literal.isdisjoint(range(*match.span())):
-            found.append(slice(*match.span()))
-            start = match.end()
-        else:
-            forged, start = True, match.start() + 1
-    return found, forged
-
-
-def _encode_literally(tokenizer: Tokenizer, text: str, control: list[slice]) -> list[int]:
-    """Token ids of a text whose only control tokens are those at the places `control`."""
-    nonce = f"{secrets.randbelow(10**20):020d}"
+    nonce, pattern = _nonce(), re.compile("|".join(map(re.escape, control)))
     names = {content: f"<{nonce}:{number}>" for content, number in tokenizer.control_ids.items()}
-    pieces, last = [], 0
-    for place in control:
-        pieces += [text[last : place.start], names[text[place]]]
-        last = place.stop
-    variant = with_names(tokenizer.backend, names)
-    ids = variant.encode("".join([*pieces, text[last:]]), add_special_tokens=False).ids
-    tokens = tokenizer.backend.get_added_tokens_decoder()
-    own = {names.get(token.content, token.content): number for number, token in tokens.items()}
-    found = variant.get_added_tokens_decoder().items()
-    added = {number: own[token.content] for number, token in found if token.content in own}
-    letters = with_names(for_continuation(tokenizer.backend), names)  # its ids are those of `variant`
-    contents = _spellings(tokenizer)
+    rename = partial(pattern.sub, lambda found: names[found[0]])
+    # A control token is the template's own where it holds no character that a mark stood for.
+    renamed = "".join(part if number % 2 else rename(part) for number, part in enumerate(parts))
+    read = [number for number in ids if number in _spellings(tokenizer)]
+    if rename(text) == renamed and read == [tokenizer.control_ids[content] for content in pattern.findall(text)]:
+        return ids
+    return _encode_literally(tokenizer, renamed, names)
+
+
+class _Marks:
+    """The marks of one conversation, for a tokenizer with the given control tokens."""
+
+    def __init__(self, control: Sequence[str]) -> None:
+        edges = {edge for text in control for edge in (text[0], text[-1]) if not (edge.isalnum() or edge.isspace())}
+        firsts = "".join(map(re.escape, edges | {text[0] for text in control}))  # asked first, for speed
+        # Tags such as `</think>` are no control tokens and stay as they are: templates look for them in messages.
+        parts = [*map(re.escape, control), r"(?P<tag></?[A-Za-z][\w-]*>)", *map(re.escape, sorted(edges))]
+        self._pattern = re.compile(f"(?=[{firsts}])(?:{'|'.join(parts)})" if control else r"(?!)(?P<tag>)")
+        self._nonce = f"1{_nonce()}"  # a number with a zero in front could be written without it
+        self._texts: list[str] = []  # what each mark stands for
+
+    def put(self, text: str) -> str:
+        return self._pattern.sub(self._mark, text)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        if found["tag"] is not None:
+            return found[0]
+        if found[0] not in self._texts:
+            self._texts.append(found[0])
+        return f"{self._nonce}{self._texts.index(found[0]):06d}"
+
+    def split(self, rendered: str) -> list[str]:
+        """The parts of a rendered text; every second one is what a mark stood for."""
+        parts = re.split(rf"{self._nonce}(\d{{6}})", rendered)
+        parts[1::2] = [self._texts[int(number)] for number in parts[1::2]]
+        return parts
+
+
+def _nonce() -> str:
+    """Digits that no message can hold but by chance."""
+    return f"{secrets.randbelow(10**DIGITS):0{DIGITS}d}"
+
+
+def _encode_literally(tokenizer: Tokenizer, renamed: str, names: Mapping[str, str]) -> list[int]:
+    """Token ids of a text whose control tokens are written with their secret `names`; other spellings are letters."""
+    backend, contents = tokenizer.backend, _spellings(tokenizer)
+    variant, letters = with_names(backend, names), with_names(for_continuation(backend), names)  # with the same ids
+    tokens = backend.get_added_tokens_decoder().items()
+    added = {variant.token_to_id(names.get(token.content, token.content)): number for number, token in tokens}
 
     def ids_of(number: int) -> list[int]:
-        """Those of the tokenizer itself for one of the variant."""
+        """The tokenizer's own ids for one of the variant."""
         if number in added or number not in contents:
             return [added.get(number, number)]
         # Merges can make a control token of its letters where the vocabulary holds it like any other token.
@@ -88,7 +101,7 @@ def _encode_literally(tokenizer: Tokenizer, text: str, control: list[slice]) -> 
         halves = (content[: len(content) // 2], content[len(content) // 2 :])
         return [number for half in halves for part in letters.encode(half).ids for number in ids_of(part)]
 
-    return [number for part in ids for number in ids_of(part)]
+    return [number for part in variant.encode(renamed, add_special_tokens=False).ids for number in ids_of(part)]
 
 
 def _spellings(tokenizer: Tokenizer) -> dict[int, str]:

@@ -2,28 +2,23 @@
 
 Jinja's own sandbox keeps a template from Python's internals and from changing its inputs, but not from `range` inside
 `range`, `x ~ x` in a loop, or lists nested so that their text has 2**40 letters. Here every render has a budget,
-counted in characters, and each thing a template does is paid by an upper bound of what it costs:
-
- - the tree of the template is rewritten: loop, macro and block bodies pay at each pass; what is printed, compared,
-   joined by `~` or used as a key pays the length of its text;
- - operators, filters, tests and calls pay for their arguments, and for the product of the two largest where time or
-   text can grow by it (`replace`, `join`, `center`, …), so that no single operation is out of proportion;
- - methods that make bytes or tables, and filters whose time is quadratic, are not there at all.
-
-This file knows nothing of chats.
+counted in characters, and each operation pays an upper bound of its cost before it runs: loop, macro and block bodies
+at each pass; what is printed, compared, joined or used as a key by the length of its text; operators, filters, tests
+and calls by their arguments, and by the product of these where time or text can grow by it (`replace`, `center`, …).
 """
 
+import json
 import re
 import threading
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Sized, ValuesView
-from functools import wraps
+from collections.abc import Callable, Collection, Iterator, Sized
+from functools import partial, reduce, wraps
+from string import Formatter
 from types import BuiltinMethodType, MethodType
 from typing import Any
 
-from jinja2 import Environment, Template, nodes, pass_environment
+from jinja2 import Template, nodes, pass_context
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
-from jinja2.visitor import NodeTransformer
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.errors import RequestError
 
@@ -33,20 +28,21 @@ BUDGET = 8_000_000  # characters: a quarter of a million steps, well under a sec
 BUDGET_PER_INPUT = 256  # so many more for each character that the caller passes
 STEP = 32  # characters that take about as long as one step of the interpreter
 ENTRY = 16  # characters that one entry of a container counts for
-MAX_DEPTH = 60  # calls within calls; each takes several frames of Python's thousand
 MAX_BITS = 4096  # of a whole number in arithmetic
-MAX_DIGITS = 4  # of a width or precision in a format
 
+# Methods that make bytes or tables; filters whose time is quadratic, or whose result is random.
 REFUSED_METHODS = frozenset({"encode", "format_map", "fromkeys", "maketrans", "translate"})
-REFUSED_FILTERS = frozenset("filesizeformat pprint random striptags tojson urlize wordwrap xmlattr".split())
-# Filters and tests that look at the outside of what they are applied to: `messages | length` reads no message.
-SHALLOW = frozenset(
-    """boolean callable count d default defined false first float integer items iterable last length list map mapping
-    none number reject rejectattr reverse sameas select selectattr sequence string true undefined""".split()
+REFUSED_FILTERS = frozenset("filesizeformat pprint random striptags urlize wordwrap xmlattr".split())
+# These do not read what lies in the value that they are applied to: `messages | length` reads no message. `format` and
+# `sum` do, and pay for it by themselves.
+SHALLOW_FILTERS = frozenset(
+    """attr count d default first float format int items last length list map reject rejectattr reverse select
+    selectattr sum""".split()
 )
-# Filters and methods of texts that take time and memory for the sum of their arguments, at most; `format` and `sum` pay
-# for each part by itself.
-LINEAR = frozenset({"attr", "endswith", "format", "removeprefix", "removesuffix", "startswith", "sum"})
+SHALLOW_TESTS = frozenset(
+    """boolean callable defined false float integer iterable mapping none number sameas sequence string true
+    undefined""".split()
+)
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -55,36 +51,30 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._budget = _Budget()
+        # With a context, since Jinja then pays for constants too where they are printed, and not while it compiles.
+        super().__init__(finalize=pass_context(lambda _, value: self.pay_for(value)), **options)
+        self._budget = threading.local()  # what is left of this thread's render
         del self.globals["lipsum"]
-        filters: dict[str, Any] = {**self.filters, "format": _format, "sum": _sum}
+        filters: dict[str, Any] = {**self.filters, "format": self._format, "sum": self._sum, "tojson": self._tojson}
         tests: dict[str, Any] = self.tests
-        self.filters = {}
-        for name in filters.keys() - REFUSED_FILTERS:
-            self.add_filter(name, filters[name])
-        self.tests = {name: self._metered(test, shallow=name in SHALLOW, grows=False) for name, test in tests.items()}
-
-    def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Give templates a filter, which pays like the others."""
-        self.filters[name] = self._metered(
-            function, shallow=name in SHALLOW - {"string"}, grows=name not in SHALLOW | LINEAR
-        )
+        self.filters = {
+            name: self._metered(function, shallow=name in SHALLOW_FILTERS, grows=name not in SHALLOW_FILTERS)
+            for name, function in filters.items()
+            if name not in REFUSED_FILTERS
+        }
+        self.tests = {name: self._metered(test, shallow=name in SHALLOW_TESTS) for name, test in tests.items()}
 
     def compile_bounded(self, source: str) -> Template:
         """The template with its payments built in; jinja2.TemplateSyntaxError where it is not one."""
-        tree = _Payments().visit(self.parse(source))
-        return self.template_class.from_code(self, self.compile(tree), self.make_globals(None))
+        return self.from_string(_with_payments(self.parse(source)))
 
     def render_bounded(self, template: Template, variables: dict[str, Any]) -> str:
         """The text of a template that `compile_bounded` made, within a budget that grows with the variables."""
-        size = _deep_size(variables)
-        self._budget.limit = self._budget.left = BUDGET + BUDGET_PER_INPUT * size
-        self._budget.depth = 0
+        self._budget.limit = self._budget.left = BUDGET + BUDGET_PER_INPUT * _deep_size(variables)
         return template.render(variables)
 
     def pay(self, characters: int) -> None:
-        """Take so much from the budget of this render."""
+        """Take so much from this render's budget."""
         self._budget.left -= characters
         if self._budget.left < 0:
             raise RequestError(
@@ -104,186 +94,144 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Texts, lists and dicts have their methods that make no bytes; other objects what Jinja's sandbox allows."""
-        builtin = isinstance(obj, (str, dict, list, tuple))
-        allowed = attr not in REFUSED_METHODS if builtin else type(obj).__module__ != "builtins"
+        if isinstance(obj, (str, dict, list, tuple)):
+            allowed = attr not in REFUSED_METHODS
+        else:
+            allowed = type(obj).__module__ != "builtins" or (obj is dict and attr == "fromkeys")
         return allowed and super().is_safe_attribute(obj, attr, value)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`; a key that is a tuple is hashed all the way down."""
+        return super().getitem(obj, self.pay_for(argument))
+
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, paid field by field."""
+        """`str.format`, whose fields may name arguments, but neither parts of them nor widths that are arguments."""
         if super().wrap_str_format(value) is None or value.__name__ != "format":
             return None
-        formatter = _BoundedFormatter(self)
+        text = value.__self__
 
         def format(*args: Any, **kwargs: Any) -> str:
-            return formatter.vformat(value.__self__, args, kwargs)
+            for _, name, form, _ in Formatter().parse(text):
+                if re.search(r"\W", name or "") or "{" in (form or ""):
+                    raise RequestError(f"the chat template formats with {text[:40]!r}; fields may name arguments only")
+            self.pay(_formatted_size(text, [args, kwargs], self._budget.left))
+            return str(value(*args, **kwargs))
 
         return format
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call from a template: paid before and after, and bounded in depth."""
         if isinstance(obj, MethodType) and obj.__self__ is self:
             return obj(*args)  # a payment itself
+        if isinstance(obj, BuiltinMethodType):
+            owner = obj.__self__
+            grows, shallow = isinstance(owner, str), isinstance(owner, dict)
+            args = self._admit((owner, *args), kwargs, shallow=shallow, grows=grows)[1:]
+        elif not isinstance(obj, Macro):  # whose body pays for itself
+            args = self._admit(args, kwargs)
         self.pay(STEP)
-        if isinstance(obj, BuiltinMethodType) and obj.__self__ is not None:
-            owner, name = obj.__self__, obj.__name__
-            grows = isinstance(owner, str) and name not in LINEAR
-            args = self._admit((owner, *args), kwargs, shallow=isinstance(owner, dict), grows=grows)[1:]
-        elif not isinstance(obj, Macro):
-            args = self._admit(args, kwargs, shallow=False, grows=False)
-        if self._budget.depth == MAX_DEPTH:
-            raise RequestError(
-                f"the chat template calls itself more than {MAX_DEPTH} levels deep; use another template"
-            )
-        self._budget.depth += 1
-        try:
-            return self.pay_for_copy(super().call(context, obj, *args, **kwargs))
-        finally:
-            self._budget.depth -= 1
+        return super().call(context, obj, *args, **kwargs)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator: whole numbers stay small, and what grows is paid before it is there."""
-        for number in (left, right):
-            if isinstance(number, int) and number.bit_length() > MAX_BITS:
-                raise RequestError(
-                    f"the chat template computes with a number of {number.bit_length()} bits; at most {MAX_BITS} are "
-                    "allowed, so pass the prompt without --chat, or use another template"
-                )
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            self.pay(left.bit_length() * abs(right))
+    def call_binop(self, context: Context | None, operator: str, left: Any, right: Any) -> Any:
+        size = _shallow_size(left) + _shallow_size(right)
+        if operator == "%" and isinstance(left, str):
+            size += _formatted_size(left, right, self._budget.left)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            size += left.bit_length() * abs(right)
         elif operator == "*":
-            self.pay(_product(left, right))
-        elif operator == "%" and isinstance(left, str):
-            self.pay(_percent_size(left, right, self._budget.left))
-        return self.pay_for_copy(super().call_binop(context, operator, left, right))
+            times, repeated = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(times, int) and isinstance(repeated, Sized):
+                size += abs(times) * _shallow_size(repeated)
+        self.pay(STEP + size)
+        return self.binop_table[operator](left, right)
 
-    def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool) -> Callable[..., Any]:
+    def _metered(self, function: Callable[..., Any], *, shallow: bool, grows: bool = False) -> Callable[..., Any]:
         """A filter or test that pays. Those of Jinja that want the environment or context get it first."""
         skip = int(hasattr(function, "jinja_pass_arg"))
 
         @wraps(function)
         def metered(*args: Any, **kwargs: Any) -> Any:
             admitted = self._admit(args[skip:], kwargs, shallow=shallow, grows=grows)
-            return self.pay_for_copy(function(*args[:skip], *admitted, **kwargs))
+            return function(*args[:skip], *admitted, **kwargs)
 
         return metered
 
-    def _admit(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shallow: bool, grows: bool) -> tuple[Any, ...]:
-        """Pay for arguments; the first is what the others are applied to. `grows`: and for their product."""
+    def _admit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, shallow: bool = False, grows: bool = False
+    ) -> tuple[Any, ...]:
+        """Pay for arguments and hand them on; the first is what the others are applied to.
+
+        `shallow`: of the first only the outside is read. `grows`: time or result can be as long as the first argument
+        times all others, and times the numbers among them.
+        """
         if not shallow:  # what an iterator yields has a size only once it is there
-            args = tuple(self._drained(value) if isinstance(value, Iterator) else value for value in args)
+            args = tuple(list(map(self.pay_for, arg)) if isinstance(arg, Iterator) else arg for arg in args)
         subject, *others = (*args, *(value for key, value in kwargs.items() if not key.startswith("_"))) or (None,)
-        left = self._budget.left
-        sizes = [_shallow_size(subject) if shallow else _deep_size(subject, left)]
-        sizes += [_deep_size(value, left) for value in others]
-        self.pay(STEP + sum(sizes))
-        if grows:
-            numbers = [abs(value) for value in others if isinstance(value, int)]
-            sizes.sort()
-            self.pay(sizes[-1] * max(numbers, default=0) + (sizes[-1] * sizes[-2] if others else 0))
+        first = _shallow_size(subject) if shallow else _deep_size(subject, self._budget.left)
+        rest = sum(_deep_size(value, self._budget.left) for value in others)
+        numbers = sum(abs(value) for value in others if isinstance(value, int))
+        self.pay(STEP + ((1 + first) * (1 + rest + numbers) if grows else first + rest))
         return args
 
-    def _drained(self, values: Iterator[Any]) -> Iterator[Any]:
-        return iter([self.pay_for(value) for value in values])
+    def _format(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Jinja's `format` filter, through the operator that it stands for."""
+        return self.call_binop(None, "%", str(self.pay_for(value)), kwargs or args)
+
+    def _sum(self, values: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
+        """Jinja's `sum` filter, one paid addition at a time: over lists it is quadratic."""
+        if attribute is not None:
+            values = self.call_filter("map", values, kwargs={"attribute": attribute})
+        return reduce(partial(self.call_binop, None, "+"), values, start)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """JSON as Python writes it; Jinja's filter escapes for HTML. Paid piece by piece: indentation multiplies."""
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return "".join(map(self.pay_for, encoder.iterencode(value)))
 
 
-class _Budget(threading.local):
-    """What is left of this thread's render."""
-
-    limit = left = BUDGET
-    depth = 0
-
-
-class _Payments(NodeTransformer):
-    """Writes the payments into the tree of a template."""
-
-    def visit_body(self, node: Any) -> nodes.Node:
-        payment = _call("pay", nodes.Const(_price(node)), node)
-        self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(payment, lineno=node.lineno))
-        if isinstance(node, nodes.For) and node.test is not None:  # what is left out costs too; `pay` returns None
-            node.test = nodes.And(nodes.Not(payment), node.test, lineno=node.lineno)
-        return node  # type: ignore[no-any-return]
-
-    visit_For = visit_Macro = visit_CallBlock = visit_Block = visit_body
-
-    def visit_reader(self, node: Any) -> nodes.Node:
-        """What reads its parts to their ends: a text that is printed, a value that is compared, a key."""
-        self.generic_visit(node)
-        if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
-            return _call("pay_for_copy", node, node)
-        for name in READ[type(node)]:
-            part = getattr(node, name)
-            setattr(node, name, [_paid(child) for child in part] if isinstance(part, list) else _paid(part))
-        return node  # type: ignore[no-any-return]
-
-    visit_Output = visit_Concat = visit_Compare = visit_Operand = visit_Getitem = visit_Pair = visit_reader
+def _with_payments(tree: nodes.Template) -> nodes.Template:
+    """A template that pays for its bodies at each pass, and for what it reads to its end; changed in place."""
+    for node in list(tree.find_all(nodes.Node)):
+        if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
+            # One pass costs a step, its literal text, and a step for every 16 simple nodes.
+            literals = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
+            price = STEP + literals + STEP // 16 * sum(1 for _ in node.find_all(nodes.Node))
+            payment = _call("pay", nodes.Const(price))
+            node.body.insert(0, nodes.ExprStmt(payment))
+            if isinstance(node, nodes.For) and node.test is not None:  # what it leaves out costs too
+                node.test = nodes.And(nodes.Not(payment), node.test)  # `pay` returns None
+        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+            node.node = _call("pay_for_copy", node.node)
+        elif isinstance(node, nodes.Concat):
+            node.nodes = [_call("pay_for", part) for part in node.nodes]
+        elif isinstance(node, (nodes.Compare, nodes.Operand)):
+            node.expr = _call("pay_for", node.expr)
+        elif isinstance(node, nodes.Pair):
+            node.key = _call("pay_for", node.key)
+    tree.set_lineno(1)  # of the nodes that are new here
+    return tree
 
 
-READ: dict[type[nodes.Node], tuple[str, ...]] = {
-    nodes.Output: ("nodes",),
-    nodes.Concat: ("nodes",),
-    nodes.Compare: ("expr",),
-    nodes.Operand: ("expr",),
-    nodes.Getitem: ("arg",),  # a tuple is hashed all the way down
-    nodes.Pair: ("key",),
-}
-
-
-def _paid(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, (nodes.Const, nodes.TemplateData)) else _call("pay_for", node, node)
-
-
-def _price(node: nodes.Node) -> int:
-    """Of one pass: a step, its literal text, and a step for every 16 simple nodes."""
-    literals = sum(len(text.data) for text in node.find_all(nodes.TemplateData))
-    return STEP + literals + STEP // 16 * sum(1 for _ in node.find_all(nodes.Node))
-
-
-def _call(method: str, argument: nodes.Expr, where: nodes.Node) -> nodes.Call:
+def _call(method: str, argument: nodes.Expr) -> nodes.Call:
     # A node of its own kind, not a name: a template cannot write it, nor put something else in its place.
-    attribute = nodes.EnvironmentAttribute(method, lineno=where.lineno)
-    return nodes.Call(attribute, [argument], [], None, None, lineno=where.lineno)
-
-
-class _BoundedFormatter(SandboxedFormatter):
-    """`str.format` that pays for each field and refuses absurd widths, wherever they come from."""
-
-    _env: BoundedEnvironment
-
-    def convert_field(self, value: Any, conversion: Any) -> Any:
-        return super().convert_field(self._env.pay_for(value), conversion)
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if widths := re.search(rf"\d{{{MAX_DIGITS + 1},}}", format_spec):
-            raise RequestError(
-                f"the chat template formats with a width of {widths[0][:12]}; at most {MAX_DIGITS} digits are allowed"
-            )
-        return str(self._env.pay_for(super().format_field(value, format_spec)))
-
-
-@pass_environment
-def _format(environment: Environment, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Jinja's `format` filter, through the operator that it stands for."""
-    assert isinstance(environment, BoundedEnvironment)
-    return environment.call_binop(None, "%", str(value), kwargs or args)  # type: ignore[arg-type]
-
-
-@pass_environment
-def _sum(environment: Environment, values: Any, attribute: str | int | None = None, start: Any = 0) -> Any:
-    """Jinja's `sum` filter, one paid addition at a time: over lists it is quadratic."""
-    assert isinstance(environment, BoundedEnvironment)
-    if attribute is not None:
-        values = environment.call_filter("map", values, kwargs={"attribute": attribute})
-    for value in values:
-        start = environment.call_binop(None, "+", start, value)  # type: ignore[arg-type]
-    return start
+    return nodes.Call(nodes.EnvironmentAttribute(method), [argument], [], None, None)
 
 
 def _shallow_size(value: Any) -> int:
+    """Characters that a value counts for without what lies in it; RequestError for an enormous number."""
     if isinstance(value, str):
         return len(value)
-    if isinstance(value, int):
-        return 8 + value.bit_length() // 8
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise RequestError(
+            f"the chat template computes with a number of {value.bit_length()} bits; at most {MAX_BITS} are "
+            "allowed, so pass the prompt without --chat, or use another template"
+        )
     return ENTRY * (1 + len(value)) if isinstance(value, Sized) else ENTRY
 
 
@@ -293,23 +241,15 @@ def _deep_size(value: Any, enough: int | None = None) -> int:
     while waiting and (enough is None or total <= enough):
         item = waiting.pop()
         total += _shallow_size(item)
-        if isinstance(item, dict):
-            waiting += item
-            waiting += item.values()
-        elif isinstance(item, (list, tuple, set, KeysView, ValuesView, ItemsView)):
-            waiting += item
+        if isinstance(item, Collection) and not isinstance(item, (str, range)):
+            waiting += item.items() if isinstance(item, dict) else item
     return total
 
 
-def _product(left: Any, right: Any) -> int:
-    """What `left * right` takes when it repeats a text or a list; numbers are cheap."""
-    times, repeated = (left, right) if isinstance(left, int) else (right, left)
-    return abs(times) * _shallow_size(repeated) if isinstance(times, int) and isinstance(repeated, Sized) else 0
-
-
-def _percent_size(text: str, values: Any, enough: int) -> int:
-    """What `text % values` takes at most: every field as wide as the largest number there, and all values."""
+def _formatted_size(text: str, values: Any, enough: int) -> int:
+    """What a format takes at most: every field as wide as the largest number there, and all values."""
     widths = [int(digits) for digits in re.findall(r"\d{1,9}", text)]
     if "*" in text:
         widths += [abs(v) for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, int)]
-    return len(text) + text.count("%") * (max(widths, default=0) + _deep_size(values, enough))
+    fields = text.count("%") + text.count("{")
+    return len(text) + fields * (max(widths, default=0) + _deep_size(values, enough))

@@ -8,19 +8,18 @@ Nothing here knows models or engines.
 import json
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
-from tokenmill.text.variants import for_continuation
 
-__all__ = ["Tokenizer", "read_json"]
+__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
@@ -62,6 +61,7 @@ class Tokenizer:
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         byte_texts = [f"<0x{byte:02X}>" for byte in range(256)] if falls_back else []
         self.byte_ids = frozenset(vocabulary[text] for text in byte_texts if text in vocabulary)
+        self._continuation = for_continuation(backend)
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer | None":
@@ -85,10 +85,6 @@ class Tokenizer:
     def is_text(self, ids: Iterable[int]) -> bool:
         """Whether there is anything but special tokens, so that what follows continues a text."""
         return any(number not in self.special_ids for number in ids)
-
-    @cached_property
-    def _continuation(self) -> tokenizers.Tokenizer:
-        return for_continuation(self.backend)
 
     def encode(self, text: str, add_special_tokens: bool = True, *, continues: bool = False) -> list[int]:
         """Token ids; names of special tokens in the text become those tokens, as in transformers.
@@ -117,8 +113,7 @@ class Tokenizer:
         `continues`: the ids follow others that are text, so that a space before their first word is kept.
         """
         backend = self._continuation if continues else self.backend
-        text: str = backend.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+        return str(backend.decode(list(ids), skip_special_tokens=skip_special))
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -159,20 +154,16 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) 
     missing = []
     for number, entry in sorted(declared.items(), key=lambda item: int(item[0])):
         if int(number) not in known and isinstance(entry, dict) and isinstance(entry.get("content"), str):
-            flags = {key: bool(entry.get(key, False)) for key in ("single_word", "lstrip", "rstrip", "normalized")}
-            special = bool(entry.get("special", False))
-            missing.append(tokenizers.AddedToken(entry["content"], special=special, **flags))
-    if missing:
-        backend.add_tokens(missing)
+            missing.append(tokenizers.AddedToken(entry["content"], **{flag: bool(entry.get(flag)) for flag in FLAGS}))
+    backend.add_tokens(missing)
 
 
 def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415  (optional, and seconds to import)
     except ImportError as error:
-        raise CheckpointError(
-            f"{path / name} needs a conversion that is not installed: pip install 'tokenmill[sentencepiece]'"
-        ) from error
+        remedy = "pip install 'tokenmill[sentencepiece]'"
+        raise CheckpointError(f"{path / name} needs a conversion that is not installed: {remedy}") from error
     try:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
@@ -183,13 +174,9 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
 
 
 def _special_texts(entries: Mapping[str, Any]) -> dict[str, str]:
-    texts = {}
-    for key in SPECIAL:
-        entry = entries.get(key)
-        content = entry.get("content") if isinstance(entry, dict) else entry
-        if isinstance(content, str) and content:
-            texts[key] = content
-    return texts
+    found = {key: entries.get(key) for key in SPECIAL}
+    texts = {key: entry.get("content") if isinstance(entry, dict) else entry for key, entry in found.items()}
+    return {key: text for key, text in texts.items() if isinstance(text, str) and text}
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
@@ -205,3 +192,62 @@ def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer for text that follows other text; itself where that makes no difference.
+
+    sentencepiece puts a space before a text that it encodes and takes one away from a text that it decodes. After
+    other text that is wrong: " Paris" after "The capital is" would be two tokens, and decoded alone it would lose its
+    space. The settings are changed as JSON, the only form in which `tokenizers` shows all of them.
+    """
+    shell = _shell(backend)
+    settings = shell.to_str()
+    edited = json.loads(settings, object_hook=_without_first_space)
+    if edited == json.loads(settings):
+        return backend
+    return _fill(tokenizers.Tokenizer.from_str(json.dumps(edited)), backend, {})
+
+
+def with_names(backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """The tokenizer with added tokens known by other names alone: `names` maps the old ones to the new ones.
+
+    A token that is renamed may get another id, since its new name is not in the vocabulary.
+    """
+    return _fill(_shell(backend), backend, names)
+
+
+def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer with the same settings and an empty vocabulary, since vocabularies are shared and never copied."""
+    shell = tokenizers.Tokenizer(tokenizers.models.BPE())
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        if (setting := getattr(backend, name)) is not None:
+            setattr(shell, name, setting)
+    return shell
+
+
+def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, so that ids are kept."""
+    shell.model = backend.model
+    if names:  # new ids begin at the number of tokens; where the vocabulary has gaps, some of its ids are larger
+        gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
+        shell.add_tokens([f"{min(names.values())}{number}" for number in range(gaps)])
+    for _, token in sorted(backend.get_added_tokens_decoder().items()):
+        kept = {flag: getattr(token, flag) for flag in FLAGS}
+        if token.content in names:
+            kept["normalized"] = False
+        shell.add_tokens([tokenizers.AddedToken(names.get(token.content, token.content), **kept)])
+    return shell
+
+
+def _without_first_space(setting: dict[str, Any]) -> dict[str, Any] | None:
+    """A setting without what adds a space before a text, or takes one from it; None where it does nothing else.
+
+    The settings inside it were treated before, and those that became None are left out here.
+    """
+    if setting.get("type") == "Prepend" or (setting.get("type") == "Strip" and setting.get("start")):
+        return None
+    changes = {"prepend_scheme": "never", "add_prefix_space": False}
+    edited = setting | {key: value for key, value in changes.items() if key in setting}
+    lists = ((key, value) for key, value in edited.items() if isinstance(value, list))
+    return edited | {key: [entry for entry in value if entry is not None] for key, value in lists}

@@ -2,34 +2,24 @@
 
 GGUF stores tokens, merges or scores, and the name of a pre-tokenizer; the regular expressions behind that name are
 llama.cpp's (src/llama-vocab.cpp). A name that is not in the table here is refused: splitting digits or spaces another
-way gives other tokens and a model that answers worse without a word. Built with `tokenizers` alone in a fraction of a
-second.
+way gives other tokens, and a model that answers worse without any error.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sized
-from numbers import Integral, Real
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
-from tokenizers import (
-    Tokenizer as Backend,
-)
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.errors import CheckpointError
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.value_reader import ValueReader
 
 __all__ = ["PRE_TOKENIZERS", "end_token_ids", "tokenizer_from_gguf"]
 
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # GGUF's token types that matter here
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # GGUF's token types that matter here
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
 
 # Tokens that end a text or a turn whatever the metadata says: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids),
@@ -45,72 +35,53 @@ _SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)  # by itself it splits as GPT-2 does
 
 
 def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _bytes()])
 
 
 def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    regex = Regex(_SPLIT.format(digits=digits))
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(regex, behavior="isolated", invert=False),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=digits)), behavior="isolated", invert=False)
+    return pre_tokenizers.Sequence([split, _bytes(use_regex=False)])
 
 
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    # `tokenizer.ggml.pre` → what splits a text before the merges
-    "gpt-2": _gpt2,
-    "gpt2": _gpt2,
-    "phi-2": _gpt2,
-    "mpt": _gpt2,
-    "olmo": _gpt2,
-    "jais": _gpt2,
-    "smollm": _single_digits,
-    "starcoder": _single_digits,
-    "refact": _single_digits,
-    "command-r": _single_digits,
-    "codeshell": _single_digits,
-    "llama3": lambda: _split("{1,3}"),
-    "llama-bpe": lambda: _split("{1,3}"),
-    "llama-v3": lambda: _split("{1,3}"),
-    "dbrx": lambda: _split("{1,3}"),
-    "smaug-bpe": lambda: _split("{1,3}"),
-    "qwen2": lambda: _split(""),
-    "deepseek-r1-qwen": lambda: _split(""),
-    "stablelm2": lambda: _split(""),
-}
 # Llama 3's tokenizer takes a word that is a token whole, without asking the merges, and begins every text with its
 # begin-of-text token: llama.cpp adds it where the file has no add_bos_token, as files made before that key have not.
 _LLAMA_3 = ("llama3", "llama-bpe", "llama-v3")
 
+# `tokenizer.ggml.pre` → what splits a text before the merges
+PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"), _bytes),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _single_digits),
+    **dict.fromkeys((*_LLAMA_3, "dbrx", "smaug-bpe"), partial(_split, "{1,3}")),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), partial(_split, "")),
+}
+
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that GGUF metadata describes; CheckpointError when it is incomplete or of an unknown kind."""
-    kind = metadata.get("tokenizer.ggml.model")
-    tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), CONTROL - 2)
+    keys = ValueReader(metadata, "GGUF metadata", CheckpointError)
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if not isinstance(kind, str) or kind not in builders:
-        raise CheckpointError(f"tokenizer.ggml.model = {kind!r} is not implemented: use one of {', '.join(builders)}")
-    longest = max(map(len, tokens))
-    if longest > MAX_TOKEN:
-        raise CheckpointError(
-            f"tokenizer.ggml.tokens has a token of {longest} characters; at most {MAX_TOKEN} are allowed"
-        )
-    if len(set(tokens)) != len(tokens):
+    build = builders[keys.expect("tokenizer.ggml.model", ..., *builders)]
+    tokens = keys.entries("tokenizer.ggml.tokens", str)
+    types = _numbers(keys, "tokenizer.ggml.token_type", len(tokens), NORMAL)
+    longest = max(map(len, tokens), default=0)
+    if not 0 < longest <= MAX_TOKEN:
+        raise CheckpointError(f"tokenizer.ggml.tokens: the longest has {longest} characters, not 1 to {MAX_TOKEN}")
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
         raise CheckpointError("tokenizer.ggml.tokens names a token twice")
-    backend = builders[kind](metadata, tokens, types)
-    ids = {name: _token_id(metadata, name, len(tokens)) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
-    _add_special(backend, tokens, types)
-    begins = kind == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
-    _add_template(backend, metadata, tokens, ids, by_default=begins)
+    ids = {
+        name: keys.count(f"tokenizer.ggml.{name}_token_id", None, 0, len(tokens) - 1)
+        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
+    }
+    backend = build(keys, vocabulary, types)
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type in (CONTROL, USER_DEFINED) or (token_type == UNKNOWN and token):
+            backend.add_tokens([AddedToken(token, special=token_type != USER_DEFINED, normalized=False)])
+    _add_begin_and_end(backend, metadata, tokens, ids)
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
@@ -131,40 +102,27 @@ def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys(number for number in (*named, *spelled) if type(number) is int))
 
 
-def _byte_level(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Backend:
-    """BPE over bytes, as GPT-2 has it."""
-    del types
-    pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        known = ", ".join(sorted(PRE_TOKENIZERS))
-        raise CheckpointError(f"tokenizer.ggml.pre = {pre!r} is not implemented: use one of {known}")
-    merges = [tuple(merge.split(" ", 1)) for merge in _strings(metadata, "tokenizer.ggml.merges")]
-    vocabulary = {token: number for number, token in enumerate(tokens)}
+def _byte_level(keys: ValueReader, vocabulary: dict[str, int], types: list[int]) -> tokenizers.Tokenizer:
+    pre = keys.expect("tokenizer.ggml.pre", ..., *sorted(PRE_TOKENIZERS))
+    merges = [tuple(merge.split(" ", 1)) for merge in keys.entries("tokenizer.ggml.merges", str)]
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
             raise CheckpointError(f"tokenizer.ggml.merges holds {' '.join(merge)!r}, whose parts are no tokens")
-    backend = Backend(models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA_3))  # type: ignore[arg-type]  # pairs
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA_3))
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Backend:
+def _sentencepiece(keys: ValueReader, vocabulary: dict[str, int], types: list[int]) -> tokenizers.Tokenizer:
     """BPE over characters with bytes as a last resort, as Llama 1 and 2 have it; merges follow from the scores."""
-    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), None)
-    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokens = list(vocabulary)
+    scores = _numbers(keys, "tokenizer.ggml.scores", len(tokens))
     merges = _merges_from_scores(tokens, types, scores)
-    unknown = _token_id(metadata, "unknown", len(tokens))
-    backend = Backend(
-        models.BPE(
-            vocabulary,
-            merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    number = keys.count("tokenizer.ggml.unknown_token_id", None, 0, len(tokens) - 1)
+    unknown = None if number is None else tokens[number]
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    prefix = bool(keys.take("tokenizer.ggml.add_space_prefix", True))
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if prefix else [spaces])
     strip = [decoders.Strip(content=" ", left=1, right=0)] if prefix else []
@@ -187,55 +145,26 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
     return [(tokens[left], tokens[right]) for _, (left, right) in found]
 
 
-def _add_special(backend: Backend, tokens: list[str], types: list[int]) -> None:
-    for token, kind in zip(tokens, types, strict=True):
-        if kind in (CONTROL, USER_DEFINED) or (kind == UNKNOWN and token):
-            backend.add_tokens([AddedToken(token, special=kind != USER_DEFINED, normalized=False)])
-
-
-def _add_template(
-    backend: Backend, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None], by_default: bool
+def _add_begin_and_end(
+    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None]
 ) -> None:
-    """Begin and end of text around what is encoded, where the file asks for them."""
-    parts, special = ["$A"], []
-    wanted = {"bos": bool(metadata.get("tokenizer.ggml.add_bos_token", by_default))}
-    wanted["eos"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
-    for name, wants in wanted.items():
-        number = ids[name]
-        if wants and number is not None:
-            # By a name of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
-            parts = [name, *parts] if name == "bos" else [*parts, name]
-            special.append({"id": name, "ids": [number], "tokens": [tokens[number]]})
-    if special:
-        backend.post_processor = processors.TemplateProcessing(single=" ".join(parts), special_tokens=special)
+    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
+    wanted = {
+        name: number
+        for name, by_default in (("bos", begins), ("eos", False))
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", by_default) and (number := ids[name]) is not None
+    }
+    if wanted:
+        # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
+        backend.post_processor = processors.TemplateProcessing(
+            single=" ".join(part for part in ("bos", "$A", "eos") if part in (*wanted, "$A")),
+            special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in wanted.items()],
+        )
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= int(value) < count:
-        raise CheckpointError(f"{key} = {value!r} is outside the vocabulary of {count} tokens")
-    return int(value)
-
-
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
-    values = metadata.get(key)
-    if not isinstance(values, list) or not values or not all(isinstance(value, str) for value in values):
-        raise CheckpointError(f"{key} must be a list of texts; it is {type(values).__name__}")
-    return values
-
-
-def _numbers(metadata: Mapping[str, Any], key: str, count: int, default: int | None) -> list[Any]:
-    values = metadata.get(key)
-    if values is None and default is not None:
-        return [default] * count
-    size = len(values) if isinstance(values, Sized) and not isinstance(values, str) else type(values).__name__
-    if size != count:
-        raise CheckpointError(f"{key} must be {count} numbers, one per token; it is {size}")
-    numbers: list[Any] = list(values)  # type: ignore[arg-type]  # lists and numpy arrays alike
-    for value in numbers:
-        if not isinstance(value, Real) or math.isnan(value):
-            raise CheckpointError(f"{key} must be {count} numbers, one per token; it holds {value!r}")
-    return numbers
+def _numbers(keys: ValueReader, key: str, count: int, default: int | None = None) -> list[Any]:
+    values = keys.take(key, ... if default is None else [default] * count)
+    are_numbers = isinstance(values, list) and all(type(v) in (int, float) and not math.isnan(v) for v in values)
+    if not are_numbers or len(values) != count:
+        raise keys.refuse(key, values, f"{count} numbers, one per token")
+    return list(values)

@@ -2,8 +2,7 @@
 
 "sampled" takes milliseconds: of each file it reads the size, the first 8 MiB (headers, and the tokenizer of a GGUF
 file) and 256 pages spread over the rest. It tells models, trainings and quantisations apart, since those differ in
-every page. It does not prove that two files are equal: where a single matrix was edited in place, all sampled pages may
-be those of the old file. "full" reads every byte, at the speed of the disk, and so misses no edit.
+every page, but may miss a single matrix that was edited in place. "full" reads every byte, at the speed of the disk.
 """
 
 import hashlib
@@ -14,8 +13,7 @@ from tokenmill.errors import CheckpointError
 __all__ = ["fingerprint", "is_full"]
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
-FULL = "full "
-"""What the digests of all bytes begin with: those of samples never equal them."""
+FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin"),

@@ -13,12 +13,13 @@ from typing import Any
 from tokenmill.config import SamplingParams, from_keywords
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
+from tokenmill.value_reader import ValueReader
 
 __all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "recommended"]
 
 log = logging.getLogger(__name__)
 
-DRAWN = ("temperature", "top_k", "top_p", "min_p")  # without effect where the likeliest token is taken
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effect where the most likely token is taken
 # Key of generation_config.json → its value where it has no effect. The first entries of transformers' GenerationConfig
 # that change which token is chosen.
 ABSENT = {
@@ -32,22 +33,19 @@ ABSENT = {
     "suppress_tokens": [],
     "bad_words_ids": [],
 }
-GGUF = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"} | {
-    "penalty_repeat": "repetition_penalty"
-}
+GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}
 
 
 def defaults_of_directory(path: Path) -> dict[str, Any]:
     """Of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says nothing."""
     file = path / "generation_config.json"
-    values = {key: value for key, value in read_json(file).items() if value is not None}
+    reader = ValueReader(read_json(file), str(file), CheckpointError)
+    values = {key: value for key, value in reader.values.items() if value is not None}
     ignored = {key: values[key] for key, neutral in ABSENT.items() if values.get(key, neutral) != neutral}
     if ignored:
         log.warning("%s asks for what tokenmill does not have: %s", file, _say(ignored))
-    sampled = values.get("do_sample", False)
-    if not isinstance(sampled, bool):
-        raise CheckpointError(f"{file}: do_sample is {sampled!r}; true or false is needed")
-    names = (*DRAWN, "repetition_penalty") if sampled else ("repetition_penalty",)
+    sampled = reader.flag("do_sample", False)
+    names = (*SAMPLING, "repetition_penalty") if sampled else ("repetition_penalty",)
     found = {"temperature": 1.0} if sampled else {}
     return checked(file, found | {name: values[name] for name in names if name in values})
 
@@ -65,10 +63,8 @@ def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
     found: dict[str, Any] = checkpoint.generation_defaults()
     if wanted or not found:
         return found
-    values = _say(found)
-    log.warning(
-        "%s recommends %s; generation_config=True (--generation-config) uses that", checkpoint.path.name, values
-    )
+    uses = "generation_config=True (--generation-config) uses that"
+    log.warning("%s recommends %s; %s", checkpoint.path.name, _say(found), uses)
     return {}
 
 

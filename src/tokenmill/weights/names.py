@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tokenmill.model.config import ModelConfig
@@ -29,36 +28,24 @@ class Target:
 def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
     """File name → target, for every parameter that this model has."""
     existing = set(parameters)
+    marks = {"{p}": (".weight", ".bias"), "{i}": range(config.num_layers), "{e}": range(config.num_experts)}
     targets = {}
     for pattern, goal in family.names.items():
-        for name, text in _numbered(pattern, goal, config):
-            target = _parse(text)
-            if target.parameter in existing:
-                targets[name] = target
+        pairs = [(pattern, goal)]
+        for mark, values in marks.items():
+            if mark in pattern:
+                pairs = [(p.replace(mark, str(v)), g.replace(mark, str(v))) for p, g in pairs for v in values]
+        for name, text in pairs:
+            place, _, transform = text.partition(" | ")
+            parameter, _, part = place.partition(":")
+            if parameter in existing:
+                targets[name] = Target(parameter, part, transform)
     return targets
 
 
 def is_ignored(family: Family, name: str) -> bool:
-    """True for buffers that a file may carry beside its weights."""
+    """Whether it is a buffer that a file may carry beside its weights."""
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
-
-
-def _numbered(pattern: str, goal: str, config: ModelConfig) -> Iterable[tuple[str, str]]:
-    pairs = [(pattern, goal)]
-    for mark, values in (
-        ("{p}", [".weight", ".bias"]),
-        ("{i}", [str(i) for i in range(config.num_layers)]),
-        ("{e}", [str(e) for e in range(config.num_experts)]),
-    ):
-        if mark in pattern:
-            pairs = [(p.replace(mark, value), g.replace(mark, value)) for p, g in pairs for value in values]
-    return pairs
-
-
-def _parse(text: str) -> Target:
-    text, _, transform = text.partition(" | ")
-    parameter, _, part = text.partition(":")
-    return Target(parameter, part, transform)
 
 
 def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
@@ -70,16 +57,9 @@ def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
     return parameter.narrow(0, *rows[part])
 
 
-def _transpose(tensor: Tensor, config: ModelConfig) -> Tensor:
-    del config
-    return tensor.t()
-
-
 def _heads_to_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
     """[N · (q, k, v) · H, …] → [(q, k, v) · N · H, …]"""
     shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
-    if tensor.shape[0] != 3 * config.num_heads * config.head_dim:
-        return tensor  # its shape is reported as wrong by the loader
     return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
 
 
@@ -88,9 +68,9 @@ def _bigcode_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
     return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
 
 
-TRANSFORMS: dict[str, Callable[[torch.Tensor, ModelConfig], torch.Tensor]] = {
+TRANSFORMS: dict[str, Callable[[Tensor, ModelConfig], Tensor]] = {
     "": lambda tensor, _: tensor,
-    "transpose": _transpose,
+    "transpose": lambda tensor, _: tensor.t(),
     "heads_to_qkv": _heads_to_qkv,
     "bigcode_qkv": _bigcode_qkv,
 }

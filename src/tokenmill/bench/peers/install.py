@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.bench.peers.known import TORCH, Peer, environment
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import Progress
 
 __all__ = ["install"]
@@ -19,7 +19,7 @@ def install(peer: Peer, again: bool, progress: Progress) -> Path:
     if folder.exists() and not again:
         return folder / "bin" / "python"
     if not peer.pip:
-        raise ConfigError("NAME", peer.name, f"a peer that needs an environment of its own ({peer.name}: {peer.about})")
+        raise TokenmillError(f"{peer.name} has no environment to install: it is {peer.about}")
     shutil.rmtree(folder, ignore_errors=True)
     done = False
     try:
@@ -43,4 +43,4 @@ def _run(command: list[str], variables: dict[str, str]) -> None:
     """stdout stays ours: what pip prints goes to stderr."""
     done = subprocess.run(command, env={**os.environ, **variables}, stdout=sys.stderr, check=False)  # noqa: S603  (fixed words)
     if done.returncode:
-        raise ConfigError("NAME", " ".join(command[1:]), "a peer that can be installed here; see pip's message above")
+        raise TokenmillError(f"`{' '.join(command[1:])}` has failed; see pip's message above")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tokenmill.bench.plot.frame import save, styled
 from tokenmill.bench.plot.series import Row
-from tokenmill.errors import ConfigError
+from tokenmill.errors import TokenmillError
 from tokenmill.measure.files import make_directory
 from tokenmill.registry import lookup
 
@@ -42,7 +42,7 @@ class Drawn:
 def draw(rows: Sequence[Row], directory: Path, setting: str = "directory") -> Drawn:
     """Write every picture that the rows have data for. `setting` is what errors call the directory."""
     if not rows:
-        raise ConfigError("rows", 0, "at least one result; write some with `tokenmill bench … --output FILE`")
+        raise TokenmillError("the files have no results: write some with `tokenmill bench … --output FILE`")
     written: list[Path] = []
     with styled():
         found, left_out = figures(rows)

@@ -1,11 +1,11 @@
 """Cache formats: how one token's K or V row is stored.
 
-A format is one file and one line in FORMATS. It says what a row costs, allocates one layer's rows, writes rows by slot,
-reads them by range or by slot, and names its tensors. Kernels and programs use nothing else; the native
-program, which reads the tensors itself, knows a format by number and refuses one that has none.
+A format is one file and one line in FORMATS. Kernels and programs use nothing but LayerKV; the native program, which
+reads the tensors itself, knows a format by number and refuses one that has none.
 """
 
 from collections.abc import Callable
+from copy import copy
 from typing import Protocol
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.registry import lookup
 
-__all__ = ["FORMATS", "LayerKV", "Zeros", "find_format"]
+__all__ = ["FORMATS", "LayerKV", "Zeros", "find_format", "over"]
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
@@ -27,6 +27,8 @@ FORMATS = {
 class LayerKV(Protocol):
     """One layer's K and V in some format. The dtype of the model is given by name, as in the settings."""
 
+    tensors: tuple[Tensor, ...]
+    """Every allocation; the first dimension is slots."""
     kinds: tuple[str, ...]
     """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
     native_fields: tuple[str, ...]
@@ -34,20 +36,13 @@ class LayerKV(Protocol):
 
     @staticmethod
     def native_number(dtype: str) -> int | None:
-        """The format's number, cache_form in native/abi.h, or None where the native program cannot read it."""
+        """The format's number, cache_format in native/abi.h, or None where the native program cannot read it."""
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         """Bytes of one token's K, or V."""
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every allocation; the first dimension is slots."""
-
-    def over(self, *tensors: Tensor) -> "LayerKV":
-        """The same format over other allocations, in the order of `tensors`."""
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Store one row per slot, in place."""
@@ -60,6 +55,12 @@ class LayerKV(Protocol):
 
 
 def find_format(name: str) -> type[LayerKV]:
-    """The format of that name; ConfigError with the valid names where there is none."""
     found: type[LayerKV] = lookup(FORMATS, name, "cache_format")
     return found
+
+
+def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
+    """The same layer over other allocations, in the order of its `tensors`."""
+    other = copy(layer)
+    other.tensors = tensors
+    return other

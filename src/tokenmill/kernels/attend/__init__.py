@@ -1,12 +1,10 @@
 """The seam between a model and its cache: attend(q, k, v, layer, step, shape) writes the new rows, then attends.
 
-A kernel is one file and one line in ATTEND. When a program is built, `refuse` says whether the kernel can serve: None,
-or the reason why not. The order of ATTEND is that of preference. No kernel lets the arithmetic of one sequence depend
-on another: each span is attended to by itself.
+A kernel is one file and one line in ATTEND, in the order of preference. No kernel lets the arithmetic of one sequence
+depend on another: each span is attended to by itself.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ from tokenmill.registry import lookup
 __all__ = ["ATTEND", "Attend", "AttentionShape", "choose"]
 
 ATTEND = {
-    "rows": "tokenmill.kernels.attend.rows:Rows",
+    "rows": "tokenmill.kernels.attend.gather:Rows",
     "gather": "tokenmill.kernels.attend.gather:Gather",
     "padded": "tokenmill.kernels.attend.padded:Padded",
 }
@@ -44,20 +42,19 @@ class AttentionShape:
         return self.softcap is None and not self.sinks
 
     def capped(self, scores: Tensor) -> Tensor:
-        """Scores of any shape, within the cap if there is one."""
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
-class Attend(Protocol):
-    """One attention kernel."""
+class Attend:
+    """An attention kernel."""
 
-    padded: bool
-    """True when it serves PaddedStep, False when it serves Step."""
+    padded = False  # whether it serves PaddedStep, not Step
 
     def refuse(
         self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
     ) -> str | None:
         """The reason why this kernel cannot serve, or None."""
+        return None
 
     def __call__(
         self,
@@ -70,6 +67,14 @@ class Attend(Protocol):
         sinks_N: Tensor | None = None,
     ) -> Tensor:
         """Write k and v to the step's slots, then return the attention of each query, [T, N, H]."""
+        layer.write(step.slots_T, k_TKH, v_TKH)
+        return self.attend(q_TNH, layer, step, shape, sinks_N)
+
+    def attend(
+        self, q_TNH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape, sinks_N: Tensor | None
+    ) -> Tensor:
+        """The attention of each query over rows that are written already, [T, N, H]."""
+        raise NotImplementedError
 
 
 def choose(

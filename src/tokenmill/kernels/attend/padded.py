@@ -11,52 +11,39 @@ from torch.nn.functional import scaled_dot_product_attention
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import PaddedStep, Step
-from tokenmill.kernels.attend import AttentionShape
+from tokenmill.kernels.attend import Attend, AttentionShape
 
 __all__ = ["Padded"]
 
 
-class Padded:
-    """Every format and device."""
+class Padded(Attend):
+    """Every format and device, and all shapes but sinks."""
 
     padded = True
 
     def refuse(
         self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
     ) -> str | None:
-        """Needs scores without sinks."""
-        del cache, device, max_length  # any
         return "has no attention sinks" if any(shape.sinks for shape in shapes) else None
 
-    def __call__(
-        self,
-        q_TNH: Tensor,
-        k_TKH: Tensor,
-        v_TKH: Tensor,
-        layer: LayerKV,
-        step: Step | PaddedStep,
-        shape: AttentionShape,
-        sinks_N: Tensor | None = None,
+    def attend(
+        self, q_TNH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
-        """See `Attend`."""
         assert isinstance(step, PaddedStep), "chosen for padded steps"
-        assert sinks_N is None, "refused"
-        layer.write(step.slots_T, k_TKH, v_TKH)
         num_sequences, num_keys = step.keys_BL.shape
-        _, num_kv_heads, head_dim = k_TKH.shape
         positions_BC = step.positions_T.view(num_sequences, -1)
         keys_L = torch.arange(num_keys, device=step.keys_BL.device)
         seen_BCL = keys_L <= positions_BC[..., None]
         if shape.window is not None:
             seen_BCL = seen_BCL & (keys_L > positions_BC[..., None] - shape.window)
-        k_BLKH, v_BLKH = (
-            rows.view(num_sequences, num_keys, num_kv_heads, head_dim) for rows in layer.gather(step.keys_BL.flatten())
-        )
+        rows = layer.gather(step.keys_BL.flatten())
+        k_BLKH, v_BLKH = (each.view(num_sequences, num_keys, *each.shape[1:]) for each in rows)
+        num_kv_heads, head_dim = k_BLKH.shape[2:]
         q_BCKGH = q_TNH.view(num_sequences, -1, num_kv_heads, q_TNH.shape[1] // num_kv_heads, head_dim)
         if q_BCKGH.shape[1] == 1:
             out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape)
         else:
-            # Rows behind the end are any rows, and 0 times not-a-number is not 0.
+            # Slots beyond a sequence's end may hold anything, and 0 times NaN is not 0.
             there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
             k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
             out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape)
@@ -64,7 +51,6 @@ class Padded:
 
 
 def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape) -> Tensor:
-    """[B, K, G, H] float32"""
     seen_BL11 = seen_BL[..., None, None]
     scores_BLKG = (q_BKGH[:, None].float() * k_BLKH[:, :, :, None].float()).sum(-1) * shape.scale
     scores_BLKG = shape.capped(scores_BLKG).masked_fill(~seen_BL11, -torch.inf)
@@ -74,7 +60,6 @@ def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, 
 
 
 def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Tensor, shape: AttentionShape) -> Tensor:
-    """[B, C, K, G, H]"""
     group = q_BCKGH.shape[3]
     q_BKGCH = q_BCKGH.permute(0, 2, 3, 1, 4)
     k_BKGLH = k_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)

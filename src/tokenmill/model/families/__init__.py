@@ -1,41 +1,60 @@
 """FAMILIES: how the architectures differ, as data.
 
-A family is one file with a FAMILY and one line here, under the `model_type` of its config.json. It says how to read
-that config, strictly, and where each of its tensors goes. A target is "parameter", "parameter:part" for a piece of a
-merged matrix, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the expert; a name
-that ends in {p} stands for .weight and, where the model has one, .bias.
+A family is a FAMILY in one file, which close relatives share, and one line here, under the `model_type` of its
+config.json. It says how its config and its tensors depart from Llama's. A target of a tensor is "parameter",
+"parameter:part" for one of the matrices merged into it, and "… | transform" where the file stores it in another layout.
+{i} is the layer, {e} the expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.rope import read_rope
 from tokenmill.registry import lookup
-from tokenmill.value_reader import brief
+from tokenmill.value_reader import MAX_POSITIONS, brief
 
 __all__ = ["FAMILIES", "Family", "find_family", "read_config"]
 
 FAMILIES = {
-    "gpt2": "tokenmill.model.families.gpt2:FAMILY",
-    "gpt_bigcode": "tokenmill.model.families.gpt_bigcode:FAMILY",
-    "gpt_neox": "tokenmill.model.families.gpt_neox:FAMILY",
-    "llama": "tokenmill.model.families.llama:FAMILY",
-    "mistral": "tokenmill.model.families.mistral:FAMILY",
-    "mixtral": "tokenmill.model.families.mixtral:FAMILY",
-    "qwen2": "tokenmill.model.families.qwen2:FAMILY",
-    "qwen3": "tokenmill.model.families.qwen3:FAMILY",
+    "gpt2": "tokenmill.model.families.gpt2:GPT2",
+    "gpt_bigcode": "tokenmill.model.families.gpt2:GPT_BIGCODE",
+    "gpt_neox": "tokenmill.model.families.gpt_neox:GPT_NEOX",
+    "llama": "tokenmill.model.families.llama:LLAMA",
+    "mistral": "tokenmill.model.families.llama:MISTRAL",
+    "mixtral": "tokenmill.model.families.llama:MIXTRAL",
+    "qwen2": "tokenmill.model.families.qwen:QWEN2",
+    "qwen3": "tokenmill.model.families.qwen:QWEN3",
+}
+
+DEFAULTS: Mapping[str, Any] = {
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+    "tie_word_embeddings": False,
 }
 
 
 @dataclass(frozen=True)
 class Family:
-    """prefix: may stand before every name in the file. ignored: names that are no weights and may be there."""
+    """How one family differs from Llama.
 
-    read: Callable[[ConfigReader], ModelConfig]
+    names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
+    ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
+    missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
+    are no weights and may be there.
+    """
+
     names: Mapping[str, str]
-    prefix: str = ""
+    read: Callable[[ConfigReader], dict[str, Any]]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    harmless: tuple[str, ...] = ()
+    prefix: str = "model."
     ignored: tuple[str, ...] = ()
 
 
@@ -56,7 +75,27 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     not known.
     """
     family = find_family(config)
-    reader = ConfigReader(config)
+    reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
-    return replace(family.read(reader), codes=bool(codes), code_bits=bits)
+    fields = family.read(reader)
+    heads = reader.count("num_attention_heads")
+    shared: dict[str, Callable[[], Any]] = {
+        "vocab_size": lambda: reader.count("vocab_size"),
+        "hidden_size": lambda: reader.count("hidden_size"),
+        "num_layers": lambda: reader.count("num_hidden_layers", maximum=MAX_LAYERS),
+        "num_kv_heads": lambda: reader.count("num_key_value_heads", heads),
+        "head_dim": lambda: reader.count("head_dim", None) or reader.split_hidden(),
+        "intermediate_size": lambda: reader.count("intermediate_size"),
+        "max_position_embeddings": lambda: reader.count("max_position_embeddings", maximum=MAX_POSITIONS),
+        "norm_eps": lambda: reader.number("rms_norm_eps", maximum=1.0),
+        "activation": lambda: reader.text("hidden_act"),
+        "tie_embeddings": lambda: reader.flag("tie_word_embeddings"),
+        "eos_token_ids": lambda: reader.token_ids("eos_token_id"),
+        "dtype": reader.dtype,
+    }
+    fields |= {name: read() for name, read in shared.items() if name not in fields}
+    if "rope" not in fields:
+        fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
+    reader.refuse_unread(set(config) - reader.COMMON - set(family.harmless))
+    return ModelConfig(family=reader.family, num_heads=heads, **fields, codes=bool(codes), code_bits=bits)

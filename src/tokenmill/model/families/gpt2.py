@@ -1,67 +1,88 @@
-"""GPT-2: learned positions, LayerNorm, a plain MLP; matrices are stored [in, out]."""
+"""GPT-2, and GPT-BigCode (SantaCoder, StarCoder): learned positions, LayerNorm, a plain MLP.
 
+GPT-2 stores its matrices [in, out]. GPT-BigCode stores them [out, in] and has multi-query attention.
+"""
+
+from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family
 
-__all__ = ["FAMILY", "IGNORED", "read_gpt"]
+__all__ = ["GPT2", "GPT_BIGCODE"]
 
 _NAMES = {
     "wte.weight": "embedding.weight",
     "wpe.weight": "position_embedding.weight",
     "h.{i}.ln_1{p}": "layers.{i}.attention_norm{p}",
-    "h.{i}.attn.c_attn.weight": "layers.{i}.attention.qkv.weight | transpose",
-    "h.{i}.attn.c_attn.bias": "layers.{i}.attention.qkv.bias",
-    "h.{i}.attn.c_proj.weight": "layers.{i}.attention.out.weight | transpose",
-    "h.{i}.attn.c_proj.bias": "layers.{i}.attention.out.bias",
+    "h.{i}.attn.c_attn{p}": "layers.{i}.attention.qkv{p} | transpose",
+    "h.{i}.attn.c_proj{p}": "layers.{i}.attention.out{p} | transpose",
     "h.{i}.ln_2{p}": "layers.{i}.mlp_norm{p}",
-    "h.{i}.mlp.c_fc.weight": "layers.{i}.mlp.up.weight | transpose",
-    "h.{i}.mlp.c_fc.bias": "layers.{i}.mlp.up.bias",
-    "h.{i}.mlp.c_proj.weight": "layers.{i}.mlp.down.weight | transpose",
-    "h.{i}.mlp.c_proj.bias": "layers.{i}.mlp.down.bias",
+    "h.{i}.mlp.c_fc{p}": "layers.{i}.mlp.up{p} | transpose",
+    "h.{i}.mlp.c_proj{p}": "layers.{i}.mlp.down{p} | transpose",
     "ln_f{p}": "norm{p}",
     "lm_head.weight": "head.weight",
 }
+_BIGCODE_NAMES = {
+    **{name: target.removesuffix(" | transpose") for name, target in _NAMES.items()},
+    "h.{i}.attn.c_attn{p}": "layers.{i}.attention.qkv{p} | bigcode_qkv",
+}
 
 
-def read_gpt(reader: ConfigReader, activation: str, **departures: Any) -> ModelConfig:
-    """What GPT-2 and GPT-BigCode have in common."""
-    hidden, heads = reader.count("n_embd"), reader.count("n_head")
-    scaled = reader.flag("scale_attn_weights", True)
-    config = ModelConfig(
-        family=reader.family,
-        vocab_size=reader.count("vocab_size"),
-        hidden_size=hidden,
-        num_layers=reader.count("n_layer", maximum=MAX_LAYERS),
-        num_heads=heads,
-        num_kv_heads=departures.pop("num_kv_heads", heads),
-        head_dim=reader.head_dim(hidden, heads),
-        intermediate_size=reader.count("n_inner", 4 * hidden),
-        max_position_embeddings=reader.count("n_positions", 1024),
-        norm="layer",
-        norm_eps=reader.number("layer_norm_epsilon", 1e-5, maximum=1.0),
-        activation=reader.text("activation_function", activation),
-        gated_mlp=False,
-        positions="learned",
-        qkv_bias=True,
-        o_bias=True,
-        mlp_bias=True,
-        attention_scale=None if scaled else 1.0,
-        tie_embeddings=reader.flag("tie_word_embeddings", True),
-        eos_token_ids=reader.token_ids("eos_token_id"),
-        dtype=reader.dtype(),
-        **departures,
-    )
-    reader.done(harmless=("n_ctx", "gradient_checkpointing"))  # n_ctx repeats n_positions
-    return config
+def _shared(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "num_kv_heads": reader.count("num_attention_heads"),
+        "head_dim": reader.split_hidden(),
+        "intermediate_size": reader.count("intermediate_size", 4 * reader.count("hidden_size")),
+        "norm": "layer",
+        "gated_mlp": False,
+        "positions": "learned",
+        "rope": None,
+        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias"), True),
+        "attention_scale": None if reader.flag("scale_attn_weights", True) else 1.0,
+    }
 
 
-def _read(reader: ConfigReader) -> ModelConfig:
-    reader.expect("scale_attn_by_inverse_layer_idx", [False], False)
+def _gpt2(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("scale_attn_by_inverse_layer_idx", False)
     reader.flag("reorder_and_upcast_attn", False)  # a choice of precision: scores are float32 here
-    return read_gpt(reader, "gelu_new")
+    return _shared(reader)
 
 
-IGNORED = ("h.{i}.attn.bias", "h.{i}.attn.masked_bias")  # the causal mask, stored by old conversions
-FAMILY = Family(_read, _NAMES, prefix="transformer.", ignored=IGNORED)
+def _gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:
+    for key in ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"):
+        reader.flag(key, True)  # choices of precision, too
+    return _shared(reader) | ({"num_kv_heads": 1} if reader.flag("multi_query", True) else {})
+
+
+GPT2 = Family(
+    _NAMES,
+    _gpt2,
+    keys={
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "rms_norm_eps": "layer_norm_epsilon",
+        "hidden_act": "activation_function",
+    },
+    defaults={
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "gelu_new",
+        "tie_word_embeddings": True,
+    },
+    harmless=("n_ctx", "gradient_checkpointing"),  # n_ctx repeats n_positions
+    prefix="transformer.",
+    ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
+)
+# num_key_value_heads repeats multi_query; the others are of a long gone implementation.
+_MORE = "inference_runner max_batch_size max_sequence_length num_key_value_heads pre_allocate_kv_cache"
+GPT_BIGCODE = replace(
+    GPT2,
+    names=_BIGCODE_NAMES,
+    read=_gpt_bigcode,
+    defaults={**GPT2.defaults, "hidden_act": "gelu_pytorch_tanh"},
+    harmless=(*GPT2.harmless, *_MORE.split(), "validate_runner_input"),
+)

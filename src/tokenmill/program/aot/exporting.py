@@ -4,16 +4,15 @@ Lengths, slots and numbers of sequences stay dynamic. A step of one sequence, a 
 sequence are compiled separately.
 """
 
-import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, cpp_builder
 from torch._inductor import config as inductor
 from torch.export import Dim, export
@@ -21,13 +20,13 @@ from torch.export import Dim, export
 from tokenmill.cache.pool import Pool
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend import Attend
-from tokenmill.memory.atomic_file import beside
 from tokenmill.model.decoder import Decoder, Layer
-from tokenmill.program.aot.manifest import MANIFEST, digest, seal_manifest
-from tokenmill.program.aot.parts import End, OneLayer, Part, kind_of, weights_of
-from tokenmill.program.compiled.compiling import check_backend
+from tokenmill.program.aot.manifest import MANIFEST, write_manifest
+from tokenmill.program.aot.program import End, OneLayer, Part, weights_of
+from tokenmill.program.compiled.program import check_backend
+from tokenmill.quant.quantized import QuantizedLinear
 
-__all__ = ["KINDS", "write_package"]
+__all__ = ["KINDS", "Export", "compile_part", "write_package"]
 
 KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
 """The kinds of steps to compile, by compile_phases: of one sequence, of several, or a chunk of one."""
@@ -36,87 +35,70 @@ EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
 """Tokens in the example step that a kind is compiled with."""
 KEYS = 320
 
-SETTINGS = {"cpp.dynamic_threads": True}
-"""Without it the code would always use as many threads as the machine that compiled it has."""
 
-
-@dataclass(frozen=True)
-class _Package:
-    """A part, and the example inputs that it is compiled with."""
+class Export(NamedTuple):
+    """A part of the forward, the example inputs that it is compiled with, and which of their sizes are dynamic."""
 
     name: str
-    part: Part
+    module: nn.Module
     inputs: tuple[object, ...]
     dynamic_sizes: tuple[object, ...]
-    weights: list[Tensor]
 
 
 def write_package(
     folder: Path, decoder: Decoder, pool: Pool, attend: Attend, phases: str, facts: Mapping[str, Any], progress: Any
 ) -> int:
-    """Compile all parts and put the directory in place when it is complete; its size in bytes.
+    """Compile all parts and put the directory in place when it is complete; the size of the parts in bytes.
 
-    PackageMismatch if it cannot be written.
-
-    attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total).
+    attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total). PackageMismatch if the
+    directory cannot be written.
     """
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
     check_backend("inductor")
-    temporary = beside(folder)
     try:
-        temporary.mkdir()
-        layers, packages = _packages(decoder, pool, attend, KINDS[phases])
-        for number, package in enumerate(packages):
-            progress.stage(f"compiling {package.name}, {number + 1} of {len(packages)}")
-            progress.advance(number, len(packages))
-            _compile(package, temporary / f"{package.name}.pt2")
-        files = {path.name: digest(path) for path in sorted(temporary.iterdir())}
-        num_bytes = sum((temporary / name).stat().st_size for name in files)
-        told = {"compiler": _compiler(), "num_bytes": num_bytes}
-        document = seal_manifest({**facts, **told, "kinds": KINDS[phases], "layers": layers, "files": files})
-        (temporary / MANIFEST).write_text(document, encoding="utf-8")
-        _put(temporary, folder)
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+            new, old = Path(temporary) / "new", Path(temporary) / "old"
+            new.mkdir()
+            layers, exports = _exports(decoder, pool, attend, KINDS[phases])
+            for number, each in enumerate(exports):
+                progress.stage(f"compiling {each.name}, {number + 1} of {len(exports)}")
+                progress.advance(number, len(exports))
+                compile_part(each, new / f"{each.name}.pt2")
+            told = {"compiler": _compiler(), "kinds": KINDS[phases], "layers": layers}
+            num_bytes = write_manifest(new, {**facts, **told})
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
     except OSError as error:
         raise PackageMismatch(f"{folder} cannot be written: {error.strerror}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    progress.advance(len(packages), len(packages))
+    progress.advance(len(exports), len(exports))
     return num_bytes
 
 
-def _put(temporary: Path, folder: Path) -> None:
-    """Rename the new directory; an older one of that name stays until then, and returns if the rename fails."""
-    if folder.exists():
-        old = beside(folder)
-        folder.rename(old)
-        try:
-            temporary.rename(folder)
-        except BaseException:
-            old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        temporary.rename(folder)
-
-
-def _packages(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[_Package]]:
+def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[Export]]:
     """For each layer the number of its code, and what to compile."""
     known: dict[object, int] = {}
-    layers = [known.setdefault(kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
-    packages = []
+    layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
+    exports = []
     for kind in kinds:
         for number in range(len(known)):
             index = layers.index(number)
             layer = OneLayer(decoder.layers[index], pool.layers[index], attend)
-            inputs, sizes = _layer_inputs(decoder, index, pool.layers[index].tensors, kind)
-            packages.append(_Package(f"layer-{kind}-{number}", Part(layer), inputs, sizes, weights_of(layer)))
-    end = End(decoder)
-    for kind in [kind for kind in ("one", "many") if kind in kinds]:
-        rows = {0: Dim("rows", min=2)} if kind == "many" else None
-        x_RD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
-        packages.append(_Package(f"end-{kind}", Part(end), (x_RD,), (rows,), weights_of(end)))
-    return layers, packages
+            inputs = _layer_inputs(decoder, index, pool.layers[index].tensors, kind)
+            exports.append(Export(f"layer-{kind}-{number}", layer, *inputs))
+        if kind != "chunk":
+            rows = {0: Dim("rows", min=2)} if kind == "many" else None
+            x_RD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
+            exports.append(Export(f"end-{kind}", End(decoder), (x_RD,), (rows,)))
+    return layers, exports
+
+
+def _kind_of(layer: Layer) -> Hashable:
+    """Layers of equal kind run the same code: their description is equal, and how their tensors are stored."""
+    bits = [[part.bits for part in module.parts()] for module in layer.modules() if isinstance(module, QuantizedLinear)]
+    stored = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in weights_of(layer).items()]
+    return layer.description, str((bits, stored))
 
 
 def _layer_inputs(
@@ -137,18 +119,19 @@ def _layer_inputs(
 
 
 @torch.no_grad()
-def _compile(package: _Package, path: Path) -> None:
-    weights_sizes = [None] * len(package.weights)
-    sizes = {"inputs": package.dynamic_sizes, "weights": weights_sizes}
+def compile_part(part: Export, path: Path) -> None:
+    weights = weights_of(part.module)
+    sizes = {"inputs": part.dynamic_sizes, "weights": dict.fromkeys(weights)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
-        program = export(package.part, (package.inputs, package.weights), dynamic_shapes=sizes)
+        program = export(Part(part.module), (part.inputs, weights), dynamic_shapes=sizes)
         try:
-            with inductor.patch(SETTINGS):
+            # Otherwise the code would always use as many threads as the machine that compiled it has.
+            with inductor.patch({"cpp.dynamic_threads": True}):
                 aoti_compile_and_package(program, package_path=str(path))
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0]
-            raise ConfigError("program", "compiled", f"its compiler failed for {package.name}: {line}") from error
+            raise ConfigError("program", "compiled", f"its compiler failed for {part.name}: {line}") from error
 
 
 def _compiler() -> str:

@@ -1,85 +1,107 @@
 """Program aot: the layers compiled ahead of time, from a package on disk. No compiler is imported.
 
-Steps that the package has no code for run as plain modules.
+The parts of the forward that a package has code for are a layer, and what follows the last one. Weights are inputs of a
+part, so that one code serves all layers of one kind, and code and weights lie apart. Before the first layer there are
+only lookups, which run as plain modules, as do steps that the package has no code for.
 """
 
-from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from tokenmill.cache.pool import Pool
-from tokenmill.cache.step import Step
-from tokenmill.config import EngineConfig
-from tokenmill.errors import ConfigError, PackageMismatch
+from tokenmill.cache.formats import LayerKV, over
+from tokenmill.cache.step import PaddedStep, Step
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder
-from tokenmill.program.aot.manifest import REMEDY, read_manifest
-from tokenmill.program.aot.parts import End, weights_of
-from tokenmill.program.compiled.form import Call, Inputs
-from tokenmill.program.compiled.pieces import InPieces
-from tokenmill.program.compiled.shapes import Piece
-from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.model.rope import Angles
+from tokenmill.program import ModelParts
+from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
 
-__all__ = ["Aot"]
-
-Loader = torch._C._aoti.AOTIModelPackageLoader
+__all__ = ["Aot", "End", "OneLayer", "Part", "weights_of"]
 
 
-class Aot(InPieces):
-    """See Program. The package was checked against the model and the settings before."""
+class Aot(MicroBatched):
+    """Runs the parts of a package, which was checked against the model and the settings when it was opened."""
 
     description = "compiled ahead of time, from a package on disk"
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: Pool,
-        attend: Attend,
-        packed: PackedCheckpoint | None = None,
-        config: EngineConfig | None = None,
-    ) -> None:
-        if config is None or config.aot_package is None:
-            raise ConfigError("aot_package", None, "a directory from `tokenmill compile`")
-        facts = read_manifest(Path(config.aot_package))
-        self._kinds, self._layer_code = facts["kinds"], facts["layers"]
-        self._code = _load(Path(config.aot_package), facts["files"], pool.layers[0].tensors[0].device)
-        super().__init__(decoder, pool, attend, packed, config)
-        self._layer_weights = [weights_of(layer) for layer in decoder.layers]
-        self._end_weights = weights_of(End(decoder))
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__(parts)
+        assert parts.package is not None, "refused by the config"
+        self._package = parts.package
+        self._layer_weights = [weights_of(layer).values() for layer in self.decoder.layers]
+        self._end_weights = weights_of(End(self.decoder)).values()
 
-    def find(self, piece: Piece, step: Step) -> Call | None:
+    def find(self, batch: MicroBatch, step: Step) -> Call | None:
         """By its kind; see exporting.KINDS."""
-        del step
-        kind = "chunk" if not piece.decodes else "one" if len(piece.spans) == 1 else "many"
-        return partial(self._run_code, kind) if kind in self._kinds else None
+        kind = "chunk" if batch[0].count > 1 else "one" if len(batch) == 1 else "many"
+        return partial(self._run_code, kind) if kind in self._package.kinds else None
 
-    def _run_code(self, kind: str, inputs: Inputs, cache: list[Tensor]) -> Tensor:
-        """Logits of the wanted rows."""
-        step = inputs.padded(self.block_size)
+    def _run_code(self, kind: str, inputs: Inputs, cache: Cache) -> Tensor:
+        step, code = inputs.padded(self.block_size), self._package.code
         x_TD, angles = self.decoder.begin(step)
         places = [step.positions_T, step.slots_T, step.keys_BL]
-        each = len(cache) // len(self._layer_code)
-        for number, code in enumerate(self._layer_code):
-            rows = cache[each * number : each * (number + 1)]
-            given = [x_TD, *(angles[number] or ()), *places, *rows, *self._layer_weights[number]]
-            (x_TD,) = self._code[f"layer-{kind}-{code}.pt2"].run(given)
+        layers = zip(self._package.layers, angles, cache, self._layer_weights, strict=True)
+        for number, layer_angles, rows, weights in layers:
+            given = [x_TD, *(layer_angles or ()), *places, *rows, *weights]
+            (x_TD,) = code[f"layer-{kind}-{number}.pt2"].run(given)
         x_RD = x_TD if step.rows_R is None else x_TD[step.rows_R]
         name = f"end-{'one' if len(x_RD) == 1 else 'many'}.pt2"
-        if name not in self._code:
+        if name not in code:
             return self.decoder.end(x_RD)
-        (logits_RV,) = self._code[name].run([x_RD, *self._end_weights])
+        (logits_RV,) = code[name].run([x_RD, *self._end_weights])
         return logits_RV
 
 
-def _load(folder: Path, names: Iterable[str], device: torch.device) -> dict[str, Loader]:
-    """The compiled parts by name. PackageMismatch where torch's loader refuses one."""
-    on_cpu = device.type == "cpu"
-    number = -1 if on_cpu else device.index or 0
-    try:  # the fourth argument: calls do not overlap, so on a GPU the loader need not wait for the one before
-        return {name: Loader(str(folder / name), "model", not on_cpu, 1, number) for name in names}
-    except RuntimeError as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise PackageMismatch(f"{folder} cannot be loaded: {line}; {REMEDY}") from error
+class OneLayer(nn.Module):
+    """A layer as a function of a padded step and of its cache."""
+
+    def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
+        super().__init__()
+        self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
+
+    def forward(
+        self,
+        x_TD: Tensor,
+        angles: Angles | None,
+        positions_T: Tensor,
+        slots_T: Tensor,
+        keys_BL: Tensor,
+        cache: list[Tensor],
+    ) -> Tensor:
+        """[T, D] → [T, D]; the rows are written."""
+        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
+        out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
+        return out_TD
+
+
+class End(nn.Module):
+    """What follows the last layer: [R, D] → [R, V]."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__()
+        self.norm, self.head = decoder.norm, decoder.head
+        if self.head is None:
+            self.embedding = decoder.embedding
+        self._decoder = [decoder]  # no submodule: its layers do not belong here
+
+    def forward(self, x_RD: Tensor) -> Tensor:
+        return self._decoder[0].end(x_RD)
+
+
+class Part(nn.Module):
+    """A module as a function of its inputs and of its weights, as weights_of gives them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = [module]  # no submodule: its weights are inputs
+
+    def forward(self, inputs: tuple[object, ...], weights: dict[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(self._module[0], weights, inputs)
+        return out
+
+
+def weights_of(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name. Compiled code takes them in this order."""
+    return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}

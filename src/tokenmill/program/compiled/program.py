@@ -1,99 +1,202 @@
-"""The PyTorch modules, compiled for a few declared shapes; what is not compiled runs as it stands.
+"""Program compiled: the PyTorch modules through torch.compile, for a few shapes; on CUDA recorded in graphs.
 
 A shape is compiled when a step first needs it; with `compile_in_background` the plain modules serve until it is ready.
-On CUDA a step of static shapes is captured in a graph.
+Each shape has a code object of its own, so none can push another out of torch's cache, and no guards: which compiled
+function is called is chosen by shape, and nothing else of it changes.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import FunctionType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._inductor import cpp_builder
 
+from tokenmill.cache.formats import over
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
-from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
-from tokenmill.model.decoder import Decoder
-from tokenmill.program.compiled.captured import Captured, cuda_graph
-from tokenmill.program.compiled.compiling import Compiler
-from tokenmill.program.compiled.form import Call, Form, Inputs
-from tokenmill.program.compiled.pieces import InPieces
-from tokenmill.program.compiled.shapes import Piece, Shape, Shapes
-from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.model.decoder import Decoder, run_layer
+from tokenmill.program import ModelParts
+from tokenmill.program.compiled.micro_batches import (
+    Cache,
+    Call,
+    Inputs,
+    MicroBatch,
+    MicroBatched,
+    Shape,
+    StaticShapes,
+)
 
-__all__ = ["Compiled"]
+__all__ = ["Compiled", "check_backend"]
 
 log = logging.getLogger(__name__)
 
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""From a function to a function that repeats it, and the tensor that holds its result after each repetition."""
 
-class Compiled(InPieces):
-    """See Program."""
+
+class Compiled(MicroBatched):
+    """calls: the compiled functions so far, None for one that a thread is compiling."""
 
     description = "torch.compile of the PyTorch modules"
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: Pool,
-        attend: Attend,
-        packed: PackedCheckpoint | None = None,
-        config: EngineConfig | None = None,
-    ) -> None:
-        super().__init__(decoder, pool, attend, packed, config)
-        config = config or EngineConfig()
-        self._phases, self._aside = config.compile_phases, config.compile_in_background
-        mode = config.compile
-        if mode == "auto":
-            mode = "static" if self.device.type == "cuda" else "dynamic"
-        if mode != "dynamic":
-            self.shapes = Shapes(config.max_sequences, config.max_step_tokens, decoder.num_positions)
-        self._form = Form(decoder, pool, self.padded)
-        self._compiler = None if mode == "no" else Compiler(self._form, config.compile_backend, mode)
-        self._captures = self.device.type == "cuda" and mode != "dynamic"
-        self._ready: dict[Shape, Call] = {}
-        self._begun: set[Shape] = set()
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__(parts)
+        decoder, pool, config = parts.decoder, parts.pool, parts.config
+        self._config, self._mode, on_gpu = config, config.compile, self.device.type == "cuda"
+        if self._mode == "auto":
+            self._mode = "static" if on_gpu else "dynamic"
+        if self._mode != "dynamic":
+            self.shapes = StaticShapes(config.max_sequences, config.max_step_tokens, decoder.num_positions)
+        if self._mode != "no":
+            check_backend(config.compile_backend)
+        self.capture: Capture | None = cuda_graph if on_gpu and self._mode != "dynamic" else None
+        self.calls: dict[Shape, Call | None] = {}
+        self._forward = Forward(decoder, pool, self.padded)
 
-    def find(self, piece: Piece, step: Step) -> Call | None:
+    def find(self, batch: MicroBatch, step: Step) -> Call | None:
         """Compiled now if need be; None while that goes on in the background, and where it is not to be."""
-        if self._phases not in ("both", "decode" if piece.decodes else "prefill"):
+        if self._config.compile_phases not in ("both", "decode" if batch[0].count == 1 else "prefill"):
             return None
-        shape = self.shapes.of(piece)
-        form = self.shapes.form(shape)
-        if form in self._ready or form in self._begun:
-            return self._ready.get(form)
-        inputs = self.stage(piece, self.shapes.example(shape), step)
-        if not self._aside:
-            self._ready[form] = self._compile(inputs, self.cache)
-            return self._ready[form]
-        self._begun.add(form)
-        arguments = (form, inputs, torch.get_num_threads())
-        # No daemon: a process that ends in the midst of compiling crashes. It waits; the command line does not.
-        threading.Thread(target=self._compile_aside, args=arguments, name="compile").start()
-        return None
+        key, example = self.shapes.compilation(self.shapes.of(batch))
+        if key not in self.calls:
+            inputs = self.stage(batch, example, step)
+            if self._config.compile_in_background:
+                self.calls[key] = None
+                arguments = (key, inputs, torch.get_num_threads())
+                # No daemon: a process that ends in the midst of compiling crashes. It waits; the command line does not.
+                threading.Thread(target=self._compile_aside, args=arguments, name="compile").start()
+            else:
+                self.calls[key] = self._compile(inputs, self.cache)
+        return self.calls[key]
 
-    def _compile(self, inputs: Inputs, cache: list[Tensor]) -> Call:
+    def _compile(self, inputs: Inputs, cache: Cache) -> Call:
         """It is run once with these inputs, which writes what their step will write again."""
-        if self._compiler is None:
-            return self._plain
+        if self._mode == "no":
+            return self._forward
         log.info("compiling %s", inputs)
         began_s = time.perf_counter()
-        call = self._compiler.compile(inputs, cache)
+        call = compile_forward(self._forward, inputs, cache, self._config.compile_backend, self._mode)
         seconds = time.perf_counter() - began_s
         self.compile_s += seconds
         log.info("compiled in %.1f s", seconds)
-        return Captured(call, cuda_graph) if self._captures else call
+        return call if self.capture is None else Captured(call, self.capture)
 
-    def _compile_aside(self, form: Shape, inputs: Inputs, threads: int) -> None:
+    def _compile_aside(self, key: Shape, inputs: Inputs, threads: int) -> None:
         torch.set_num_threads(threads)  # a new thread starts with the system's number
         try:
             with torch.inference_mode(False):  # a cache that nobody else writes to, made like the real one
-                cache = [torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in self.cache]
-            self._ready[form] = self._compile(inputs, cache)
+                cache = [tuple(torch.zeros_like(tensor) for tensor in layer) for layer in self.cache]
+            self.calls[key] = self._compile(inputs, cache)
         except Exception as error:  # noqa: BLE001  (nobody waits for this thread: whatever it is, it is said)
             log.warning("%s; the plain modules go on serving", error)
 
-    def _plain(self, inputs: Inputs, cache: list[Tensor]) -> Tensor:
-        logits_RV: Tensor = self._form(*inputs.tensors, cache)
-        return logits_RV
+
+class Forward(nn.Module):
+    """A decoder over padded steps."""
+
+    def __init__(self, decoder: Decoder, pool: Pool, attend: Attend) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self._layers, self._block_size, self._attend = pool.layers, pool.spec.block_size, attend
+        self._run_layer = torch.compiler.nested_compile_region(run_layer)  # equal layers are compiled once
+
+    def forward(self, inputs: Inputs, cache: Cache) -> Tensor:
+        layers = [over(layer, *tensors) for layer, tensors in zip(self._layers, cache, strict=True)]
+        return self.decoder(inputs.padded(self._block_size), layers, self._attend, self._run_layer)  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str, mode: str) -> Call:
+    """What runs inputs of this shape. It is run once with these. ConfigError where the backend fails.
+
+    mode: static, dynamic or fullgraph.
+    """
+    # The same function with a code object of its own: torch.compile keeps what it compiled by code object.
+    run = FunctionType(_run.__code__.replace(), globals())
+    compiled = torch.compile(
+        run,
+        backend=backend,
+        fullgraph=mode == "fullgraph",
+        dynamic=False,  # what may differ is marked
+        options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
+    )
+    if mode == "dynamic":
+        _mark_dynamic(inputs)
+    try:
+        compiled(forward, inputs, cache)
+    except Exception as error:  # backends raise what they like
+        reason = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
+        line = reason.splitlines()[0]
+        raise ConfigError(
+            "compile_backend", backend, f"it failed for {inputs}: {line}; use another, or compile = no"
+        ) from error
+    return partial(compiled, forward)
+
+
+def _run(forward: Forward, inputs: Inputs, cache: Cache) -> Tensor:
+    logits_RV: Tensor = forward(inputs, cache)
+    return logits_RV
+
+
+def _mark_dynamic(inputs: Inputs) -> None:
+    """Sequences, tokens and positions may be any number, but 1 is a case of its own; block tables have one length."""
+    for tensor, num_dynamic in zip(inputs, (2, 2, 1, 1, 1), strict=True):
+        for dimension in range(num_dynamic):
+            if tensor is not None and tensor.shape[dimension] > 1:
+                torch._dynamo.mark_dynamic(tensor, dimension)
+
+
+def check_backend(name: str) -> None:
+    """ConfigError for a name that torch.compile does not know, or for inductor without a C++ compiler."""
+    names = torch._dynamo.list_backends(())
+    if name not in names:
+        raise ConfigError("compile_backend", name, f"torch.compile knows {', '.join(sorted(names))}")
+    if name != "inductor":
+        return
+    try:
+        cpp_builder.get_cpp_compiler()
+    except RuntimeError as error:
+        raise ConfigError("compile_backend", name, "it needs a C++ compiler: install g++, or set CXX") from error
+
+
+class Captured:
+    """A Call, recorded when it is first called. The tensors of the KV cache must be the same in every call."""
+
+    def __init__(self, call: Call, capture: Capture) -> None:
+        self._call, self._capture = call, capture
+        self._inputs: Inputs | None = None
+
+    def __call__(self, inputs: Inputs, cache: Cache) -> Tensor:
+        device = inputs.token_ids_BC.device
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            if self._inputs is None:
+                held = Inputs._make(None if tensor is None else tensor.clone() for tensor in inputs)
+                self._again, self._logits = self._capture(lambda: self._call(held, cache))
+                self._inputs = held  # not before the capture has succeeded
+            for target, tensor in zip(self._inputs, inputs, strict=True):
+                if target is not None and tensor is not None:
+                    target.copy_(tensor, non_blocking=True)
+            self._again()
+            return self._logits.clone()  # the next call, perhaps of the same step, writes to the same place
+
+
+def cuda_graph(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Run a few times on another stream, as torch asks for, then record. Each run writes the same rows again."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be compiling
+        logits = run()
+    return graph.replay, logits

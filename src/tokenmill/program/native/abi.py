@@ -1,4 +1,4 @@
-"""The shared library of the native program and the C structs that it is called with: abi.h in Python's words."""
+"""The shared library of the native program, and the structs that it is called with: TmOp is Op here, and so on."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int6
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "library_digest", "why_not"]
 
@@ -15,72 +16,43 @@ FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent 
 """The variable names another build of it, such as the one that `make test-sanitized` makes."""
 
 
-class Unit(Structure):
-    """TmUnit: rows of a matrix that are finished together."""
+def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
+    """The fields of a struct, from (type, names) in the order of abi.h."""
+    return [(name, kind) for kind, names in groups for name in names.split()]
 
-    _fields_ = [
-        ("data", c_void_p),
-        ("gate", c_void_p),
-        ("scheme", c_int32),
-        ("gate_scheme", c_int32),
-        ("first", c_int32),
-        ("count", c_int32),
-    ]
+
+class Unit(Structure):
+    """Rows of a matrix that are computed together."""
+
+    _fields_ = _fields((c_void_p, "data gate"), (c_int32, "scheme gate_scheme first count"))
 
 
 class Op(Structure):
-    """TmOp."""
-
-    _fields_ = [
-        *(
-            (name, c_int32)
-            for name in "kind epilogue activation centred from_ to inputs outputs num_units scheme".split()
-        ),
-        ("units", POINTER(Unit)),
-        *(
-            (name, c_void_p)
-            for name in "weight bias q_norm k_norm table positions k_rows v_rows k_scales v_scales".split()
-        ),
-        *((name, c_float) for name in "eps scale softcap".split()),
-        *((name, c_int32) for name in "window experts chosen normalise".split()),
-    ]
+    _fields_ = _fields(
+        (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme"),
+        (POINTER(Unit), "units"),
+        (c_void_p, "weight bias q_norm k_norm table positions k_rows v_rows k_scales v_scales"),
+        (c_float, "eps scale softcap"),
+        (c_int32, "window experts chosen normalise"),
+    )
 
 
 class Model(Structure):
-    """TmModel."""
-
-    _fields_ = [
-        *(
-            (name, c_int32)
-            for name in "hidden num_heads num_kv_heads head_dim intermediate vocab rotary cache_format".split()
-        ),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("ops", POINTER(Op)),
-        ("num_ops", c_int32),
-        ("num_threads", c_int32),
-        ("build", c_char_p),
-        ("num_positions", c_int64),
-        ("num_slots", c_int64),
-    ]
+    _fields_ = _fields(
+        (c_int32, "hidden num_heads num_kv_heads head_dim intermediate vocab rotary cache_format"),
+        (c_void_p, "cosines sines"),
+        (POINTER(Op), "ops"),
+        (c_int32, "num_ops num_threads"),
+        (c_char_p, "build"),
+        (c_int64, "num_positions num_slots"),
+    )
 
 
 class Step(Structure):
-    """TmStep."""
-
-    _fields_ = [
-        ("num_tokens", c_int32),
-        ("num_spans", c_int32),
-        ("num_rows", c_int32),
-        ("num_stops", c_int32),
-        ("tokens", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("rows", c_void_p),
-        ("spans", c_void_p),
-        ("stops", c_void_p),
-        ("logits", c_void_p),
-    ]
+    _fields_ = _fields(
+        (c_int32, "num_tokens num_spans num_rows num_stops"),
+        (c_void_p, "tokens positions slots rows spans stops logits"),
+    )
 
 
 @cache
@@ -120,5 +92,4 @@ def library_digest() -> str:
 
 def best_build() -> str:
     """The build for the best instruction set that this processor has."""
-    name: bytes = library().tm_best_build()
-    return name.decode()
+    return bytes(library().tm_best_build()).decode()

@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.model.blocks import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
-from tokenmill.model.description import DecoderDescription, describe
-from tokenmill.model.layers import MLP
-from tokenmill.model.moe import MoE
-from tokenmill.model.parameters import count_parameters
+from tokenmill.model.description import (
+    AttentionBlock,
+    DecoderDescription,
+    ExpertsBlock,
+    MlpBlock,
+    Norm,
+    Projection,
+    count_parameters,
+    describe,
+)
+from tokenmill.model.layers import MLP, MoE
 from tokenmill.program.native.abi import Op, Unit, library
 from tokenmill.program.native.pack import LAYOUTS, TILE
-from tokenmill.program.native.weights import Linear, Weights
+from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.quant.stored import GROUP
 
@@ -31,34 +37,28 @@ __all__ = ["Ops", "packed_bytes", "refuse"]
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT = range(7)
 ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buffers; the head reads MLP_IN too
-ACTIVATIONS = {
-    "silu": 1,
-    "swish": 1,
-    "gelu": 2,
-    "gelu_fast": 3,
-    "gelu_new": 3,
-    "gelu_pytorch_tanh": 3,
-    "relu": 4,
-}
-ABLE = ("norm with unit offset",)
+ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
+ABLE = {"norm with unit offset"}
 """Departures of a description that the operations can compute; the plain decoder goes without saying."""
 
 
 def refuse(decoder: DecoderDescription) -> str | None:
-    """Why no list of operations computes this decoder, or None."""
-    unknown = [mlp.activation for mlp in decoder.mlps if mlp.activation not in ACTIVATIONS]
-    return f"has no activation {unknown[0]!r}" if unknown else decoder.refuse(ABLE)
+    name = decoder.config.activation
+    missing = sorted(decoder.departures - ABLE) if name in ACTIVATIONS else [f"activation {name!r}"]
+    return f"has no {missing[0]}" if missing else None
 
 
 @dataclass
 class Ops:
-    """The list. The decoder's description says what there is to do, its modules hold tensors, `weights` places them."""
+    """The list. The decoder's description says what there is to do, its modules hold tensors, `weights` places them.
+
+    array: the list as C has it; this object keeps alive what it points to.
+    """
 
     decoder: Decoder
     layers_kv: list[LayerKV]
-    weights: Weights
-    ops: list[Op] = field(default_factory=list)
-    _units: list[Any] = field(default_factory=list)
+    weights: Packing | Packed
+    _ops: list[Op] = field(default_factory=list)
     _linears: list[Linear] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -72,29 +72,25 @@ class Ops:
             self._layer(layer, layer_kv)
         self._norm(decoder.norm, whole.norm, MLP_IN, LOGITS)
         heads = [] if decoder.head is None else [decoder.head]
-        self._linear(heads, whole.head, LOGITS, MLP_IN, softcap=whole.logit_softcap or 0.0)
+        self._linear(heads, whole.head, LOGITS, MLP_IN, softcap=whole.config.logit_softcap or 0.0)
         self._place()
-
-    def array(self) -> Any:
-        """The list as C has it; this object keeps alive what it points to."""
-        return (Op * len(self.ops))(*self.ops)
-
-    # ---- one method per operation
+        self.array = (Op * len(self._ops))(*self._ops)
 
     def _layer(self, layer: Layer, layer_kv: LayerKV) -> None:
-        attention, mlp, parallel = layer.description.attention, layer.description.mlp, layer.description.parallel
-        assert attention.before is not None and mlp.before is not None, "refused"
-        self._norm(layer.attention_norm, attention.before, ATTENTION_IN)
+        description = layer.description
+        before, parallel = description.before, description.parallel
+        assert before is not None, "refused"
+        self._norm(layer.attention_norm, before, ATTENTION_IN)
         if parallel:
-            self._norm(layer.mlp_norm, mlp.before, MLP_IN)
-        self._attention(layer.attention, attention.block, layer_kv)
+            self._norm(layer.mlp_norm, before, MLP_IN)
+        self._attention(layer.attention, description.attention, layer_kv)
         if not parallel:
-            self._norm(layer.mlp_norm, mlp.before, MLP_IN)
+            self._norm(layer.mlp_norm, before, MLP_IN)
         module: Any = layer.mlp
-        if isinstance(mlp.block, ExpertsBlock):
-            self._experts(module, mlp.block)
+        if isinstance(description.mlp, ExpertsBlock):
+            self._experts(module, description.mlp)
         else:
-            self._mlp([module], mlp.block, MLP_IN, ADD)
+            self._mlp([module], description.mlp, MLP_IN, ADD)
 
     def _norm(self, module: Any, norm: Norm, to: int, epilogue: int = 0) -> None:
         weight, bias = self._factors(module, norm), self._floats(module.bias) if norm.bias else None
@@ -105,9 +101,8 @@ class Ops:
         tensors = zip(layer_kv.native_fields, layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         norms: dict[str, Any] = {}
-        if block.q_norm is not None and block.k_norm is not None:
-            q_norm, k_norm = self._factors(module.q_norm, block.q_norm), self._factors(module.k_norm, block.k_norm)
-            norms = {"q_norm": q_norm, "k_norm": k_norm, "eps": block.q_norm.eps}
+        for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):
+            norms |= {name: self._factors(getattr(module, name), norm), "eps": norm.eps}
         self._linear([module.qkv], block.qkv, QKV, ATTENTION_IN, unit=block.head_dim, **cache, **norms)
         shape = block.shape
         softcap = shape.softcap or 0.0
@@ -128,13 +123,7 @@ class Ops:
         self._linear([mlp.down for mlp in modules], block.down, epilogue, MLP_INNER, **mixture)
 
     def _linear(
-        self,
-        modules: list[Matrix],
-        matrix: Projection,
-        epilogue: int,
-        source: int,
-        unit: int = GROUP,
-        **fields: Any,
+        self, modules: list[Matrix], matrix: Projection, epilogue: int, source: int, unit: int = GROUP, **fields: Any
     ) -> None:
         """One matrix, or the same one of every expert; no module where it is the embedding."""
         biases = [module.bias for module in modules if module.bias is not None]
@@ -150,11 +139,9 @@ class Ops:
         tied = None if modules else self.decoder.embedding.weight
         self._linears.append(Linear(op, modules, tied, unit, firsts, gates, whole=epilogue == QKV))
 
-    # ---- what the operations point to
-
     def _add(self, kind: int, **fields: Any) -> Op:
         op = Op(kind=kind, **fields)
-        self.ops.append(op)
+        self._ops.append(op)
         return op
 
     def _factors(self, module: Any, norm: Norm) -> int:
@@ -166,24 +153,22 @@ class Ops:
         return self.weights.keep(tensor.detach().float().clone())
 
     def _place(self) -> None:
-        for linear, placed in zip(self._linears, self.weights.place(self._linears), strict=True):
-            op = linear.op
-            data = [unit for run in placed.data for unit in run.units()]
-            gates: Sequence[tuple[int | None, int]] = [unit for run in placed.gates for unit in run.units()]
-            units = (Unit * len(data))()
-            firsts = linear.firsts * max(1, len(linear.matrices))
-            for unit, here, gate, first in zip(units, data, gates or [(None, 0)] * len(data), firsts, strict=True):
-                (unit.data, unit.scheme), (unit.gate, unit.gate_scheme) = here, gate
-                unit.first = first - linear.firsts[0]
+        for linear, runs in zip(self._linears, self.weights.place(self._linears), strict=True):
+            op, units = linear.op, (Unit * len(linear.unit_rows))()
+            places = ((run, run.address + at * linear.stride(run)) for run in runs for at in range(run.num_units))
+            for unit, row, (run, address) in zip(units, linear.unit_rows, places, strict=True):
+                unit.data, unit.scheme = address, run.layout
+                if linear.gates:
+                    unit.gate, unit.gate_scheme = address + linear.unit_bytes(run.layout), run.gate_layout
+                unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
-            op.units, op.num_units = units, len(units)
-            self._units.append(units)
+            op.units, op.num_units = units, len(units)  # op keeps units alive
 
 
 def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
     """The first row of each unit of so many rows; a unit lies within one part."""
     begin = 0
-    for _, rows in matrix.parts:
+    for rows in matrix.parts:
         yield from range(begin, begin + rows, unit)
         begin += rows
 
@@ -203,10 +188,10 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
         stored = plain if matrix.role == "router" else layout  # no scheme rounds a router
         tile = int(library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
         packed += count * tile * len(list(_firsts(matrix, unit))) * -(-unit // TILE)
-        numbers += count * matrix.outputs * matrix.inputs
+        numbers += count * matrix.num_weights
     if scheme.keeps_codes and model.code_bits:
         packed = int(numbers * model.code_bits / 8)
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]
-    tied = decoder.head.outputs * decoder.head.inputs if decoder.tied else 0
+    tied = decoder.head.num_weights if model.tie_embeddings else 0
     return packed + tables * dtype.itemsize + 4 * (sum(parts.values()) + tied - numbers - tables)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenmill.program.native.abi import library
 from tokenmill.quant.stored import GROUP, Stored
 
-__all__ = ["LAYOUTS", "PAD", "TILE", "layout_of", "pack"]
+__all__ = ["LAYOUTS", "TILE", "layout_of", "pack"]
 
 TILE, PAD = 16, 64
 LAYOUTS = {  # numbers as in native/kernels.h

@@ -16,22 +16,19 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import find_format
-from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
-from tokenmill.kernels.attend import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program import Output, refuse_scheme
+from tokenmill.program import ModelParts, Output, Program
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import Ops, packed_bytes, refuse
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.quant.schemes import Scheme
-from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["Native"]
 
@@ -44,30 +41,20 @@ def _free(model: int, process: int) -> None:
         abi.library().tm_free(model)
 
 
-class Native:
-    """See Program."""
-
+class Native(Program):
     description = "C++ for this processor, the same bits for any batch and chunk"
-    attends = True
-    only_asked = False
-    finds_drafts = True
-    compile_s = 0.0
+    attends = finds_drafts = prefers_codes = True
     build = ""
     """Of the library: one of abi.BUILDS, "" for the best that this processor has."""
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """Those that have a layout here."""
         return scheme.native_layout(torch.float32) is not None
-
-    prefers = runs
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
-        """Needs the library, a CPU, and a dtype, scheme, cache format and decoder that it has code for."""
         why, number = abi.why_not(), find_format(cache.format).native_number(cache.dtype)
         reasons = (
-            refuse_scheme(Native.runs, config.scheme),
             config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
             device.type != "cpu" and f"runs on the CPU, and the device is {device}",
@@ -78,28 +65,16 @@ class Native:
         )
         return next((reason for reason in reasons if isinstance(reason, str)), None)
 
-    @staticmethod
-    def weight_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
-        """See Program."""
-        return packed_bytes(model, dtype, scheme)
+    weight_bytes = staticmethod(packed_bytes)
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: Pool,
-        attend: Attend,
-        packed: PackedCheckpoint | None = None,
-        config: EngineConfig | None = None,
-    ) -> None:
-        """With a packed model the decoder has no weights, and only its shape is read."""
-        del attend, config
+    def __init__(self, parts: ModelParts) -> None:
+        decoder, pool, packed = parts.decoder, parts.pool, parts.packed
         shape = decoder.config
         self._pool, self._vocab_size = pool, shape.vocab_size
         self._weights = Packing() if packed is None else Packed(packed.payload(), packed.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
-        array = self._ops.array()
-        cosines, sines = _angles(decoder)
-        self._kept = (array, cosines, sines)
+        self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
+        self._angles = cosines, sines = _angles(decoder)
         self._spec = abi.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
@@ -111,49 +86,37 @@ class Native:
             cache_format=find_format(pool.spec.format).native_number(pool.spec.dtype),
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
-            ops=array,
-            num_ops=len(array),
+            ops=self._ops.array,
+            num_ops=len(self._ops.array),
             num_threads=torch.get_num_threads(),
             build=self.build.encode(),
             num_positions=decoder.num_positions,
             num_slots=pool.spec.num_slots,
         )
-        self._make()
+        self._start()
 
-    def _make(self) -> None:
+    def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
         self._call, self._why = abi.Step(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = abi.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
         if not self._model:
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
         self._process = os.getpid()
-        self._finalizer = weakref.finalize(self, _free, self._model, self._process)
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """See Program."""
-        return self._weights.num_bytes
-
-    @property
-    def num_matrix_bytes(self) -> int:
-        """See Program."""
-        return self._weights.num_matrix_bytes
+        weakref.finalize(self, _free, self._model, self._process)
 
     @property
     def build_id(self) -> str:
-        """See Program: the kernels, and the library that they are in."""
         return f"{self.build or abi.best_build()} {abi.library_digest()}"
 
     def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
-        """See Program."""
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "a packed model", "the model itself: it is packed already")
-        return self._weights.describe(), self._weights.tensors()
+        return self._weights.describe()
 
     def run(self, step: Step) -> Output:
-        """See Program. float32 logits."""
+        """The logits are float32."""
         if os.getpid() != self._process:
-            self._make()
+            self._start()
         logits_RV = torch.empty(step.num_rows, self._vocab_size)
         # One array, one struct for every step, no tensors: since the last step all of Python is out of the caches.
         numbers = array("q", step.token_ids if step.fed_R is None else step.token_ids_T.tolist())

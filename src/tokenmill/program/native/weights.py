@@ -1,12 +1,12 @@
-"""Where the native program's pointers to weights point: into an arena packed from a decoder, or into a packed model.
+"""The addresses of the native program's weights: in an arena that is packed from a decoder, or in a packed model.
 
 Ops asks either for the same things in the order of the model: small tensors and tables one by one, then all matrices.
 Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,23 @@ from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
 from tokenmill.weights.load import return_memory
 
-__all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Placed", "Weights"]
+__all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Run"]
 
-LAYOUT = 4
+LAYOUT = 5
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
+NO_GATE = -1
+
+
+class Run(NamedTuple):
+    """Units that lie one after the other, each with its gate behind it. The layout of the gates is NO_GATE without.
+
+    One stream of memory is faster than two, because the processor prefetches what follows.
+    """
+
+    address: int
+    num_units: int
+    layout: int
+    gate_layout: int = NO_GATE
 
 
 @dataclass
@@ -43,51 +56,22 @@ class Linear:
     whole: bool
 
     @property
-    def tiles(self) -> int:
-        """Tiles of 16 rows that a unit takes."""
-        return -(-self.count // TILE)
+    def unit_rows(self) -> list[int]:
+        return self.firsts * max(1, len(self.matrices))
+
+    def unit_bytes(self, layout: int) -> int:
+        """Bytes of a unit of that layout; it is a number of whole tiles."""
+        tiles = -(-self.count // TILE)
+        return 0 if layout == NO_GATE else int(library().tm_tile_bytes(layout, self.op.inputs)) * tiles
+
+    def stride(self, run: Run) -> int:
+        """Bytes from one unit of a run to the next."""
+        return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
 
     def parts(self) -> list[list[Stored]]:
-        """The stored rows of each matrix."""
         if self.tied is not None:
             return [[Stored.plain(self.tied)]]
         return [matrix.parts() for matrix in self.matrices]
-
-
-@dataclass(frozen=True)
-class Run:
-    """`count` units of one layout, each of `size` bytes and `stride` bytes after the one before."""
-
-    address: int
-    layout: int
-    count: int
-    size: int
-    stride: int
-
-    def units(self) -> Iterator[tuple[int, int]]:
-        """Address and layout of each unit."""
-        return ((self.address + at * self.stride, self.layout) for at in range(self.count))
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where one Linear lies: its units, and their gates."""
-
-    data: list[Run]
-    gates: list[Run]
-
-
-class Weights(Protocol):
-    """What Ops asks for."""
-
-    num_bytes: int
-    num_matrix_bytes: int
-
-    def keep(self, tensor: Tensor) -> int:
-        """Address of a tensor that is read without packing."""
-
-    def place(self, linears: Sequence[Linear]) -> list[Placed]:
-        """Pack all matrices."""
 
 
 class Packing:
@@ -95,19 +79,19 @@ class Packing:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
-        self._placed: list[Placed] = []
+        self._placed: list[list[Run]] = []
         self._arena = Arena(0)
         self.num_bytes = self.num_matrix_bytes = 0
 
     def keep(self, tensor: Tensor) -> int:
-        """See Weights."""
+        """Address of a tensor that is read without packing."""
         held = tensor.detach().contiguous()
         self._kept.append(held)
         self.num_bytes += held.nbytes
         return held.data_ptr()
 
-    def place(self, linears: Sequence[Linear]) -> list[Placed]:
-        """See Weights."""
+    def place(self, linears: Sequence[Linear]) -> list[list[Run]]:
+        """Pack all matrices: the runs of each."""
         sizes = [_max_bytes(linear) for linear in linears]
         self._arena = Arena(sum(size for size, _ in sizes), sum(count for _, count in sizes))
         for number, linear in enumerate(linears):
@@ -121,48 +105,28 @@ class Packing:
         self.num_bytes += self._arena.used
         return self._placed
 
-    def _pack(self, linear: Linear) -> Placed:
+    def _pack(self, linear: Linear) -> list[Run]:
         """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
-        placed = Placed([], [])
+        runs = []
         for parts in linear.parts():
             kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
             for together in zip(*kinds, strict=True):
-                for runs, run in zip((placed.data, placed.gates), self._laid_out(together), strict=False):
-                    runs.append(run)
-        return placed
-
-    def _laid_out(self, kinds: tuple[tuple[int, Tensor], ...]) -> list[Run]:
-        """Units, or units and their gates: each unit with its gate behind it, as they are read.
-
-        One stream of memory is faster than two, because the processor prefetches what follows.
-        """
-        assert len({len(units) for _, units in kinds}) == 1, "units and their gates have equal lengths"
-        count = len(kinds[0][1])
-        stride = sum(units.shape[1] for _, units in kinds)
-        place, at, runs = self._arena.zeros((count, stride), torch.uint8), 0, []
-        for layout, units in kinds:
-            size = units.shape[1]
-            place[:, at : at + size] = units
-            runs.append(Run(place.data_ptr() + at, layout, count, size, stride))
-            at += size
+                layouts, units = zip(*together, strict=True)
+                stride = sum(each.shape[1] for each in units)
+                place = self._arena.zeros((len(units[0]), stride), torch.uint8)
+                torch.cat(units, dim=1, out=place)
+                runs.append(Run(place.data_ptr(), len(place), *layouts))
         return runs
 
-    def describe(self) -> dict[str, Any]:
-        """Where everything lies in `tensors`, for Packed."""
+    def describe(self) -> tuple[dict[str, Any], list[Tensor]]:
+        """What Packed is made from: where everything lies, and the tensors, each at the next multiple of ALIGNMENT."""
         kept, end = [], _padded(self._arena.used)
         for tensor in self._kept:
             kept.append([end, tensor.nbytes])
             end += _padded(tensor.nbytes)
-        base = self._arena.address
-        placed = [
-            [[[run.address - base, *astuple(run)[1:]] for run in runs] for runs in (one.data, one.gates)]
-            for one in self._placed
-        ]
-        return {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
-
-    def tensors(self) -> Iterable[Tensor]:
-        """All bytes, each tensor at the next multiple of ALIGNMENT: the arena, then what was kept."""
-        return [self._arena.bytes, *self._kept]
+        placed = [[[run.address - self._arena.address, *run[1:]] for run in runs] for runs in self._placed]
+        described = {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
+        return described, [self._arena.bytes, *self._kept]
 
 
 class Packed:
@@ -174,61 +138,47 @@ class Packed:
                 f"the packed model has layout {brief(described.get('layout'))}, and this tokenmill packs {LAYOUT}: "
                 "make it again"
             )
-        if not _is_description(described):
+        fields: list[Any] = [described.get(name) for name in ("kept", "placed", "matrix_bytes")]
+        kept, self._placed, size = fields
+        if not (_are_ints(kept, None, 2) and _are_ints(self._placed, None, None, len(Run._fields)) and _are_ints(size)):
             raise CheckpointError("the packed model is damaged: its description of the weights is none; make it again")
-        self._payload, self._described = payload, described
-        self._next = iter(described["kept"])
-        self.num_matrix_bytes = int(described["matrix_bytes"])
-        self.num_bytes = self.num_matrix_bytes + sum(size for _, size in described["kept"])
+        self._payload, self._kept = payload, iter(kept)
+        self.num_matrix_bytes = size
+        self.num_bytes = size + sum(each for _, each in kept)
 
     def keep(self, tensor: Tensor) -> int:
-        """See Weights. The tensor has no memory; its size must be that of the one that was kept."""
-        offset, size = next(self._next, (0, -1))
+        """See Packing. The tensor has no memory; its size must be that of the one that was kept."""
+        offset, size = next(self._kept, (0, -1))
         if size != tensor.nbytes or not 0 <= offset <= self._payload.nbytes - size:
             raise CheckpointError(
                 f"the packed model holds {size} bytes where its config wants {tensor.nbytes}: make it again"
             )
         return self._payload.data_ptr() + int(offset)
 
-    def place(self, linears: Sequence[Linear]) -> list[Placed]:
-        """See Weights."""
+    def place(self, linears: Sequence[Linear]) -> list[list[Run]]:
         base = self._payload.data_ptr()
-        placed = [
-            Placed(*([Run(base + at, *rest) for at, *rest in runs] for runs in both))
-            for both in self._described["placed"]
-        ]
+        placed = [[Run(base + offset, *rest) for offset, *rest in runs] for runs in self._placed]
         if len(placed) != len(linears) or not all(map(self._fits, linears, placed)):
             raise CheckpointError("the packed model's matrices are not those of its config: make it again")
         return placed
 
-    def _fits(self, linear: Linear, placed: Placed) -> bool:
-        """Whether there are as many units as the model has, each within the payload and of its layout's size."""
-        end = self._payload.data_ptr() + self._payload.nbytes
-        for firsts, runs in ((linear.firsts, placed.data), (linear.gates, placed.gates)):
-            if sum(run.count for run in runs) != len(firsts) * max(1, len(linear.matrices)):
-                return False
-            for run in runs:
-                if run.layout not in LAYOUTS.values():
-                    return False
-                size = int(library().tm_tile_bytes(run.layout, linear.op.inputs)) * linear.tiles
-                if run.size != size or run.stride < size or run.count < 1:
-                    return False
-                if not end - self._payload.nbytes <= run.address <= end - (run.count - 1) * run.stride - size:
-                    return False
-        return True
+    def _fits(self, linear: Linear, runs: list[Run]) -> bool:
+        """Whether there are as many units as the model has, of known layouts and within the payload."""
+        known, base = set(LAYOUTS.values()), self._payload.data_ptr()
+        gates = known if linear.gates else {NO_GATE}
+        if not all(run.layout in known and run.gate_layout in gates and run.num_units > 0 for run in runs):
+            return False
+        ends = [run.address - base + run.num_units * linear.stride(run) for run in runs]
+        within = all(run.address >= base and end <= self._payload.nbytes for run, end in zip(runs, ends, strict=True))
+        return within and sum(run.num_units for run in runs) == len(linear.unit_rows)
 
 
-def _is_description(described: dict[str, Any]) -> bool:
-    """Whether it has the form of Packing.describe: whole numbers, as deep and as many as there."""
-
-    def lists(value: object, *lengths: int | None) -> bool:
-        if not lengths:
-            return type(value) is int and abs(value) < 1 << 62
-        known = isinstance(value, list) and lengths[0] in (None, len(value))
-        return known and all(lists(entry, *lengths[1:]) for entry in value)  # type: ignore[attr-defined]
-
-    kept, placed, size = (described.get(name) for name in ("kept", "placed", "matrix_bytes"))
-    return lists(kept, None, 2) and lists(placed, None, 2, None, 5) and lists(size)
+def _are_ints(value: Any, *lengths: int | None) -> bool:
+    """Whether it is a whole number, or lists of lists of them, `lengths` long (None: any) from outside inwards."""
+    if not lengths:
+        return type(value) is int and abs(value) < 1 << 62
+    is_list = isinstance(value, list) and lengths[0] in (None, len(value))
+    return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
 
 
 def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:
@@ -239,7 +189,7 @@ def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[
         inside = [first for first in firsts if begin <= first < end]
         if inside:
             layout, limit = layout_of(part), inside[-1] + linear.count if linear.whole else end
-            rows = torch.tensor(inside)[:, None] + torch.arange(linear.tiles * TILE)
+            rows = torch.tensor(inside)[:, None] + torch.arange(linear.count + -linear.count % TILE)
             limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
             packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), layout, linear.op.inputs)
             yield layout, packed.view(len(inside), -1)
@@ -253,8 +203,6 @@ def _padded(size: int) -> int:
 
 def _max_bytes(linear: Linear) -> tuple[int, int]:
     """At most how many bytes a packed Linear takes, and in how many allocations."""
-    layouts = {layout_of(part) for parts in linear.parts() for part in parts}
-    max_bytes = max(int(library().tm_tile_bytes(layout, linear.op.inputs)) for layout in layouts)
-    units = (len(linear.firsts) + len(linear.gates)) * max(1, len(linear.matrices))
-    allocations = 2 * sum(len(parts) for parts in linear.parts())
-    return max_bytes * linear.tiles * units, allocations
+    layouts = [[layout_of(part) for part in parts] for parts in linear.parts()]
+    max_bytes = max(linear.unit_bytes(layout) for each in layouts for layout in each)
+    return max_bytes * len(linear.unit_rows) * (2 if linear.gates else 1), sum(map(len, layouts))

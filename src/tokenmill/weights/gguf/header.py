@@ -1,14 +1,14 @@
-"""The header of a GGUF file, checked before it is believed. Knows nothing of models.
+"""The header of a GGUF file, parsed with every claim checked.
 
 GGUF 2 and 3 are: magic, version, two counts, metadata pairs, one record per tensor, padding, tensor data, all
-little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Every count and length is a claim of whoever
-wrote the file, and is held against the bytes that are really there before anything is looped over or allocated: a file
-cut or bent anywhere is a CheckpointError at once. The gguf package's own reader is not used, because a crafted file of
-49 bytes keeps it busy for ever.
+little-endian (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). Every count and length in the file is
+compared with the bytes that are left before anything is looped over or allocated. The gguf package's own reader is not
+used, because a crafted file of 49 bytes keeps it busy for ever.
 """
 
 import mmap
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,14 +21,14 @@ from tokenmill.errors import CheckpointError
 
 __all__ = ["Header", "TensorInfo", "read_header"]
 
-_FIXED = 24  # bytes of magic, version and the two counts
-_SMALLEST_PAIR = 8 + 1 + 4 + 1  # length and text of the key, type, value
-_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # length and text of the name, number of dims, one dim, type, offset
-# Far above any vocabulary or template, and small enough that no lie about them can fill the memory.
-_LONGEST = 1 << 24
-_LONGEST_NAME = 255
-_DEEPEST = 4
-_MOST_DIMS = 4
+_HEADER_BYTES = 24  # magic, version and the two counts
+_MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # length and text of the key, type, value
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and text of the name, number of dims, one dim, type, offset
+# Far above any vocabulary or template, and small enough that no false claim can fill the memory.
+_MAX_LENGTH = 1 << 24
+_MAX_NAME = 255
+_MAX_DEPTH = 4
+_MAX_DIMS = 4
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 # GGUF's type numbers → the letters that numpy gives them.
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", _BOOL: "u1", 10: "u8", 11: "i8", 12: "f8"}
@@ -47,9 +47,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """All that stands before the tensors' data. Arrays of the metadata are lists."""
+    """Everything before the tensors' data. Arrays of the metadata are lists."""
 
-    version: int
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
     data_offset: int
@@ -58,8 +57,8 @@ class Header:
 def read_header(path: Path) -> Header:
     """Parse and check the header; CheckpointError says what is wrong and at which byte."""
     try:
-        if path.stat().st_size < _FIXED:
-            raise CheckpointError(f"{path} is no GGUF file: it is shorter than a header of {_FIXED} bytes")
+        if path.stat().st_size < _HEADER_BYTES:
+            raise CheckpointError(f"{path} is no GGUF file: it is shorter than a header of {_HEADER_BYTES} bytes")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(path, data).header()
     except OSError as error:
@@ -73,58 +72,61 @@ class _Parser:
         self.path, self.data, self.size, self.at = path, data, len(data), 0
 
     def header(self) -> Header:
-        version = self.version()
+        self.check_version()
         num_tensors, num_pairs = self.numbers("u8", 2, "the two counts")
-        self.demand(num_pairs, _SMALLEST_PAIR, "metadata pairs")
-        metadata = self.metadata(num_pairs)
-        self.demand(num_tensors, _SMALLEST_TENSOR, "tensors")
+        metadata = self.records(num_pairs, _MIN_PAIR_BYTES, "metadata key", self.pair)
         alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise self.damaged(f"general.alignment is {reprlib.repr(alignment)}, a power of two is needed")
-        tensors = self.tensors(num_tensors)
+        tensors = self.records(num_tensors, _MIN_TENSOR_BYTES, "tensor", self.tensor)
         data_offset = -(-self.at // alignment) * alignment
         self.check_places(tensors, data_offset, alignment)
-        return Header(version, metadata, tensors, data_offset)
+        return Header(metadata, tensors, data_offset)
 
-    def version(self) -> int:
-        magic = self.data[:4]
-        self.at = 4
+    def check_version(self) -> None:
+        magic, self.at = self.data[:4], 4
         if magic != b"GGUF":
             raise CheckpointError(f"{self.path} is no GGUF file: it begins with {magic!r}, not {b'GGUF'!r}")
-        version: int = self.numbers("u4", 1, "version")[0]
+        version = self.numbers("u4", 1, "version")[0]
         if version and version & 0xFFFF == 0:
             raise CheckpointError(f"{self.path} is a big-endian GGUF file: convert it to little-endian")
         if version not in (2, 3):
             raise CheckpointError(f"{self.path} is GGUF version {version}: only 2 and 3 can be read; convert it anew")
-        return version
 
-    def metadata(self, count: int) -> dict[str, Any]:
-        metadata: dict[str, Any] = {}
+    def records(self, count: int, min_bytes: int, what: str, read: Callable[[str], Any]) -> dict[str, Any]:
+        """Names, each followed by what `read` makes of the bytes after it. No name may come twice."""
+        self.demand(count, min_bytes, f"every {what}")
+        found: dict[str, Any] = {}
         for number in range(count):
-            key = self.name(f"key {number} of the metadata")
-            if key in metadata:
-                raise self.damaged(f"metadata key {key!r} is there twice")
-            what = f"the value of {key!r}"
-            metadata[key] = self.value(self.numbers("u4", 1, what)[0], what)
-        return metadata
+            name = self.texts(1, f"{what} {number}", _MAX_NAME)[0]
+            if not name.isprintable():
+                raise self.damaged(f"{what} {number} is {reprlib.repr(name)}, which holds control characters")
+            if name in found:
+                raise self.damaged(f"{what} {name!r} is there twice")
+            found[name] = read(name)
+        return found
+
+    def pair(self, key: str) -> Any:
+        what = f"the value of {key!r}"
+        return self.value(self.numbers("u4", 1, what)[0], what)
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
         if kind != _ARRAY:
             return self.values(kind, 1, what)[0]
-        if depth == _DEEPEST:
-            raise self.damaged(f"{what} nests arrays more than {_DEEPEST} deep")
+        if depth == _MAX_DEPTH:
+            raise self.damaged(f"{what} nests arrays more than {_MAX_DEPTH} deep")
         inner, count = self.numbers("u4", 1, what)[0], self.numbers("u8", 1, what)[0]
-        if count > _LONGEST:
-            raise self.damaged(f"{what} claims {count} entries, at most {_LONGEST} are allowed")
+        if count > _MAX_LENGTH:
+            raise self.damaged(f"{what} claims {count} entries, at most {_MAX_LENGTH} are allowed")
         if inner != _ARRAY:
             return self.values(inner, count, what)
         self.demand(count, 4 + 8, f"arrays in {what}")
         return [self.value(inner, what, depth + 1) for _ in range(count)]
 
     def values(self, kind: int, count: int, what: str) -> list[Any]:
-        """So many strings, numbers or truth values in a row."""
+        """`count` strings, numbers or truth values in a row."""
         if kind == _STRING:
-            return self.texts(count, what, _LONGEST)
+            return self.texts(count, what, _MAX_LENGTH)
         if kind not in _NUMBERS:
             raise self.damaged(f"{what} has the unknown type {kind}")
         numbers = self.numbers(_NUMBERS[kind], count, what)
@@ -134,20 +136,11 @@ class _Parser:
             raise self.damaged(f"{what} is a truth value that is neither 0 nor 1")
         return [number == 1 for number in numbers]
 
-    def tensors(self, count: int) -> dict[str, TensorInfo]:
-        tensors: dict[str, TensorInfo] = {}
-        for number in range(count):
-            name = self.name(f"the name of tensor {number}")
-            if name in tensors:
-                raise self.damaged(f"tensor {name!r} is there twice")
-            tensors[name] = self.tensor(name)
-        return tensors
-
     def tensor(self, name: str) -> TensorInfo:
         what = f"the record of tensor {name!r}"
         num_dims = self.numbers("u4", 1, what)[0]
-        if not 1 <= num_dims <= _MOST_DIMS:
-            raise self.damaged(f"{what} claims {num_dims} dimensions, 1 to {_MOST_DIMS} are allowed")
+        if not 1 <= num_dims <= _MAX_DIMS:
+            raise self.damaged(f"{what} claims {num_dims} dimensions, 1 to {_MAX_DIMS} are allowed")
         shape = tuple(reversed(self.numbers("u8", num_dims, what)))
         number, offset = self.numbers("u4", 1, what)[0], self.numbers("u8", 1, what)[0]
         try:
@@ -172,23 +165,16 @@ class _Parser:
                 raise self.damaged(f"tensor {info.name!r} needs bytes {start} to {end}")
             free = info.offset + info.num_bytes
 
-    def name(self, what: str) -> str:
-        """A short text of one line, which messages can show."""
-        name = self.texts(1, what, _LONGEST_NAME)[0]
-        if not name.isprintable():
-            raise self.damaged(f"{what} is {reprlib.repr(name)}, which holds control characters")
-        return name
-
     def numbers(self, letters: str, count: int, what: str) -> list[Any]:
         dtype = np.dtype("<" + letters)
         self.demand(count, dtype.itemsize, what)
         start, self.at = self.at, self.at + count * dtype.itemsize
-        # A list at once: an array would be a view that keeps the file mapped.
+        # As a list, because an array would be a view that keeps the file mapped.
         values: list[Any] = np.frombuffer(self.data, dtype, count, start).tolist()
         return values
 
     def texts(self, count: int, what: str, longest: int) -> list[str]:
-        """So many strings in a row. One loop with locals: a vocabulary with its merges has 100 000."""
+        """`count` strings in a row. One loop over local names, because a vocabulary with its merges has 100 000."""
         self.demand(count, 8, what)
         data, at, size, texts = self.data, self.at, self.size, []
         for _ in range(count):

@@ -1,12 +1,11 @@
 """A packed model: one file whose matrices are already in the layout that a program multiplies with.
 
-The file holds the header (header.py), the tokenizer and, from the next page boundary on, the weights. The weights are
-read into memory as they are; nothing in the file is executed. A packed model is a Checkpoint whose tensors cannot be
-read one by one.
+The weights are read into memory as they are; nothing in the file is executed (reader.py says how it is laid out). A
+packed model is a Checkpoint whose tensors cannot be read one by one.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,32 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.memory.arena import ALIGNMENT
 from tokenmill.memory.atomic_file import seal, writing
-from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked
-from tokenmill.weights.packed.header import FORMAT, MAGIC, PAGE, REMEDY, read_header
-from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.weights.packed.reader import FORMAT, MAGIC, PAGE, REMEDY, PackedReader, read_header
+from tokenmill.weights.plain import Checkpoint
 
 __all__ = ["PackedCheckpoint", "write_packed_model"]
 
-PART = 8 << 20
-"""Bytes of the weights that share a checksum."""
+PART = 8 << 20  # bytes of the weights that share a checksum
 
 Progress = Callable[[int, int], None]
 
 
-class PackedCheckpoint:
-    """See Checkpoint. CheckpointError, by field, if it is damaged, of another version, or older than its model.
+class PackedCheckpoint(Checkpoint):
+    """CheckpointError, by field, if the file is damaged, of another version, or older than its model.
 
-    facts: the header. program, dtype, scheme: what the weights are packed for; nothing else can use them.
+    facts: the header; only the program, dtype and scheme that it names can use the weights.
     """
 
     def __init__(self, path: Path, reader: PackedReader | None = None) -> None:
         self.path, self.reader = path, reader
-        self.facts, begin = read_header(path) if reader is None else (reader.facts, reader.header_end)
-        self.config: dict[str, Any] = self.facts["config"]
-        self.rounded: str = self.facts["rounded"]
-        self.program, self.dtype, self.scheme = (self.facts[name] for name in ("program", "dtype", "scheme"))
-        self.shapes: Mapping[str, tuple[int, ...]] = {k: tuple(v) for k, v in self.facts["shapes"].items()}
-        self.num_bytes: int = self.facts["payload_bytes"]
-        self._tokenizer_at = begin
+        facts, self._tokenizer_at = read_header(path) if reader is None else (reader.facts, reader.header_end)
+        self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
+        self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
+        self.num_bytes = facts["payload_bytes"]
         self._check_source()
 
     def _check_source(self) -> None:
@@ -65,17 +59,10 @@ class PackedCheckpoint:
             raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
     def read(self, name: str) -> Tensor:
-        """Refused: the tensors of the model cannot be restored from packed weights."""
         source = self.facts["source"]
         raise CheckpointError(f"{self.path} is a packed model, whose {name} cannot be read: give the model, {source}")
 
-    def read_codes(self, name: str) -> Stored | None:
-        """Refused, as read."""
-        self.read(name)
-        return None
-
     def tokenizer(self) -> Tokenizer | None:
-        """See Checkpoint."""
         with self.path.open("rb") as opened:
             opened.seek(self._tokenizer_at)
             text = opened.read(self.facts["tokenizer_bytes"])
@@ -83,7 +70,7 @@ class PackedCheckpoint:
             raise CheckpointError(f"{self.path} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        reader = ValueReader(self.facts.get("tokenizer"), f"{self.path} is damaged: tokenizer", CheckpointError)
+        reader = ValueReader(self.facts, f"{self.path} is damaged", CheckpointError).inside("tokenizer", required=True)
         template, special_texts = reader.take("chat_template", None), dict(reader.inside("special_texts").values)
         if not all(isinstance(value, str) for value in (template or "", *special_texts.values())):
             raise CheckpointError(f"{self.path} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
@@ -100,11 +87,8 @@ class PackedCheckpoint:
         )
 
     def generation_defaults(self) -> dict[str, Any]:
-        """See Checkpoint."""
-        found = ValueReader(
-            self.facts.get("generation_defaults", {}), f"{self.path}: generation_defaults", CheckpointError
-        )
-        return checked(self.path, dict(found.values))
+        reader = ValueReader(self.facts, f"{self.path} is damaged", CheckpointError)
+        return checked(self.path, dict(reader.inside("generation_defaults").values))
 
     def start_reading(self) -> None:
         """Begin to read all weights in the background, unless that has begun."""
@@ -126,55 +110,49 @@ def write_packed_model(
     `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
     `tensors`, which lie one after the other, each at the next multiple of ALIGNMENT.
     """
-    parts = [tensor.reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
+    payload = list(_padded(tensors))
     text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
-    total = sum(len(part) + -len(part) % ALIGNMENT for part in parts)
+    names = ("bos_token_id", "eos_token_ids", "chat_template", "special_texts")
     facts = {
         **facts,
-        "tokenizer": None if tokenizer is None else _describe(tokenizer),
+        "tokenizer": None if tokenizer is None else {name: getattr(tokenizer, name) for name in names},
         "tokenizer_bytes": len(text),
         "tokenizer_checksum": zlib.crc32(text),
-        "payload_bytes": total,
+        "payload_bytes": sum(map(len, payload)),
         "part_bytes": PART,
-        "checksums": _checksums(parts),
+        "checksums": _checksums(payload),
     }
     header = seal(facts, FORMAT).encode()
     try:
         with writing(path) as out:
             out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
             out.write(b"\0" * (-out.tell() % PAGE))
-            for number, part in enumerate(parts):
-                progress(number, len(parts))
-                out.write(part.data)
-                out.write(b"\0" * (-len(part) % ALIGNMENT))
+            for number, data in enumerate(payload):
+                progress(number, len(payload))
+                out.write(data)
             size = out.tell()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
-    progress(len(parts), len(parts))
+    progress(len(payload), len(payload))
     return size
 
 
-def _describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The keywords of Tokenizer."""
-    return {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_ids": tokenizer.eos_token_ids,
-        "chat_template": tokenizer.chat_template,
-        "special_texts": tokenizer.special_texts,
-    }
+def _padded(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
+    """The bytes of each tensor, and zeros up to the next multiple of ALIGNMENT."""
+    for tensor in tensors:
+        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        yield data
+        yield memoryview(bytes(-len(data) % ALIGNMENT))
 
 
-def _checksums(parts: list[Any]) -> list[int]:
-    """The checksum of every PART bytes of the payload."""
+def _checksums(payload: Iterable[memoryview]) -> list[int]:
     sums, current, left = [], 0, PART
-    for part in parts:
-        for data in (memoryview(part.data), memoryview(bytes(-len(part) % ALIGNMENT))):
-            begin = 0
-            while begin < len(data):
-                taken = data[begin : begin + left]
-                current = zlib.crc32(taken, current)
-                begin, left = begin + len(taken), left - len(taken)
-                if left == 0:
-                    sums.append(current)
-                    current, left = 0, PART
+    for data in payload:
+        rest = data
+        while rest:
+            taken, rest = rest[:left], rest[left:]
+            current, left = zlib.crc32(taken, current), left - len(taken)
+            if left == 0:
+                sums.append(current)
+                current, left = 0, PART
     return [*sums, current] if left < PART else sums

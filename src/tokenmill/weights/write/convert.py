@@ -1,112 +1,187 @@
-"""Any checkpoint, written out as a directory in Hugging Face layout.
+"""New model directories in Hugging Face layout, and the conversion of any checkpoint to one.
 
-Tensors are read, cast and written one at a time, so memory holds one of them. The directory appears under its name only
-when it is complete.
+Tensors are read, changed and written one at a time, so memory holds one of them; the safetensors library wants a file's
+tensors all at once. Its files are eight bytes of header length, a JSON header of names, types, shapes and offsets, then
+the data, so types and shapes must be known before the first tensor is made.
 """
 
 import json
+import os
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from tokenmill.config import DTYPES
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.download import Progress
 from tokenmill.model.families import find_family, read_config
-from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
-from tokenmill.weights.write.shards import Unit, check_new, new_directory, write_shards
 
-__all__ = ["SHARD_BYTES", "convert", "write_settings"]
+__all__ = ["Unit", "convert", "plain_unit", "weights_of", "write_directory"]
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
+Shape = tuple[int, ...]
 
-_SETTINGS = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
+_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+_SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
+    added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
 
 
-def convert(
-    checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progress, shard_bytes: int = SHARD_BYTES
-) -> Path:
-    """Write config, weights, tokenizer and generation config to `out_dir`, which must be new or empty.
+@dataclass(frozen=True)
+class Unit:
+    """What one tensor of a checkpoint becomes: tensors that stay in one file, and how they are made of it."""
 
-    dtype: a name in DTYPES, or "auto" for the checkpoint's own. Buffers that are no weights are left out. Raises
-    CapacityError when the disk has no space and CheckpointError when writing fails; then nothing is left behind.
+    source: str
+    specs: Mapping[str, tuple[torch.dtype, Shape]]
+    make: Callable[[Tensor], Mapping[str, Tensor]]
+
+    def num_bytes(self) -> int:
+        return sum(dtype.itemsize * prod(shape) for dtype, shape in self.specs.values())
+
+
+def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progress) -> Path:
+    """Write config, weights, tokenizer and generation config to `out_dir`; see write_directory.
+
+    dtype: a name in DTYPES, or "auto" for the checkpoint's own.
     """
-    model = read_config(checkpoint.config)
-    dtype = model.dtype if dtype == "auto" else dtype
+    dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
     if dtype not in DTYPES:
         raise ConfigError("dtype", dtype, f"use one of auto, {', '.join(DTYPES)}")
-    check_new(out_dir)
-    family = find_family(checkpoint.config)
-    names = [name for name in checkpoint.shapes if not is_ignored(family, name.removeprefix(family.prefix))]
-    done = 0
-
-    def unit(name: str) -> Unit:
-        number: torch.dtype = getattr(torch, dtype)
-
-        def make() -> Mapping[str, Tensor]:
-            nonlocal done
-            tensor = checkpoint.read(name)
-            if not tensor.is_floating_point():
-                raise CheckpointError(
-                    f"{name} holds {tensor.dtype}: quantised exports of this kind cannot be converted"
-                )
-            done += 1
-            progress.advance(done, len(names))
-            return {name: tensor.to(number)}
-
-        return Unit({name: (number, checkpoint.shapes[name])}, make)
-
-    units = [unit(name) for name in names]
-    with new_directory(out_dir, sum(each.num_bytes for each in units), "dtype") as directory:
-        progress.stage("writing weights")
-        write_shards(units, directory, shard_bytes)
-        write_settings(checkpoint, directory, dtype, progress)
+    units = [plain_unit(name, shape, dtype) for name, shape in weights_of(checkpoint).items()]
+    progress.stage("writing weights")
+    write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress)
     return out_dir
 
 
-def write_settings(checkpoint: Checkpoint, path: Path, dtype: str, progress: Progress) -> None:
-    """config.json, and the tokenizer: a directory's own files as they are, a GGUF's made from its metadata."""
-    progress.stage("writing config and tokenizer")
-    config = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
-    _write_json(path / "config.json", config | {"torch_dtype": dtype})
+def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
+    """The shapes of a checkpoint's tensors; buffers that are no weights are left out."""
+    family = find_family(checkpoint.config)
+    names = [name for name in checkpoint.shapes if not is_ignored(family, name.removeprefix(family.prefix))]
+    return {name: checkpoint.shapes[name] for name in names}
+
+
+def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
+    """A tensor that is only cast."""
+    number: torch.dtype = getattr(torch, dtype)
+    return Unit(name, {name: (number, shape)}, lambda tensor: {name: tensor.to(number)})
+
+
+def write_directory(
+    checkpoint: Checkpoint, out_dir: Path, units: Sequence[Unit], config: Mapping[str, Any], progress: Progress
+) -> None:
+    """Write a checkpoint whose tensors become `units` to `out_dir`, which must be new or empty.
+
+    config: the keys of config.json that change. ConfigError for a directory that is not empty, CapacityError when the
+    disk has no space for the weights, CheckpointError when writing fails or a tensor cannot be converted; then nothing
+    is left behind.
+    """
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise ConfigError("out", str(out_dir), "a directory that is new or empty")
+    with _new_directory(out_dir, sum(unit.num_bytes() for unit in units)) as directory:
+        _write_shards(checkpoint, units, directory, progress)
+        progress.stage("writing config and tokenizer")
+        kept = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
+        _write_json(directory / "config.json", {**kept, **config})
+        _write_tokenizer(checkpoint, directory)
+
+
+@contextmanager
+def _new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
+    """A temporary directory that gets its name when the block ends well; after an error nothing is left."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < num_bytes:
+            setting = "the output directory, the dtype or the scheme"
+            raise CapacityError(f"bytes on disk for {path}", num_bytes, free, setting)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+            complete = Path(temporary) / path.name
+            complete.mkdir()
+            yield complete
+            complete.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, progress: Progress) -> None:
+    """model.safetensors, or several with an index. In order, each as full as it gets; a larger unit has one alone."""
+    units_by_source, pattern = {unit.source: unit for unit in units}, "model{suffix}.safetensors"
+    split = split_state_dict_into_shards_factory(
+        units_by_source, get_storage_size=Unit.num_bytes, filename_pattern=pattern, max_shard_size=SHARD_BYTES
+    )
+    shards = {file: [units_by_source[name] for name in names] for file, names in split.filename_to_tensors.items()}
+    tensors = _make(checkpoint, [unit for shard in shards.values() for unit in shard], progress)
+    for file, shard in shards.items():
+        _write_shard(shard, tensors, folder / file)
+    if split.is_sharded:
+        weight_map = {name: file for file, shard in shards.items() for unit in shard for name in unit.specs}
+        _write_json(folder / "model.safetensors.index.json", {"metadata": split.metadata, "weight_map": weight_map})
+
+
+def _make(checkpoint: Checkpoint, units: Sequence[Unit], progress: Progress) -> Iterator[Mapping[str, Tensor]]:
+    for number, unit in enumerate(units, 1):
+        tensor = checkpoint.read(unit.source)
+        if not tensor.is_floating_point():
+            what = f"{unit.source} holds {tensor.dtype}"
+            raise CheckpointError(f"{what}: quantised exports of this kind cannot be converted")
+        progress.advance(number, len(units))
+        made = unit.make(tensor)
+        del tensor  # so that memory holds one of them
+        yield made
+
+
+def _write_shard(units: Sequence[Unit], tensors: Iterator[Mapping[str, Tensor]], file: Path) -> None:
+    """One file. `tensors` yields what is in it, unit by unit, and perhaps more."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for unit in units:
+        for name, (dtype, shape) in unit.specs.items():
+            start, end = end, end + dtype.itemsize * prod(shape)
+            header[name] = {"dtype": _TYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for unit in units:
+            made = next(tensors)
+            for name, (dtype, shape) in unit.specs.items():
+                tensor = made[name]
+                assert (tensor.dtype, tuple(tensor.shape)) == (dtype, shape), f"{name} is not what its header says"
+                out.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
+    """A directory's own files as they are; those of any other checkpoint made from its tokenizer."""
     if checkpoint.path.is_dir():
         for name in _SETTINGS:
             if (checkpoint.path / name).is_file():
                 shutil.copyfile(checkpoint.path / name, path / name)
         return
     tokenizer = checkpoint.tokenizer()
-    if tokenizer is not None:
-        _write_tokenizer(tokenizer, path, read_config(checkpoint.config).context)
-
-
-def _write_tokenizer(tokenizer: Tokenizer, path: Path, context: int) -> None:
+    if tokenizer is None:
+        return
     tokenizer.backend.save(str(path / "tokenizer.json"))
     # Whether a BOS is added is said by the post-processor in tokenizer.json.
+    context = read_config(checkpoint.config).context
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **tokenizer.special_texts}
     settings["clean_up_tokenization_spaces"] = False
     if tokenizer.chat_template is not None:
         settings["chat_template"] = tokenizer.chat_template
     _write_json(path / "tokenizer_config.json", settings)
-    stops = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids)}
-    _write_json(
-        path / "generation_config.json", {key: value for key, value in stops.items() if value not in (None, [])}
-    )
+    stops = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids) or None}
+    _write_json(path / "generation_config.json", {key: value for key, value in stops.items() if value is not None})
 
 
 def _write_json(file: Path, value: Any) -> None:

@@ -1,13 +1,18 @@
-"""Qwen 2 and 2.5: Llama with biases on Q, K and V, and a window on its upper layers where the config asks for it."""
+"""Qwen 2, 2.5 and 3: Llama with a window on some layers where the config asks for it.
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+Qwen 2 has biases on Q, K and V. Qwen 3 has a norm on every query and key head instead, and a head_dim of its own.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader
 from tokenmill.model.families import Family
-from tokenmill.model.families.llama import NAMES, read_shared
+from tokenmill.model.families.llama import NAMES
 
-__all__ = ["FAMILY", "read_windows"]
+__all__ = ["QWEN2", "QWEN3"]
 
 
-def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
+def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """One window per layer, from `layer_types` or from `max_window_layers`."""
     num_layers = reader.count("num_hidden_layers", maximum=MAX_LAYERS)
     enabled = reader.flag("use_sliding_window", False)
@@ -20,8 +25,10 @@ def read_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     return tuple(kinds[kind] for kind in types)
 
 
-def _read(reader: ConfigReader) -> ModelConfig:
-    return read_shared(reader, qkv_bias=True, windows=read_windows(reader))
+def _qwen3(reader: ConfigReader) -> dict[str, Any]:
+    bias, head_dim = reader.flag("attention_bias", False), reader.count("head_dim", 128)
+    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "head_dim": head_dim, "windows": _windows(reader)}
 
 
-FAMILY = Family(_read, NAMES, prefix="model.")
+QWEN2 = Family(NAMES, lambda reader: {"qkv_bias": True, "windows": _windows(reader)})
+QWEN3 = Family(NAMES, _qwen3)

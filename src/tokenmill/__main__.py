@@ -1,0 +1,6 @@
+"""`python -m tokenmill`: the command line."""
+
+from tokenmill.cli.main import run
+
+if __name__ == "__main__":
+    run()

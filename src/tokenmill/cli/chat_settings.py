@@ -1,0 +1,41 @@
+"""What `/set NAME VALUE` means, and which of the known words a mistyped one is nearest to."""
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from tokenmill.config import SamplingParams
+from tokenmill.errors import TokenmillError
+
+__all__ = ["meant", "read_setting"]
+
+NOT_TYPED = {"n", "logit_bias", "logprobs", "stop_token_ids"}
+
+
+def read_setting(words: str) -> tuple[str, Any]:
+    """Name and value of a sampling setting. TokenmillError for one that there is not; the value is not checked."""
+    name, _, value = words.partition(" ")
+    name, value = name.replace("-", "_").lstrip("_"), value.strip()
+    known = sorted(field.name for field in fields(SamplingParams) if field.name not in NOT_TYPED)
+    if name not in known or not value:
+        problem = f"no setting {name!r}{meant(name, known)}" if name and name not in known else "/set NAME VALUE"
+        raise TokenmillError(f"{problem}; the settings are {', '.join(known)}")
+    if name == "stop":
+        return name, () if value.lower() == "none" else (value,)
+    return name, _parsed(value)
+
+
+def meant(word: str, known: list[str]) -> str:
+    """A question with the nearest of the known words, or nothing."""
+    near = get_close_matches(word, known, n=1) or [each for each in known if word and each.startswith(word)]
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _parsed(text: str) -> Any:
+    """A number, a truth value, nothing or a text, as it was typed."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -1,0 +1,167 @@
+"""What every verb is to the parser: its help, its hidden aliases, and refusals that name the option that was typed."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tokenmill.errors import ConfigError
+
+__all__ = ["ALIASES", "Verb", "VerbGroup", "is_given"]
+
+ALIASES = {
+    "--temp": "--temperature",
+    "--max-tokens": "--max-new-tokens",
+    "-c": "--max-length",
+    "--ctx-size": "--max-length",
+    "-t": "--threads",
+    "-f": "--prompt-file",
+    "--file": "--prompt-file",
+    "--out": "--output",
+    "--save": "--output",
+    "-m": "--model",
+}
+"""Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
+whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
+
+WIDEST, NARROWEST = 100, 40
+_KINDS = {
+    "str": "TEXT",
+    "int": "N",
+    "integer": "N",
+    "float": "X",
+    "path": "PATH",
+}  # how --help calls the types of values
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was typed."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+class Verb(TyperCommand):
+    """One verb."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser, which knows the aliases too."""
+        parser: Any = super().make_parser(ctx)
+        options = {name: param for param in self.params for name in (*param.opts, *param.secondary_opts)}
+        if "model" in options:  # the argument MODEL
+            _add_model_option(parser, ctx, self.get_help_option(ctx))
+        for alias, name in ALIASES.items():
+            param: Any = options.get(name)
+            if param is not None and alias not in options:
+                action = "append" if param.multiple else "store"
+                parser.add_option(obj=param, opts=[alias], dest=param.name, action=action, nargs=1)
+        return parser
+
+    def get_help(self, ctx: Any) -> str:
+        """The help page."""
+        return _help_page(self, ctx)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb. Where a setting is refused, the options that were typed are named, not the settings."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            options = {param.name: _longest(param) for param in self.params if is_given(ctx, param.name)}
+            field = error.name.partition("[")[0].partition(" ")[0]
+            where = error.where or options.get("output" if field == "out" else field, "")
+            # Settings are words with "_" in them; a word without may be just a word.
+            allowed = re.sub(r"\b[a-z]+_\w+", lambda name: options.get(name[0], name[0]), error.allowed)
+            raise ConfigError(error.name, error.value, allowed, where) from error
+
+
+class VerbGroup(TyperGroup):
+    """Several verbs."""
+
+    def get_help(self, ctx: Any) -> str:
+        """The help page."""
+        return _help_page(self, ctx)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that the first word names."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            self.suggest(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def suggest(self, ctx: Any, name: str) -> None:
+        """A usage error for what is nearly the name of a verb."""
+        near = get_close_matches(name, self.commands, n=1)
+        if near:
+            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+
+
+def _longest(param: Any) -> str:
+    return str(max(param.opts, key=len))
+
+
+def _add_model_option(parser: Any, ctx: Any, some_option: Any) -> None:
+    """-m MODEL and --model MODEL in the place of the argument, which cannot stand for an option itself."""
+    parser.add_option(obj=some_option, opts=["-m", "--model"], dest="--model", action="store", nargs=1)
+    parse: Callable[..., Any] = parser.parse_args
+
+    def parse_args(args: list[str]) -> Any:
+        values, rest, order = parse(args=args)
+        given = values.pop("--model", None)
+        if given is not None and isinstance(values.get("model"), str):
+            ctx.fail(f"MODEL is given twice: {values['model']!r} and {given!r}")
+        if given is not None:
+            values["model"] = given
+        return values, rest, order
+
+    parser.parse_args = parse_args
+
+
+# ---- help
+
+
+def _help_page(command: Any, ctx: Any) -> str:
+    """Usage, description, options by panel, and examples, as wide as the terminal."""
+    columns = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+    page = ctx.formatter_class(width=columns)
+    usage = " ".join(command.collect_usage_pieces(ctx))
+    page.write_usage(ctx.command_path, usage.replace("{", "").replace("}", ""))
+    page.write_paragraph()
+    page.write_text(_joined(command.help or ""))
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        if record := param.get_help_record(ctx):
+            panel = getattr(param, "rich_help_panel", None) or "Options"
+            panels.setdefault(panel, []).append(_plainer(param, *record))
+    if other := panels.pop("Options", None):
+        panels["Options"] = other  # --help, after what the verb is about
+    for name, rows in panels.items():
+        _write_rows(page, name, rows)
+    verbs = getattr(command, "commands", {}).items()
+    shown = [(name, _joined(verb.help or "").split("\n")[0]) for name, verb in verbs if not verb.hidden]
+    if shown:
+        _write_rows(page, "Commands", shown)
+    if command.epilog:
+        page.write_paragraph()
+        page.write(command.epilog)
+    return str(page.getvalue()).rstrip("\n")
+
+
+def _plainer(param: Any, name: str, text: str) -> tuple[str, str]:
+    """A row in which types of values and ranges are called as people call them."""
+    if param.param_type_name == "argument":
+        name = param.metavar or param.name.upper()
+    name = re.sub(r"<(?:list\[)?(\w+)\]?(?: range)?>", lambda kind: _KINDS.get(kind[1].lower(), kind[1]), name)
+    name = re.sub(r"\b(INTEGER|FLOAT)( RANGE)?", lambda kind: _KINDS[kind[1].lower()], name)  # of older typers
+    return name, re.sub(r"x>=([\d.]+)", r"at least \1", text.replace("\\[", "["))
+
+
+def _write_rows(page: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    with page.section(typer.style(title, bold=True)):
+        page.write_dl(list(rows), col_max=min(28, page.width // 3))
+
+
+def _joined(text: str) -> str:
+    """Paragraphs without the line breaks that they have in the source."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

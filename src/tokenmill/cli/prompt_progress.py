@@ -1,0 +1,49 @@
+"""How much of the prompts is computed, shown on a terminal while that takes longer than a second."""
+
+import time
+from contextlib import ExitStack
+
+from tokenmill.cli.display import progress_on_stderr
+from tokenmill.engine.observers import Observer
+from tokenmill.hub.download import Progress
+from tokenmill.schedule.sequence import Plan
+
+__all__ = ["PromptProgress"]
+
+AFTER_S = 1.0
+
+
+class PromptProgress(Observer):
+    """A bar from the first step that begins later than AFTER_S to the step that computes the last prompt token."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.perf_counter()
+        self._lengths: dict[int, int] = {}  # of each prompt, by the id of its sequence
+        self._done: dict[int, int] = {}
+        self._is_last = False
+        self._shown = ExitStack()
+        self._bar: Progress | None = None
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "plan" and plan is not None:
+            for sequence, start, count, *_ in plan.work:
+                length = self._lengths.setdefault(sequence.id, len(sequence.tokens))
+                self._done[sequence.id] = min(start + count, length)
+            done, total = sum(self._done.values()), sum(self._lengths.values())
+            self._is_last = done == total
+            if not self._is_last and time.perf_counter() - self._begun_s >= AFTER_S:
+                self._show(sum(min(start, self._lengths[sequence.id]) for sequence, start, *_ in plan.work), total)
+        if name == "deliver" and self._is_last:
+            self.close()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar = None
+        self._shown.close()
+
+    def _show(self, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = self._shown.enter_context(progress_on_stderr())
+        self._bar.stage(f"computing the prompt: {done:,} of {total:,} tokens")
+        self._bar.advance(done, total)

@@ -1,0 +1,73 @@
+"""The room that a conversation has: how many tokens the context holds, and what to do near its end."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tokenmill.config import SamplingParams
+from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
+
+__all__ = ["Room", "room_of"]
+
+NEAR_TOKENS = 128
+"""With fewer tokens left than these, or than a tenth of all, a conversation is near its end."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """num_tokens: of the longest conversation. option: what sets them, as it is typed. context: the model's own."""
+
+    num_tokens: int
+    option: str
+    context: int
+
+    def for_answer(self, params: SamplingParams, num_prompt: int, is_rest: bool = False) -> SamplingParams:
+        """The settings with max_new_tokens for all that is left, or fewer if they say so. RequestError if none is.
+
+        is_rest: what is asked for is the rest of an answer.
+        """
+        left = self.num_tokens - num_prompt
+        if left < 1:
+            again = "/continue goes on" if is_rest else "/retry asks again"
+            raise RequestError(
+                f"there is no room for an answer: the conversation would have {num_prompt + 1} tokens at least, and "
+                f"{self.option} is {self.num_tokens}; /compact drops the oldest turns, then {again}; /undo forgets the "
+                f"last question; {self._more(num_prompt)}"
+            )
+        wanted = left if params.max_new_tokens in (None, -1) else min(params.max_new_tokens, left)
+        return replace(params, max_new_tokens=wanted, min_new_tokens=min(params.min_new_tokens, wanted))
+
+    def is_full(self, num_used: int) -> bool:
+        """Whether not one token fits any more."""
+        return num_used >= self.num_tokens
+
+    def warning(self, num_used: int) -> str:
+        """What there is to do, if the conversation is near its end; otherwise nothing."""
+        left = self.num_tokens - num_used
+        if left >= max(self.num_tokens // 10, min(NEAR_TOKENS, self.num_tokens // 2)):
+            return ""
+        return (
+            f"{left} of {self.num_tokens} tokens are left: /compact drops the oldest turns, /undo the last one; "
+            f"{self._more(num_used)}"
+        )
+
+    def _more(self, num_used: int) -> str:
+        wanted = 2 * self.num_tokens
+        while wanted <= num_used + NEAR_TOKENS:
+            wanted *= 2
+        if self.option == "--max-length":
+            if self.num_tokens >= self.context:
+                return f"{self.context} is the model's own context"
+            wanted = min(wanted, self.context)
+        return f"`tokenmill chat {self.option} {wanted}` has more room"
+
+
+def room_of(engine: "Engine") -> Room:
+    """The room of one conversation: the maximum length, or the whole cache where that is smaller."""
+    config, context = engine.config, engine.model_config.context
+    num_slots = engine.core.loaded.pool.spec.num_slots
+    if num_slots < config.max_length:
+        return Room(num_slots, "--cache-tokens", context)
+    return Room(config.max_length, "--max-length", context)

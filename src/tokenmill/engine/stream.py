@@ -1,0 +1,53 @@
+"""A stream of pieces, read with `for` in a thread or with `async for` in an event loop.
+
+Whoever asks for the next piece makes the steps. An event loop asks from a thread of its executor, so that it never
+waits for a step itself.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Generator
+from types import TracebackType
+
+from tokenmill.engine.outputs import Piece
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
+
+    def __init__(self, pieces: Generator[Piece, None, None]) -> None:
+        self._pieces = pieces
+        self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
+
+    def __iter__(self) -> "Stream":
+        return self
+
+    def __next__(self) -> Piece:
+        with self._lock:
+            return next(self._pieces)
+
+    def close(self) -> None:
+        """End the sequences and release their blocks. What was read stays valid."""
+        with self._lock:
+            self._pieces.close()
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        try:
+            while (piece := await asyncio.to_thread(next, self, None)) is not None:
+                yield piece
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """As close; it waits for a step that is being made."""
+        await asyncio.to_thread(self.close)

@@ -1,0 +1,239 @@
+"""A step as micro-batches: each by the compiled function of its shape, and what has none by the plain modules.
+
+Sequences that are fed one token each run together; every other span runs alone. Static shapes have sizes that are
+rounded up to declared ones, so that no length of a prompt asks for another compilation.
+A compiled function takes no more than a few small tensors of ints, and the KV cache, which it writes in place. Slots
+are computed inside it, from block tables.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokenmill.cache.step import PaddedStep, Span, Step
+from tokenmill.kernels.attend import choose
+from tokenmill.memory.arena import Arena
+from tokenmill.memory.transfer import to_device
+from tokenmill.program import ModelParts, Output
+from tokenmill.program.eager import Eager
+from tokenmill.quant.schemes import Scheme
+
+__all__ = ["Cache", "Call", "DynamicShapes", "Inputs", "MicroBatch", "MicroBatched", "Shape", "StaticShapes", "split"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """num_sequences of num_tokens each, which look at num_keys positions; logits of all tokens, or one a sequence."""
+
+    num_sequences: int
+    num_tokens: int
+    num_keys: int
+    all_rows: bool = False
+
+
+MicroBatch = Sequence[Span]
+"""Spans of a step that run together, in the order of their rows: one token of each, or one span alone."""
+
+
+def split(spans: Sequence[Span], max_sequences: int) -> list[MicroBatch]:
+    single = [span for span in spans if span.count == 1]
+    batches: list[MicroBatch] = [single[at : at + max_sequences] for at in range(0, len(single), max_sequences)]
+    return batches + [[span] for span in spans if span.count > 1]
+
+
+class StaticShapes:
+    """Declared sizes: powers of 2 of sequences, of 4 of tokens and of positions, up to what the engine allows."""
+
+    def __init__(self, max_sequences: int, max_step_tokens: int, max_length: int) -> None:
+        self.sequences = _powers(1, 2, max_sequences)
+        self.tokens = [1, *_powers(8, 4, min(max_step_tokens, max_length))]
+        self.keys = _powers(256, 4, max_length)
+
+    def of(self, batch: MicroBatch) -> Shape:
+        """The smallest declared shape that it fits in."""
+        return Shape(
+            _at_least(self.sequences, len(batch)),
+            _at_least(self.tokens, batch[0].count),
+            _at_least(self.keys, max(span.length for span in batch)),
+            batch[0].num_logits > 1,
+        )
+
+    def compilation(self, shape: Shape) -> tuple[Shape, Shape]:
+        """What tells the compiled function of a shape from others, and the shape to compile it with: both itself."""
+        return shape, shape
+
+
+class DynamicShapes:
+    """Sizes as they come, for code that takes any: one function for one sequence, one for several, one for a chunk.
+
+    Positions are rounded up to whole vectors.
+    """
+
+    VECTOR, LONG = 32, 320
+
+    def __init__(self, max_positions: int) -> None:
+        self._max_positions = max_positions
+
+    def of(self, batch: MicroBatch) -> Shape:
+        longest = max(span.length for span in batch)
+        keys = min(longest + -longest % self.VECTOR, self._max_positions)
+        return Shape(len(batch), batch[0].count, keys, batch[0].num_logits > 1)
+
+    def compilation(self, shape: Shape) -> tuple[Shape, Shape]:
+        """See StaticShapes. A size of 1 is always a case of its own.
+
+        The shape to compile with is long enough to be worth dividing among threads, and no two of its sizes are alike,
+        because the compiler would take them for one.
+        """
+        key = Shape(min(shape.num_sequences, 2), min(shape.num_tokens, 2), 0, shape.all_rows)
+        num_keys = max(shape.num_keys, min(self.LONG, self._max_positions))
+        num_sequences, num_tokens = (size + (size == num_keys) for size in (shape.num_sequences, shape.num_tokens))
+        return key, Shape(num_sequences, num_tokens, num_keys, shape.all_rows)
+
+
+def _powers(first: int, factor: int, last: int) -> list[int]:
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= factor
+    return [*sizes, last]
+
+
+def _at_least(sizes: list[int], wanted: int) -> int:
+    return next(size for size in sizes if size >= wanted)
+
+
+class Inputs(NamedTuple):
+    """A micro-batch as int64 tensors. offsets_L: 0, 1, … up to its longest. rows_B: None where all rows are wanted."""
+
+    token_ids_BC: Tensor
+    positions_BC: Tensor
+    tables_BM: Tensor
+    offsets_L: Tensor
+    rows_B: Tensor | None
+
+    def __str__(self) -> str:
+        sequences, tokens = self.token_ids_BC.shape
+        what = f"a step of {sequences} x {tokens} tokens, {len(self.offsets_L)} positions"
+        return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
+
+    def padded(self, block_size: int) -> PaddedStep:
+        """The step, with the slots that follow from the tables."""
+        size, offsets_L, tables_BM = block_size, self.offsets_L, self.tables_BM
+        keys_BL = tables_BM[:, offsets_L // size] * size + offsets_L % size
+        slots_BC = torch.gather(tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
+        token_ids_T = self.token_ids_BC.flatten()
+        num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
+        return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
+
+
+Cache = list[tuple[Tensor, ...]]
+"""The tensors of each layer of the KV cache."""
+
+Call = Callable[[Inputs, Cache], Tensor]
+"""The logits of the wanted rows, [B, V], or of all, [B · C, V]."""
+
+
+class MicroBatched(Eager):
+    """What programs of compiled functions have in common. Each has its own `find`."""
+
+    only_asked = True
+    shapes: StaticShapes | DynamicShapes
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """Those whose products a compiler can trace."""
+        return scheme.is_traceable
+
+    def __init__(self, parts: ModelParts) -> None:
+        super().__init__(parts)
+        decoder, pool = parts.decoder, parts.pool
+        self.cache = [layer.tensors for layer in pool.layers]
+        self.device, self.block_size = self.cache[0][0].device, pool.spec.block_size
+        self._max_sequences = parts.config.max_sequences
+        if self.device.type == "cpu":
+            _into_huge_pages(decoder)
+        shapes = decoder.description.attention_shapes
+        _, self.padded = choose("auto", pool.spec, self.device, decoder.num_positions, shapes, padded=True)
+        self._num_blocks = -(-decoder.num_positions // self.block_size)
+        self._offsets_P = torch.arange(self._num_blocks * self.block_size, device=self.device)
+        self.shapes = DynamicShapes(len(self._offsets_P))
+
+    def find(self, batch: MicroBatch, step: Step) -> Call | None:
+        """What runs that micro-batch of a step, or None."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def run(self, step: Step) -> Output:
+        parts: dict[int, Tensor] = {}
+        plain: list[Span] = []
+        for batch in split(step.spans, self._max_sequences):
+            call = self.find(batch, step)
+            if call is None:
+                plain += batch
+            else:
+                parts |= _wanted(batch, call(self.stage(batch, self.shapes.of(batch), step), self.cache))
+        if len(plain) == len(step.spans):
+            return super().run(step)
+        if plain:
+            parts |= self._run_plain(step, plain)
+        logits = [parts[span.first] for span in step.spans]
+        return Output(logits[0] if len(logits) == 1 else torch.cat(logits))
+
+    def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
+        """A micro-batch padded to `shape`, by repeating the last token of a sequence and the last sequence."""
+        token_ids: list[list[int]] = []
+        positions: list[list[int]] = []
+        tables: list[list[int]] = []
+        for span in batch:
+            fill = shape.num_tokens - span.count
+            ids = list(step.token_ids[span.first : span.first + span.count])
+            token_ids.append(ids + ids[-1:] * fill)
+            positions.append([*range(span.start, span.length), *[span.length - 1] * fill])
+            blocks = list(span.blocks[: self._num_blocks])
+            tables.append(blocks + [0] * (self._num_blocks - len(blocks)))
+        missing = shape.num_sequences - len(batch)
+        for each in (token_ids, positions, tables):
+            each.extend([each[-1]] * missing)
+        token_ids_BC, positions_BC, tables_BM = (
+            to_device(each, step.device) for each in (token_ids, positions, tables)
+        )
+        rows_B = None
+        if not shape.all_rows and shape.num_tokens > 1:
+            last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
+            rows_B = to_device(last + last[-1:] * missing, step.device)
+        return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
+
+    def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
+        """Some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
+        tokens: list[int] = []
+        rows: list[int] = []
+        packed: list[Span] = []
+        for span in spans:
+            packed.append(span._replace(first=len(tokens)))
+            tokens += range(span.first, span.first + span.count)
+            rows += range(len(tokens) - span.num_logits, len(tokens))
+        fields = (step.token_ids, step.positions, step.slots)
+        token_ids, positions, slots = ([field[token] for token in tokens] for field in fields)
+        plain = Step(token_ids, positions, slots, packed, rows, len(rows), step.device, step.fed_R)
+        parts = torch.split(super().run(plain).logits_RV, [span.num_logits for span in spans])
+        return {span.first: part for span, part in zip(spans, parts, strict=True)}
+
+
+def _into_huge_pages(module: nn.Module) -> None:
+    """Move all weights into one arena, in their order, so that reading them is one stream of memory."""
+    tensors = [*module.parameters(), *module.buffers()]
+    arena = Arena(sum(tensor.nbytes for tensor in tensors), len(tensors))
+    for tensor in tensors:
+        tensor.data = arena.zeros(tuple(tensor.shape), tensor.dtype).copy_(tensor.data)
+
+
+def _wanted(batch: MicroBatch, logits_RV: Tensor) -> dict[int, Tensor]:
+    """The wanted rows of each span, by its first token."""
+    if batch[0].num_logits > 1:
+        (span,) = batch
+        return {span.first: logits_RV[span.count - span.num_logits : span.count]}
+    return {span.first: logits_RV[row : row + span.num_logits] for row, span in enumerate(batch)}

@@ -1,0 +1,98 @@
+"""What a Checkpoint is, and directories in Hugging Face layout whose tensors are stored in floating point.
+
+Tensors are read one at a time and nothing is kept, so that loading never holds a second copy of the weights.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError
+from tokenmill.quant.stored import Stored
+from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.value_reader import brief
+from tokenmill.weights.generation import defaults_of_directory
+
+__all__ = ["Checkpoint", "PlainCheckpoint"]
+
+
+class Checkpoint:
+    """A model on disk, open for reading, whatever kind of file it is.
+
+    config: in the words of Hugging Face's config.json. shapes: of every tensor, by Hugging Face's name. num_bytes: of
+    the tensors on disk. rounded: what `read_codes` rounds again, in a sentence; empty where it rounds nothing.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    num_bytes: int
+    rounded = ""
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in the file's own floating type (quantised ones dequantised to float32)."""
+        raise NotImplementedError
+
+    def read_codes(self, name: str) -> Stored | None:
+        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round.
+
+        None if it is stored in floating point, or as codes that are not kept.
+        """
+        return None
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that travels with the model, if one does."""
+        return Tokenizer.from_directory(self.path)
+
+    def generation_defaults(self) -> dict[str, Any]:
+        """The sampling settings that the model's files recommend, by their names in SamplingParams."""
+        return defaults_of_directory(self.path)
+
+
+class PlainCheckpoint(Checkpoint):
+    """Files of one directory, each with some of the tensors."""
+
+    def __init__(self, path: Path, config: dict[str, Any], files: Iterable[Path]) -> None:
+        self.path, self.config, self.num_bytes = path, config, 0
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._read: dict[str, Callable[[str], Tensor]] = {}
+        for file in files:
+            self.num_bytes += file.stat().st_size
+            shapes, read = (_open_safetensors if file.suffix == ".safetensors" else _open_bin)(file)
+            self.shapes |= shapes
+            self._read |= dict.fromkeys(shapes, read)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor is a view of the mapped file, whose pages are read when they are used."""
+        return self._read[name](name)
+
+
+def _open_safetensors(file: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+    """The shapes, and a function that maps the file for one tensor and lets go of it again."""
+
+    def read(name: str) -> Tensor:
+        with safe_open(file, framework="pt") as opened:
+            tensor: Tensor = opened.get_tensor(name)
+            return tensor
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}, read  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or no safetensors file: {brief(str(error))}") from error
+
+
+def _open_bin(file: Path) -> tuple[dict[str, tuple[int, ...]], Callable[[str], Tensor]]:
+    """The shapes, and the tensors of the mapped file by name; only tensors are unpickled, never code."""
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # damaged bytes lead torch's unpickler to a KeyError, a warning, or anything else
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"{file} is damaged, or holds more than tensors and is refused: {reason}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise CheckpointError(f"{file} is no state dict: a mapping of names to tensors is needed")
+    return {name: tuple(tensor.shape) for name, tensor in loaded.items()}, loaded.__getitem__

@@ -1,0 +1,269 @@
+"""Directories whose matrices are codes: our own, and exports of GPTQ and AWQ.
+
+The tensors that together hold X.weight are shown as X.weight. It is read in floating point, or as the file's own codes,
+which the loader keeps exactly. Every method has its own tensors, for R outputs, K inputs and G groups of inputs:
+
+tokenmill: X.codes [R, K] uint8 of 8 bits; X.scales [R, G] float16. A matrix of 4 bits also has X.minimums [R, G], and
+X.codes [R, K / 2] with the earlier of two codes in the low half of a byte.
+GPTQ: X.qweight [K / 8, R] int32, eight codes of one column from the low bits up (four codes if they have 8 bits);
+X.qzeros [G, R / 8], which are stored less one in checkpoint_format "gptq"; X.scales [G, R]; X.g_idx [K], the group of
+each input (https://github.com/AutoGPTQ/AutoGPTQ).
+AWQ "gemm": X.qweight [K, R / 8] int32, whose eight codes are those of columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8]
+likewise; X.scales [G, R] (https://github.com/casper-hansen/AutoAWQ).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import quant_method
+from tokenmill.model.families import find_family, read_config
+from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.value_reader import ValueReader
+from tokenmill.weights.names import expand
+from tokenmill.weights.plain import Checkpoint
+
+__all__ = ["GROUPS", "Layout", "QuantizedCheckpoint", "describe_codes", "pack", "part_shapes", "unpack"]
+
+GROUPS = (32, 64, 128, 256)
+Shape = tuple[int, ...]
+
+_PARTS = {  # the codes first
+    "tokenmill": ("codes", "scales", "minimums"),
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq": ("qweight", "qzeros", "scales"),
+}
+# What each method's settings may be: the default, where ... means that there is none, then the others.
+_ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tokenmill": {"bits": (..., 4, 8), "group_size": (..., *GROUPS), "version": (..., 1)},
+    "gptq": {
+        "bits": (..., 4, 8),
+        "group_size": (..., *GROUPS, -1),
+        "checkpoint_format": ("gptq", "gptq_v2"),
+        "format": ("gptq", "gptq_v2"),  # transformers' newer word for it
+        "pack_dtype": ("int32",),
+        "is_marlin_format": (False,),
+        "desc_act": (False, True),  # what counts is whether g_idx is in order
+    },
+    "awq": {
+        "bits": (..., 4),
+        "group_size": (..., *GROUPS, -1),
+        "version": ("gemm",),
+        "format": ("gemm",),
+        "zero_point": (True,),
+    },
+}
+# How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
+_HARMLESS = frozenset(
+    """act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment
+    damp_percent dataset disable_exllama do_fuse exllama_config fuse_max_seq_len lm_head max_input_length meta
+    model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+    modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse pad_token_id quant_method static_groups sym
+    tokenizer true_sequential use_cuda_fp16 use_exllama""".split()
+)
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie among the eight of a word
+_CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scales included
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a directory stores its codes.
+
+    bits: of GPTQ and AWQ; our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for
+    all of a row. zero_offset: what is added to a stored zero.
+    """
+
+    method: str
+    bits: int
+    group: int
+    zero_offset: int = 0
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """One such directory, over the checkpoint that reads its tensors."""
+
+    def __init__(self, plain: Checkpoint) -> None:
+        self._plain, self._layout = plain, _read_layout(plain.config)
+        self.path, self.num_bytes = plain.path, plain.num_bytes
+        self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
+        self._parts = _find_parts(self._layout, plain)
+        used = {f"{base}.{part}" for base, parts in self._parts.items() for part in parts}
+        left_out = used | set(_empty_biases(plain, self._parts))
+        self.shapes = {
+            **{name: shape for name, shape in plain.shapes.items() if name not in left_out},
+            **{f"{base}.weight": _shape_of(self._layout, parts) for base, parts in self._parts.items()},
+        }
+
+    def read(self, name: str) -> Tensor:
+        stored = self._unpack(name)
+        return self._plain.read(name) if stored is None else stored.values()[:, : self.shapes[name][1]]
+
+    def read_codes(self, name: str) -> Stored | None:
+        """8 bits are kept where their zero is 128 and their scales are half floats."""
+        stored = self._unpack(name)
+        if stored is None or stored.bits == 4:
+            return stored
+        assert stored.scales is not None
+        exact = stored.minimums is None and torch.equal(stored.scales.half().float(), stored.scales)
+        return stored if exact else None
+
+    def _unpack(self, name: str) -> Stored | None:
+        base = name.removesuffix(".weight")
+        if base not in self._parts or base == name:
+            return None
+        return unpack(self._layout, {part: self._plain.read(f"{base}.{part}") for part in self._parts[base]}, base)
+
+
+def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a quantised directory with the key "stored_as_codes", as a GGUF file's has it; any other as it is.
+
+    What stays in float16 counts as bfloat16: no program multiplies codes in float16 on a CPU.
+    """
+    if quant_method(config) is None:
+        return config
+    dtypes = {key: "bfloat16" for key in ("dtype", "torch_dtype") if str(config.get(key)).endswith("float16")}
+    return config | dtypes | {"stored_as_codes": _CODE_BITS[_read_layout(config).bits]}
+
+
+def _read_layout(config: Mapping[str, Any]) -> Layout:
+    """What a config's quantization_config says; CheckpointError names what is not implemented."""
+    method = quant_method(config)
+    assert method is not None, "only called for quantised directories"
+    given = {key: value for key, value in config["quantization_config"].items() if value not in (None, {})}
+    settings = {key: value.lower() if isinstance(value, str) else value for key, value in given.items()}
+    reader = ValueReader(settings, f"quantization_config of {method}", CheckpointError)
+    found = {key: reader.expect(key, *allowed) for key, allowed in _ALLOWED[method].items()}
+    reader.refuse_unread(settings.keys() - _HARMLESS)
+    less_one = method == "gptq" and "gptq_v2" not in (found["checkpoint_format"], found["format"])
+    return Layout(method, found["bits"], max(found["group_size"], 0), int(less_one))
+
+
+def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
+    """X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
+    found, missing, misshapen = {}, [], []
+    names = _PARTS[layout.method]
+    for name, shape in plain.shapes.items():
+        base, _, suffix = name.rpartition(".")
+        if suffix != names[0]:
+            continue
+        parts = {part: plain.shapes[f"{base}.{part}"] for part in names if f"{base}.{part}" in plain.shapes}
+        if len(shape) != 2:
+            misshapen.append(f"{name} {list(shape)} where two dimensions go")
+            continue
+        wanted = part_shapes(layout, *_shape_of(layout, parts), "minimums" in parts)
+        missing += [f"{base}.{part}" for part in wanted if part not in parts and part != "g_idx"]
+        misshapen += [
+            f"{base}.{part} {list(parts[part])} where {list(wanted[part])} goes"
+            for part in parts
+            if parts[part] != wanted[part]
+        ]
+        found[base] = parts
+    if missing or misshapen:
+        raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
+    return found
+
+
+def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
+    """Biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its issue 555)."""
+    model, family = read_config(plain.config), find_family(plain.config)
+    has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}
+    has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}
+    real = {f"layers.{i}.{path}.bias" for i in range(model.num_layers) for path, there in has.items() if there}
+    wanted = expand(family, model, real)
+    for base in parts:
+        name = f"{base}.bias"
+        if name in plain.shapes and name.removeprefix(family.prefix) not in wanted and not plain.read(name).any():
+            yield name
+
+
+def _shape_of(layout: Layout, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+    """[R, K] of the matrix that these parts are."""
+    first, last = shapes[_PARTS[layout.method][0]]
+    if layout.method == "awq":
+        return last * 8, first
+    if layout.method == "gptq":
+        return last, first * (32 // layout.bits)
+    return first, last * (2 if "minimums" in shapes else 1)
+
+
+def part_shapes(layout: Layout, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
+    """The shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits."""
+    groups, fields = -(-num_inputs // layout.group) if layout.group else 1, 32 // layout.bits
+    if layout.method == "tokenmill":
+        numbers = {"scales": (num_rows, groups)} | ({"minimums": (num_rows, groups)} if minimums else {})
+        return {"codes": (num_rows, num_inputs // (2 if minimums else 1)), **numbers}
+    codes = (num_inputs // fields, num_rows) if layout.method == "gptq" else (num_inputs, num_rows // fields)
+    shapes = {"qweight": codes, "qzeros": (groups, num_rows // fields), "scales": (groups, num_rows)}
+    return shapes | ({"g_idx": (num_inputs,)} if layout.method == "gptq" else {})
+
+
+def pack(stored: Stored, num_inputs: int, group: int) -> dict[str, Tensor]:
+    """Our own parts of rounded rows; `num_inputs` must be even for 4 bits. Loses nothing but the padding."""
+    assert stored.codes is not None and stored.scales is not None
+    codes, step = stored.codes[:, :num_inputs], group // GROUP
+    parts = {"codes": codes if stored.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4}
+    parts["scales"] = stored.scales[:, ::step].half()
+    if stored.minimums is not None:
+        parts["minimums"] = stored.minimums[:, ::step].half()
+    return parts
+
+
+def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
+    """R rows of codes. 8 bits with a zero other than 128 come with minimums, which no scheme keeps."""
+    for part, tensor in parts.items():
+        integer = torch.uint8 if part == "codes" else torch.int32
+        if not (tensor.is_floating_point() if part in ("scales", "minimums") else tensor.dtype == integer):
+            raise CheckpointError(f"{name}.{part} holds {tensor.dtype}, which is not what {layout.method} stores")
+    if layout.method == "tokenmill":
+        codes, minimums = parts["codes"], parts.get("minimums")
+        if minimums is None:
+            return _stored(layout, 8, codes, parts["scales"].float())
+        codes_RK = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        return _stored(layout, 4, codes_RK, parts["scales"].float(), minimums.float())
+    if layout.method == "awq":
+        codes_KR, zeros_GR = (_fields(parts[part], 4)[..., _AWQ_ORDER].flatten(1) for part in ("qweight", "qzeros"))
+        codes_RK = codes_KR.t()
+    else:
+        _expect_order(layout, parts, name)
+        codes_RK = _fields(parts["qweight"], layout.bits).permute(1, 0, 2).flatten(1)
+        zeros_GR = _fields(parts["qzeros"], layout.bits).flatten(1)
+    zeros_RG = (zeros_GR.t() + layout.zero_offset) & (1 << layout.bits) - 1
+    scales_RG = parts["scales"].float().t()
+    plain = bool((zeros_RG == 1 << layout.bits - 1).all())
+    return _stored(layout, layout.bits, codes_RK, scales_RG, None if plain else -zeros_RG.float() * scales_RG)
+
+
+def _stored(
+    layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None
+) -> Stored:
+    """Padded to whole groups of 32, scales repeated for each of them."""
+    num_inputs = codes_RK.shape[1]
+    num_groups = -(-num_inputs // GROUP)
+
+    def spread(numbers_RG: Tensor) -> Tensor:
+        repeats = layout.group // GROUP if layout.group else num_groups
+        return numbers_RG.repeat_interleave(repeats, 1)[:, :num_groups].contiguous()
+
+    codes_RK = F.pad(codes_RK, (0, num_groups * GROUP - num_inputs)).contiguous()
+    return Stored(bits, None, codes_RK, spread(scales_RG), None if minimums_RG is None else spread(minimums_RG))
+
+
+def _fields(words_AB: Tensor, bits: int) -> Tensor:
+    """[A, B] int32 → [A, B, 32 / bits] uint8, from the low bits up."""
+    bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
+    return bytes_ABC if bits == 8 else torch.stack((bytes_ABC & 15, bytes_ABC >> 4), -1).flatten(2)
+
+
+def _expect_order(layout: Layout, parts: Mapping[str, Tensor], name: str) -> None:
+    """Groups of neighbours: with desc_act, inputs of one group may lie anywhere in the row."""
+    groups_K = parts.get("g_idx")
+    if groups_K is None:
+        return
+    order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
+    if not torch.equal(groups_K, order_K.to(groups_K.dtype)):
+        raise CheckpointError(f"{name}.g_idx is not in order (desc_act): such GPTQ exports are not supported")

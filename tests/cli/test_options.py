@@ -1,0 +1,167 @@
+"""Options: what their help says, how a value that is refused is named, and that one letter means one thing."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from tokenmill.cache.formats import FORMATS
+from tokenmill.cli.command import ALIASES
+from tokenmill.cli.display import table_text
+from tokenmill.cli.main import app
+from tokenmill.cli.options import HELP, NAMES
+from tokenmill.config import EngineConfig
+from tokenmill.kernels.attend import ATTEND
+from tokenmill.program import PROGRAMS
+from tokenmill.quant.schemes import SCHEMES
+from tokenmill.speculate.proposer import PROPOSERS
+
+REGISTRIES = {
+    "program": PROGRAMS,
+    "kernel": ATTEND,
+    "cache_format": FORMATS,
+    "scheme": SCHEMES,
+    "proposer": PROPOSERS,
+}
+
+
+@pytest.mark.parametrize("setting", NAMES)
+def test_the_names_of_the_help_are_those_of_the_registries(setting):
+    assert NAMES[setting] == tuple(REGISTRIES[setting])
+    words = re.findall(r"\w+", HELP[EngineConfig][setting])
+    assert set(NAMES[setting]) <= set(words)
+
+
+REFUSED = [
+    ("--program", "nativ", "use one of auto, native, aot, compiled, eager (did you mean 'native'?)"),
+    ("--kernel", "quantum", "use one of auto, rows, gather, padded"),
+    ("--cache-format", "int7", "use one of dense, int8 (did you mean 'int8'?)"),
+    ("--scheme", "q5", "use one of auto, packed, dense, q8, q4, file"),
+    ("--device", "tpu", "here there are auto, cpu"),
+    ("--dtype", "int3", "use one of auto, float32"),
+    ("--max-step-tokens", "0", "a whole number"),
+]
+
+
+@pytest.mark.parametrize(("option", "value", "allowed"), REFUSED)
+@pytest.mark.parametrize("verb", ["generate -p x", "eval perplexity", "bench", "plan"])
+def test_an_unknown_name_is_refused_by_its_option_before_a_model_is_looked_for(tm, verb, option, value, allowed):
+    verb, *more = verb.partition(" -p")
+    name = ["no-such-model", *(["-"] if verb.startswith("eval") else [])]
+    code, out, err = tm(*verb.split(), *name, *"".join(more).split(), option, value)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {option[2:].replace('-', '_')} = ")
+    assert f"(set in {option}) is not allowed: {allowed}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_setting_that_is_refused_after_loading_names_its_option_too(tm, model):
+    for option, value in (("--max-length", 4096), ("--compile-backend", "none"), ("--fuse", "none")):
+        more = {"--compile-backend": ["--program", "compiled"], "--fuse": ["--scheme", "q8"]}.get(option, [])
+        code, _, err = tm("generate", model, "-p", "w1", "-n", 1, "-q", option, value, *more)
+        if code:
+            assert f"(set in {option})" in err
+    code, _, err = tm("generate", model, "-p", "w1", "--max-length", 4096)
+    assert code == 2 and "max_length = 4096 (set in --max-length) is not allowed: at most this model's context" in err
+    code, _, err = tm("compile", model, "-o", "x.aot", "--compile-phases", "none")
+    assert code == 2 and "(set in --compile-phases)" in err
+    code, _, err = tm("quantize", model, "-o", "x", "--group", 48)
+    assert code == 2 and "(set in --group)" in err
+
+
+def test_a_setting_that_was_not_typed_names_no_option(tm, model):
+    _, _, err = tm("generate", model, "-p", "w1", "--prefix-dir", "x", "--no-cache")
+    assert "set in" not in err.replace("(set in --prefix-dir)", "")
+    _, _, err = tm("generate", model, "-p", "w1", "--max-sequences", 100000)
+    assert "max_sequences = 100000 (set in --max-sequences)" in err
+
+
+def test_what_is_nearly_an_option_or_a_verb(tm):
+    for line, hint in (
+        ("generate -p x --temprature 1", "did you mean --temperature?"),
+        ("bench sweep --bacht 1", "did you mean --batch?"),
+        ("generat", "Did you mean 'generate'?"),
+        ("bench swep", "Did you mean 'sweep'?"),
+        ("eval perplexty", "Did you mean 'perplexity'?"),
+    ):
+        code, out, err = tm(*line.split())
+        assert (code, out) == (2, "")
+        assert hint in err and err.count("\n") == 1
+
+
+def verbs():
+    """Every verb, the hidden one too, with its parameters."""
+
+    def walk(name, command):
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield name.strip(), command
+        for verb, each in (inner or {}).items():
+            yield from walk(f"{name} {verb}", each)
+
+    return dict(walk("", typer.main.get_command(app)))
+
+
+def test_a_letter_means_one_thing_in_all_verbs():
+    meanings = {"-p": "--prompt", "-P": "--prompt", "-o": "--output", "-n": None, "-q": "--quiet", "-b": "--batch"}
+    for name, command in verbs().items():
+        for param in command.params:
+            for letter, long in meanings.items():
+                if letter in param.opts and long is not None:
+                    assert long in param.opts, (name, letter)
+            if "-p" in param.opts:
+                assert param.multiple and not name.startswith("bench"), name
+            if "-P" in param.opts:
+                assert name.startswith("bench"), name
+            if "--output" in param.opts:
+                assert "-o" in param.opts, name
+
+
+def test_an_alias_stands_for_an_option_that_a_verb_has():
+    options = {option for command in verbs().values() for param in command.params for option in param.opts}
+    assert set(ALIASES.values()) <= options | {"--model"}
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+@pytest.mark.parametrize("verb", ["", *verbs()])
+def test_help_fits_and_nothing_is_cut(tm, monkeypatch, columns, verb):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = tm(*verb.split(), "--help")
+    assert code == 0 and "..." not in re.sub(r"(\]|FILE)\.\.\.", "", out)
+    text = out.partition("\nExamples:")[0]
+    for line in text.splitlines():
+        assert len(line) <= columns or line.strip().startswith("-"), line
+    command = verbs().get(verb)
+    for param in command.params if command is not None and not command.hidden else []:
+        for option in param.opts if param.param_type_name == "option" else []:
+            assert option in text
+        assert param.param_type_name != "option" or param.help, param.name
+    assert not re.search(r"<\w|x>=", text), "types are called by what is typed"
+
+
+def test_the_words_of_the_help(tm):
+    out = " ".join(tm("generate", "--help")[1].split())
+    for words in (
+        "Data type of weights and cache",
+        "Size limit of that directory in MB; least recently used blocks are deleted",
+        "Maximum number of tokens in one step",
+        "stop at the first difference",
+        "Repeat for a batch",
+    ):
+        assert words in out
+    assert "Compute and save the KV cache of one prompt." in tm("prefill", "--help")[1]
+    for verb in ("prefill", "decode"):
+        assert "batch" not in tm(verb, "--help")[1].partition("Engine:")[0]
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "tokenmill", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tokenmill ")
+
+
+def test_a_title_is_a_line_of_its_own():
+    title = "a title that is much longer than the table below it"
+    assert table_text(title, [("a", "b")]).splitlines()[0] == title
+    assert table_text("", [("a", "b")]).count("\n") == 1

@@ -1,0 +1,114 @@
+"""Standard streams that are closed or full, warnings, and Ctrl-C while modules are imported."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiny_models import save
+from tokenmill.cache.snapshot import read_facts
+
+COMMAND = [sys.executable, "-m", "tokenmill"]
+GENERATE = "generate {model} --tokens 1,2,3 -n 3"
+INFO = "info {model}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(save("llama", tmp_path_factory.mktemp("models")))
+
+
+def shell(line, model, redirection):
+    """Runs a command line of ours with what the shell does to its streams."""
+    command = f'exec "$0" "$@" {redirection}'
+    arguments = [*COMMAND, *line.format(model=model).split()]
+    return subprocess.run(["/bin/sh", "-c", command, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("line", [GENERATE, "--help", "generate --help", "--version"])
+@pytest.mark.parametrize(
+    ("redirection", "reason"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")]
+)
+def test_stdout_that_cannot_be_written_is_one_line_and_exit_code_2(model, line, redirection, reason):
+    done = shell(line + (" -q" if line == GENERATE else ""), model, redirection)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: stdout cannot be written: {reason}\n"
+
+
+@pytest.mark.parametrize("redirection", ["<&- 2>&-", "2> /dev/full"])
+def test_a_stderr_that_cannot_be_written_costs_nothing(model, redirection):
+    done = shell(GENERATE, model, redirection)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.split()) == 3
+
+
+def test_a_file_that_is_opened_is_not_taken_for_a_closed_stream(model, tmp_path):
+    """The file that is written gets the lowest free number: it must not be 1 or 2."""
+    file = tmp_path / "x.kv"
+    done = shell(f"prefill {{model}} --tokens 1,2,3 -q -o {file}", model, "<&- >&- 2>&-")
+    assert done.returncode == 0
+    assert read_facts(file)["tokens"][:3] == [1, 2, 3]
+    assert shell("prefill {model}", model, "<&- >&- 2>&-").returncode == 2
+
+
+WARNED = """
+import warnings
+import tokenmill.cli.main as main
+main.main = lambda _: warnings.warn("no more blocks\\nare kept", stacklevel=2)
+main.run()
+"""
+
+
+def test_a_warning_is_one_line(model):
+    done = subprocess.run([sys.executable, "-c", WARNED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "warning: no more blocks are kept\n")
+
+
+def test_a_full_disk_under_prefix_dir_is_one_line(model, tmp_path):
+    """A limit on the size of files is a disk that is full."""
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); from tokenmill.cli.main import run; run()"
+    )
+    arguments = f"generate {model} --tokens 1,2,3,4,5,6,7,8 -n 3 --block-size 4 --prefix-dir {tmp_path / 'blocks'}"
+    command = [sys.executable, "-c", code, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stdout.split())) == (0, 3)
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("warning: no more blocks are kept on disk")]
+    assert len(lines) == 3  # loading, the warning, the figures
+
+
+# Sends the signal when torch is looked for, and swallows what comes of it, as numpy does.
+INTERRUPTED = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            sys.meta_path.remove(self)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except KeyboardInterrupt:
+                pass
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tokenmill.cli.main import run
+run()
+"""
+
+
+@pytest.mark.parametrize("line", [GENERATE, INFO, "eval perplexity {model} {model}/config.json", "bench machine"])
+def test_ctrl_c_during_the_imports_is_not_lost(model, line):
+    command = [sys.executable, "-c", INTERRUPTED, *line.format(model=model).split()]
+    environment = os.environ | {"TOKENMILL_CACHE": model}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "Traceback" not in done.stderr and "error" not in done.stderr
+
+
+def test_a_signal_that_is_ignored_stays_ignored(model):
+    """As under nohup, and of a command that a script has put into the background."""
+    code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")
+    command = [sys.executable, "-c", code, *GENERATE.format(model=model).split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and len(done.stdout.split()) == 3

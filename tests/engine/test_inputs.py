@@ -1,0 +1,196 @@
+"""What the engine takes as prompts and settings, and what it refuses: no value is guessed to mean something else."""
+
+import numpy as np
+import pytest
+import torch
+
+import tokenmill
+from tests.tiny_models import prompt, save
+from tokenmill import ConfigError, RequestError, SamplingParams
+from tokenmill.engine.observers import Observer
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def engine(path):
+    return tokenmill.load(path, max_sequences=2)
+
+
+# ---- prompts
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (b"Hello", "bytes"),
+        (bytearray(b"Hello"), "bytes"),
+        ([True, False], "True"),
+        (None, "None"),
+        (5, "5"),
+        ({1: 2}, "dict"),
+        ([1.5], "1.5"),
+        ([None], "None"),
+    ],
+)
+@pytest.mark.parametrize("call", ["generate", "stream", "logits", "session"])
+def test_what_is_no_prompt_is_refused_by_what_it_is(engine, call, wrong, words):
+    if (call, wrong) == ("session", None):
+        return  # an empty session
+    with pytest.raises(RequestError, match=words):
+        getattr(engine, call)(wrong)
+
+
+def test_ids_may_come_in_any_container_of_whole_numbers(engine):
+    ids = prompt(5)
+    wanted = engine.generate(ids, max_new_tokens=4).tokens
+    for same in (tuple(ids), np.array(ids), torch.tensor(ids), [np.int64(i) for i in ids]):
+        assert engine.generate(same, max_new_tokens=4).tokens == wanted
+
+
+def test_a_generator_of_prompts_is_a_batch(engine):
+    prompts = [prompt(3), prompt(5, seed=1)]
+    done = engine.generate((ids for ids in prompts), max_new_tokens=4)
+    assert [each.tokens for each in done] == [each.tokens for each in engine.generate(prompts, max_new_tokens=4)]
+
+
+def test_a_generator_of_ids_is_one_prompt(engine):
+    assert (
+        engine.generate(iter(prompt(5)), max_new_tokens=4).tokens == engine.generate(prompt(5), max_new_tokens=4).tokens
+    )
+
+
+def test_an_empty_batch_is_an_empty_list(engine):
+    assert engine.generate([]) == []
+    assert list(engine.stream([])) == []
+
+
+def test_an_empty_prompt_within_a_batch_is_named(engine):
+    with pytest.raises(RequestError, match="prompt 2 of 2"):
+        engine.generate([prompt(3), []])
+
+
+def test_choices_are_a_list(engine):
+    with pytest.raises(RequestError, match="list"):
+        engine.score(prompt(3), " blue")
+    with pytest.raises(RequestError, match="list"):
+        engine.score(prompt(3), None)
+    assert engine.score(prompt(3), []) == []
+
+
+# ---- settings
+
+
+def test_settings_as_python_writes_them(engine):
+    first = next(iter(engine.generate(prompt(5), max_new_tokens=1).tokens))
+    for settings in (
+        {"stop": None},
+        {"stop_token_ids": None},
+        {"logit_bias": None},
+        {"seed": np.int64(5)},
+        {"temperature": np.float32(0)},
+        {"top_k": np.int32(4)},
+        {"logit_bias": {str(first + 1): 0}},
+        {"max_tokens": 1},
+    ):
+        assert engine.generate(prompt(5), **{"max_new_tokens": 1, **settings}).tokens == (first,)
+
+
+def test_a_bias_of_minus_infinity_forbids_a_token(engine):
+    first = engine.generate(prompt(5), max_new_tokens=1).tokens[0]
+    assert engine.generate(prompt(5), max_new_tokens=1, logit_bias={first: float("-inf")}).tokens[0] != first
+    for wrong in (float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match="logit_bias"):
+            engine.generate(prompt(5), logit_bias={first: wrong})
+
+
+def test_all_tokens_forbidden_is_an_error_of_that_request(engine):
+    banned = dict.fromkeys(range(engine.model_config.vocab_size), float("-inf"))
+    with pytest.raises(RequestError):
+        engine.generate(prompt(5), max_new_tokens=2, logit_bias=banned)
+    assert engine.generate(prompt(5), max_new_tokens=2).tokens
+
+
+def test_minus_one_is_until_the_end(engine):
+    room = engine.config.max_length
+    done = engine.generate(prompt(5), max_new_tokens=-1, ignore_eos=True)
+    assert len(done.tokens) == room - 5
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        engine.generate(prompt(5), max_new_tokens=-2)
+
+
+def test_settings_may_be_one_object_and_keywords_go_over_it(engine):
+    params = SamplingParams(max_new_tokens=6, temperature=1.0, seed=3)
+    wanted = engine.generate(prompt(5), max_new_tokens=6, temperature=1.0, seed=3)
+    assert engine.generate(prompt(5), params).tokens == wanted.tokens
+    assert engine.generate(prompt(5), params, max_new_tokens=2).tokens == wanted.tokens[:2]
+    assert [t for piece in engine.stream(prompt(5), params) for t in piece.tokens] == list(wanted.tokens)
+    assert engine.session(prompt(5)).generate(params=params).tokens == wanted.tokens
+    with pytest.raises(ConfigError, match="SamplingParams"):
+        engine.generate(prompt(5), {"temperature": 1})
+
+
+def test_both_names_of_the_longest_answer_must_not_differ(engine):
+    assert len(engine.generate(prompt(5), max_tokens=3).tokens) == 3
+    with pytest.raises(ConfigError, match="max_tokens"):
+        engine.generate(prompt(5), max_tokens=3, max_new_tokens=4)
+
+
+def test_unknown_settings_name_the_nearest(engine, path):
+    with pytest.raises(ConfigError, match="did you mean 'temperature'"):
+        engine.generate(prompt(5), temprature=1)
+    with pytest.raises(ConfigError, match="did you mean 'max_length'"):
+        tokenmill.load(path, maxlength=64)
+
+
+# ---- settings of the engine
+
+
+def test_dtypes_of_torch_are_names_too(path):
+    assert tokenmill.load(path, dtype=torch.float32).config.dtype == "float32"
+    with pytest.raises(ConfigError, match="dtype"):
+        tokenmill.load(path, dtype=torch.int32)
+
+
+def test_devices_of_torch_are_names_too(path):
+    assert tokenmill.load(path, device=torch.device("cpu")).config.device == "cpu"
+
+
+@pytest.mark.parametrize("threads", [512, 100_000])
+def test_more_threads_than_a_machine_can_have_are_refused(path, threads, monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(ConfigError, match="threads"):
+        tokenmill.load(path, threads=threads)
+
+
+def test_the_setting_that_was_given_is_blamed(path):
+    with pytest.raises(ConfigError, match=r"^max_sequences = 100000"):
+        tokenmill.load(path, max_sequences=100_000)
+    with pytest.raises(ConfigError, match=r"^max_step_tokens = 4"):
+        tokenmill.load(path, max_sequences=8, max_step_tokens=4)
+
+
+class Fed(Observer):
+    """Counts the tokens that each step feeds."""
+
+    def __init__(self):
+        self.counts = []
+
+    def phase(self, name, plan):
+        if name == "plan":
+            self.counts.append(sum(work.count for work in plan.work))
+
+
+def test_a_prefix_directory_implies_small_blocks(path, tmp_path):
+    ids = prompt(100)
+    watch = Fed()
+    for _ in range(2):  # the second engine stands for a later process
+        engine = tokenmill.load(path, prefix_dir=str(tmp_path))
+        assert engine.config.block_size < engine.config.max_length
+        with engine.core.observed_by(watch):
+            engine.generate(ids, max_new_tokens=1)
+    first, second = watch.counts
+    assert first == len(ids) and second <= engine.config.block_size

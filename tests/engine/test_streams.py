@@ -1,0 +1,161 @@
+"""Streams of one prompt and of several, from threads and from asyncio; chats; the end of an engine."""
+
+import asyncio
+import gc
+import json
+
+import pytest
+import tokenizers
+
+import tokenmill
+from tests.tiny_models import VOCABULARY, prompt, save
+from tokenmill import RequestError
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}w9"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A tiny model whose token i is the word "wi", with a chat template."""
+    path = save("llama", tmp_path_factory.mktemp("models"))
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return path
+
+
+@pytest.fixture
+def engine(path):
+    return tokenmill.load(path, max_sequences=2, block_size=8)
+
+
+def used(engine):
+    gc.collect()
+    return engine.core.num_used_blocks
+
+
+# ---- several prompts
+
+
+def test_pieces_of_several_prompts_carry_the_prompts_number(engine):
+    prompts = [prompt(3), prompt(9, seed=1), prompt(5, seed=2)]
+    wanted = engine.generate(prompts, max_new_tokens=6)
+    tokens, done = [[], [], []], [None, None, None]
+    for piece in engine.stream(prompts, max_new_tokens=6):
+        tokens[piece.index] += piece.tokens
+        done[piece.index] = piece.done or done[piece.index]
+    assert [tuple(each) for each in tokens] == [each.tokens for each in wanted]
+    assert [each.hash for each in done] == [each.hash for each in wanted]
+
+
+def test_several_continuations_are_numbered_as_generate_orders_them(engine):
+    prompts, settings = [prompt(3), prompt(5)], {"max_new_tokens": 5, "n": 2, "temperature": 1.0, "seed": 4}
+    wanted = [each.tokens for each in engine.generate(prompts, **settings)]
+    tokens = [[] for _ in wanted]
+    for piece in engine.stream(prompts, **settings):
+        tokens[piece.index] += piece.tokens
+    assert [tuple(each) for each in tokens] == wanted
+
+
+def test_a_stream_of_several_that_is_left_gives_everything_back(engine):
+    stream = engine.stream([prompt(9), prompt(9, seed=1)], max_new_tokens=40, ignore_eos=True)
+    next(stream)
+    stream.close()
+    assert used(engine) == 0
+
+
+# ---- asyncio
+
+
+def test_a_stream_can_be_read_with_async_for(engine):
+    wanted = engine.generate(prompt(5), max_new_tokens=8)
+
+    async def read(ids):
+        return [token async for piece in engine.stream(ids, max_new_tokens=8) for token in piece.tokens]
+
+    async def both():
+        return await asyncio.gather(read(prompt(5)), read(prompt(5)))
+
+    assert [tuple(each) for each in asyncio.run(both())] == [wanted.tokens] * 2
+
+
+def test_a_stream_that_asyncio_leaves_early_gives_its_blocks_back(engine):
+    async def leave():
+        stream = engine.stream(prompt(5), max_new_tokens=40, ignore_eos=True)
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(leave())
+    assert used(engine) == 0
+
+
+def test_a_task_that_is_cancelled_ends_its_stream(engine):
+    async def read(started):
+        async for _ in engine.stream(prompt(5), max_new_tokens=100, ignore_eos=True):
+            started.set()
+
+    async def cancelled():
+        started = asyncio.Event()
+        task = asyncio.create_task(read(started))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert used(engine) == 0
+
+
+def test_a_stream_is_a_context(engine):
+    with engine.stream(prompt(5), max_new_tokens=40, ignore_eos=True) as stream:
+        next(stream)
+    assert used(engine) == 0
+
+
+# ---- chats
+
+
+def test_chat_renders_the_messages_and_answers(engine):
+    messages = [{"role": "user", "content": "w5"}]
+    wanted = engine.generate("user w5 w9", max_new_tokens=4)
+    assert engine.chat(messages, max_new_tokens=4).tokens == wanted.tokens
+    pieces = list(engine.stream_chat(messages, max_new_tokens=4))
+    assert "".join(piece.text for piece in pieces) == wanted.text
+
+
+def test_a_chat_that_is_no_list_of_messages_is_refused(engine):
+    for wrong in ("w5", None, [], ["w5"], [{"content": "w5"}]):
+        with pytest.raises(RequestError):
+            engine.chat(wrong)
+
+
+# ---- the end
+
+
+def test_a_closed_engine_refuses_and_holds_nothing(path):
+    with tokenmill.load(path) as engine:
+        session = engine.session(prompt(5))
+        stream = engine.stream(prompt(5), max_new_tokens=40, ignore_eos=True)
+        next(stream)
+    with pytest.raises(RequestError, match="closed"):
+        engine.generate(prompt(5))
+    with pytest.raises(RequestError, match="closed"):
+        session.generate()
+    with pytest.raises(RequestError, match="closed"):
+        list(stream)
+    engine.close()  # a second time is no error
+    session.close()
+
+
+def test_what_is_printed_names_the_thing(engine, path):
+    assert repr(engine).startswith(f"<tokenmill.Engine {path}")
+    assert "float32" in repr(engine)
+    session = engine.session(prompt(5))
+    assert repr(session) == "<tokenmill.Session 5 tokens, 0 computed>"
+    session.close()
+    assert repr(session) == "<tokenmill.Session closed>"
+    done = engine.generate("w5", max_new_tokens=4)
+    assert repr(done).startswith(f"<tokenmill.Completion {done.text!r}")
+    assert len(repr(done)) < 200
