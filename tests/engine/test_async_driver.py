@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.empty import check_empty
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.engine.async_driver import AsyncDriver
@@ -19,8 +20,7 @@ def driver(llama):
     driver.engine = engine
     yield driver
     driver.close()
-    engine.core.scheduler.check_integrity()
-    assert engine.core.scheduler.idle and not engine.core.trackers
+    check_empty(engine.core)
 
 
 async def tokens_of(driver, one, params=PARAMS):

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from tests.empty import check_empty
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 
@@ -15,11 +16,6 @@ def core_for(path, **how):
     return load(
         path, **{"dtype": "float32", "max_length": 64, "block_size": 4, "max_sequences": 3, "threads": 1, **how}
     ).core
-
-
-def is_empty(core):
-    core.scheduler.check_integrity()
-    return core.scheduler.idle and not core.trackers and not core.num_used_blocks
 
 
 def run(core, requests):
@@ -51,7 +47,7 @@ def test_pieces_of_several_continuations_are_those_of_the_completions(llama):
         assert [piece.done is not None for piece in own] == [False] * (len(own) - 1) + [True]
         assert own[-1].done.tokens == whole.tokens and own[-1].done.seed == 5 + index
     assert len({whole.tokens for whole in wanted}) == 3
-    assert is_empty(core)
+    check_empty(core)
 
 
 def test_a_cancelled_request_gives_its_blocks_back_and_the_others_go_on(llama):
@@ -67,7 +63,24 @@ def test_a_cancelled_request_gives_its_blocks_back_and_the_others_go_on(llama):
     assert [piece.done.tokens for piece in core.take(kept)] == [wanted.tokens]
     core.cancel(kept)  # it has ended: nobody follows it any more
     core.cancel(cancelled)
-    assert is_empty(core)
+    check_empty(core)
+
+
+def test_what_the_garbage_collector_calls_waits_for_no_step(llama):
+    engine = load(llama, dtype="float32", max_length=64)
+    session, stream = engine.session(START), engine.stream(START, max_new_tokens=9, ignore_eos=True)
+    next(stream)
+
+    def collect():
+        nonlocal session, stream
+        session = stream = None
+
+    thread = threading.Thread(target=collect, daemon=True)
+    with engine.core.exclusive():
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    check_empty(engine.core)
 
 
 def test_a_deadline_fails_its_own_request_once(llama):
@@ -92,7 +105,7 @@ def test_a_deadline_fails_its_own_request_once(llama):
     assert core.take(other)[-1].done.tokens == wanted.tokens
     core.cancel(late)
     core.cancel(other)
-    assert is_empty(core)
+    check_empty(core)
 
 
 def test_an_error_that_came_in_a_step_of_another_thread_is_raised(llama, monkeypatch):
@@ -106,7 +119,7 @@ def test_an_error_that_came_in_a_step_of_another_thread_is_raised(llama, monkeyp
     monkeypatch.setattr(core, "submit", submit_and_step)
     with pytest.raises(RequestError, match="the deadline has passed"):
         core.finish([core.request(START, PLAIN, timeout_s=0.0)])
-    assert is_empty(core)
+    check_empty(core)
 
 
 def test_a_deadline_ends_what_still_waits(llama):
@@ -156,7 +169,7 @@ def test_a_full_queue_takes_nothing_of_a_request(llama):
     run(core, [first, two])
     core.cancel(first)
     core.cancel(two)
-    assert is_empty(core)
+    check_empty(core)
 
 
 def test_a_core_is_driven_by_two_threads(llama):
@@ -178,4 +191,4 @@ def test_a_core_is_driven_by_two_threads(llama):
     for thread in threads:
         thread.join()
     assert found == wanted
-    assert is_empty(core)
+    check_empty(core)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tokenmill
+from tests.empty import check_empty
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
@@ -123,8 +124,7 @@ def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
             logits = reference("llama")(torch.tensor([start + choice])).logits[0]
         expected = torch.log_softmax(logits[39:-1], dim=-1)[torch.arange(len(choice)), choice].sum()
         assert score == pytest.approx(float(expected), abs=1e-4)  # float32 rounding over at most 7 terms of size 5
-    engine.core.scheduler.check_integrity()
-    assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
+    check_empty(engine.core)
 
 
 def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(path):
@@ -153,8 +153,7 @@ def test_a_stream_that_is_closed_early_gives_its_blocks_back(engine):
     stream = engine.stream(prompt(5), max_new_tokens=50)
     next(stream)
     stream.close()
-    assert engine.core.scheduler.idle
-    engine.core.scheduler.check_integrity()
+    check_empty(engine.core)
 
 
 def test_the_cache_is_allocated_once_and_as_predicted(path):
@@ -213,7 +212,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         list(bad)
     tokens += sum((piece.tokens for piece in good), ())
     assert tokens == expected
-    assert engine.core.scheduler.idle
+    check_empty(engine.core)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_prompts_and_sampling_values_that_cannot_be_are_refused(engine, tokens, 
     with pytest.raises(error, match=message) as caught:
         engine.generate(tokens, **settings)
     assert "\n" not in str(caught.value)
-    assert engine.core.scheduler.idle
+    check_empty(engine.core)
     assert len(engine.generate(prompt(3), max_new_tokens=2).tokens) == 2  # and the engine goes on
 
 
@@ -297,8 +296,7 @@ def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(path):
     engine = tokenmill.load(path, block_size=4, cache_tokens=32, max_sequences=2)
     with pytest.raises(CapacityError, match="cache_tokens"):
         engine.generate([prompt(4), prompt(20)], max_new_tokens=20)
-    assert engine.core.scheduler.idle
-    engine.core.scheduler.check_integrity()
+    check_empty(engine.core)
 
 
 def test_a_tokenizer_of_another_model_is_refused(path, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tokenmill
+from tests.empty import check_empty
 from tests.text.test_tokenizer import trained
 from tests.tiny_models import prompt, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams
@@ -22,12 +23,6 @@ def path(tmp_path_factory):
     return save("llama", tmp_path_factory.mktemp("models"))
 
 
-def intact(engine) -> bool:
-    engine.core.scheduler.check_integrity()
-    free = engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
-    return free and engine.core.scheduler.idle and not engine.core.trackers
-
-
 def test_scored_sequences_get_no_drafts(path):
     tokens = [1, 2, 3, 4] * 5 + [1]
     engine = tokenmill.load(path, proposer="prompt_lookup", max_step_tokens=20)
@@ -35,7 +30,7 @@ def test_scored_sequences_get_no_drafts(path):
     torch.testing.assert_close(engine.logits(tokens), plain.logits(tokens))
     choices = [[2, 3, 4, 1, 2], [2], [3, 4]]
     assert engine.score(tokens, choices) == pytest.approx(plain.score(tokens, choices), abs=1e-4)
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_scores_do_not_suffer_from_other_threads(path):
@@ -55,7 +50,7 @@ def test_scores_do_not_suffer_from_other_threads(path):
     finally:
         stop.set()
         thread.join()
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 @pytest.mark.parametrize("where", ["plan", "run"])
@@ -76,7 +71,7 @@ def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had
         engine.generate(prompt(5), max_new_tokens=4)
     setattr(owner, where, real)
     assert tokens + sum((piece.tokens for piece in stream), ()) == expected
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_logits_that_fail_leave_nothing_behind(path):
@@ -86,7 +81,7 @@ def test_logits_that_fail_leave_nothing_behind(path):
     with pytest.raises(MemoryError):
         engine.logits(prompt(9))
     engine.core.loaded.runner.run = run
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_a_stream_that_never_starts_takes_no_place(path):
@@ -94,7 +89,7 @@ def test_a_stream_that_never_starts_takes_no_place(path):
     stream = engine.stream(prompt(5), max_new_tokens=50)
     stream.close()
     del stream
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(path):
@@ -112,7 +107,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
 
     engine.core.scheduler.plan = collecting
     assert engine.generate(prompt(7), max_new_tokens=8).tokens == expected
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
@@ -155,7 +150,7 @@ def test_a_text_that_cannot_be_decoded_fails_alone(where, path):
     with pytest.raises(ValueError, match="no such text"):
         list(bad)
     assert tokens + sum((piece.tokens for piece in good), ()) == expected
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 @pytest.mark.parametrize("reason", ["length", "eos"])
@@ -212,7 +207,7 @@ def test_what_cannot_be_meant_is_refused(path, tokens, settings, error, message)
     engine = tokenmill.load(path)
     with pytest.raises(error, match=message):
         engine.generate(tokens, **settings)
-    assert intact(engine)
+    check_empty(engine.core)
 
 
 def test_settings_without_effect_are_named(path):

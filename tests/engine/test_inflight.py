@@ -5,6 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from tests.empty import check_empty
 from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, load
@@ -44,12 +45,6 @@ def tokens(done):
     return [each.tokens for each in done]
 
 
-def whole(engine):
-    engine.core.scheduler.check_integrity()
-    allocator = engine.core.scheduler.allocator
-    return engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.trackers
-
-
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_the_text_of_every_family(family, sampling, models):
@@ -59,7 +54,7 @@ def test_the_text_of_every_family(family, sampling, models):
         done = engine.generate(PROMPTS, **settings)
     assert tokens(done) == tokens(plain(path).generate(PROMPTS, **settings))
     assert sum(steps) > len(steps) // 2
-    assert whole(engine)
+    check_empty(engine.core)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +79,7 @@ def test_however_it_is_computed(how, llama):
         done = engine.generate(PROMPTS, **settings)
     assert tokens(done) == tokens(plain(llama, **how).generate(PROMPTS, **settings))
     assert sum(steps) > 10
-    assert whole(engine)
+    check_empty(engine.core)
 
 
 def test_captured_steps_are_fed_too(llama):
@@ -121,7 +116,7 @@ def test_it_ends_where_it_should(llama):
             done, wanted = (each.generate(PROMPTS, **settings) for each in (engine, reference))
             assert tokens(done) == tokens(wanted)
             assert [each.finish_reason for each in done] == [each.finish_reason for each in wanted]
-            assert whole(engine)
+            check_empty(engine.core)
 
 
 def test_a_stop_text_ends_it_one_step_late_and_nobody_sees(real_model):
@@ -157,7 +152,7 @@ def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
             fork.close()
         with one.open(tmp_path / "x.kv") as session:
             told[-1] += (session.generate(max_new_tokens=6).tokens,)
-        assert whole(one)
+        check_empty(one.core)
     assert told[0] == told[1]
 
 
@@ -186,7 +181,7 @@ def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path)
     text += sum((piece.tokens for piece in other), ())
     assert text == reference.generate(PROMPTS[0], max_new_tokens=16, ignore_eos=True).tokens
     session.close()
-    assert whole(engine)
+    check_empty(engine.core)
 
 
 def test_nothing_is_left_when_all_have_ended(llama):
@@ -257,7 +252,7 @@ def test_a_row_that_cannot_be_sampled_fails_alone(llama):
         with pytest.raises(RequestError, match="not finite"):
             engine.generate(PROMPTS[2], max_new_tokens=10, ignore_eos=True, **sampling)
     assert first + sum((piece.tokens for piece in good), ()) == wanted
-    assert whole(engine)
+    check_empty(engine.core)
 
 
 def test_with_others_that_come_and_go(llama):
@@ -275,7 +270,7 @@ def test_with_others_that_come_and_go(llama):
         del stream
     texts = [text + sum((piece.tokens for piece in rest), ()) for text, rest in zip(texts, streams, strict=True)]
     assert texts == [reference.generate(one, max_new_tokens=9, ignore_eos=True).tokens for one in PROMPTS]
-    assert whole(engine)
+    check_empty(engine.core)
 
 
 def test_a_proposer_needs_the_tokens(llama):

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from tests.empty import check_empty
 from tests.interrupts import lines
 from tests.tiny_models import prompt
 from tokenmill import SamplingParams, load
@@ -25,14 +26,6 @@ def engine_for(path, **how):
     return load(path, **{"dtype": "float32", "program": "eager", "max_length": 40, "block_size": 4, **how})
 
 
-def intact(engine):
-    with engine.core.exclusive():  # what an interrupt kept from being given back is given back now
-        pass
-    engine.core.scheduler.check_integrity()
-    allocator = engine.core.scheduler.allocator
-    assert engine.core.scheduler.idle and allocator.num_free == allocator.num_blocks and not engine.core.trackers
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_others_go_on(shape, llama):
     quiet = engine_for(llama)
@@ -50,7 +43,7 @@ def test_others_go_on(shape, llama):
         for index, one in enumerate(streams):
             texts[index] += sum((piece.tokens for piece in one), ())
         assert texts == wanted[:2], at.where
-        intact(engine)
+        check_empty(engine.core)
     assert [done.tokens for done in engine.generate(PROMPTS, **settings)] == wanted
 
 
@@ -83,7 +76,7 @@ def test_a_session_goes_on(shape, llama, tmp_path):
         session.close()
         del session, done
         gc.collect()  # the traceback holds the fork
-        intact(engine)
+        check_empty(engine.core)
 
 
 def test_a_session_that_is_being_closed_gives_its_blocks_back(llama):
@@ -99,7 +92,7 @@ def test_a_session_that_is_being_closed_gives_its_blocks_back(llama):
             raise KeyboardInterrupt
         del session
         gc.collect()
-        intact(engine)
+        check_empty(engine.core)
 
 
 @pytest.mark.parametrize("how", [{}, {"async_scheduling": "on"}])
@@ -122,7 +115,7 @@ def test_what_only_computes_changes_no_token(action, how, llama, tmp_path):
                 raise KeyboardInterrupt
             assert session.tokens == tuple(PROMPTS[0]), at.where
             assert session.generate(**settings).tokens == wanted, at.where
-    intact(engine)
+    check_empty(engine.core)
 
 
 def test_blocks_on_disk_are_not_taken_for_loaded_ones(llama, tmp_path):
@@ -145,4 +138,4 @@ def test_blocks_on_disk_are_not_taken_for_loaded_ones(llama, tmp_path):
             core.step()
         assert request.trackers[0].completion.tokens == wanted, at.where
         core.cancel(request)
-    intact(engine)
+    check_empty(engine.core)

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.empty import check_empty
 from tests.tiny_models import prompt, save
 from tokenmill.cache import snapshot as module
 from tokenmill.cache.session_file import SavedSession
@@ -37,15 +38,6 @@ def engine_for(path, **how):
     return load(
         path, **{"dtype": "float32", "max_length": 96, "block_size": 8, "max_sequences": 3, "threads": 1, **how}
     )
-
-
-def whole(engine):
-    """Nothing is left behind."""
-    gc.collect()
-    with engine.core.exclusive():
-        engine.core.scheduler.check_integrity()
-    assert not engine.core.scheduler.parked
-    assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
 
 def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
@@ -72,7 +64,7 @@ def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
                 assert not thread.is_alive()
             assert len(session) == len(START) + 3 * (3 - len(told))
             session.close()
-            whole(engine)
+            check_empty(engine.core)
     finally:
         sys.setswitchinterval(interval)
 
@@ -154,7 +146,7 @@ def test_forks_are_two_runs_and_share_what_they_have_in_common(llama):
     assert used < 2 * -(-len(session) // 8)
     other.close()
     session.close()
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_rewound_and_edited(llama):
@@ -217,7 +209,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_step(llama):
     assert session.tokens == tuple(START) + shown
     assert shown + session.generate(max_new_tokens=8 - len(shown)).tokens == wanted
     session.close()
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_an_old_stream_that_is_collected_leaves_the_next_answer_alone(llama):
@@ -276,7 +268,7 @@ def test_what_is_refused_changes_nothing(llama):
     for call in (session.fork, session.generate, lambda: session.rewind(1), lambda: session.save("x")):
         with pytest.raises(RequestError, match="this session is closed"):
             call()
-    whole(engine)
+    check_empty(engine.core)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +299,7 @@ def test_lost_sessions_give_their_blocks_back(llama):
     engine = engine_for(llama)
     for _ in range(5):
         engine.session(START).generate(max_new_tokens=3)
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_more_sessions_than_room_are_computed_again(llama):
@@ -350,7 +342,7 @@ def test_a_session_that_is_opened_under_load_waits_for_its_blocks(llama, tmp_pat
         assert session.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
         assert other.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
     assert shown + sum((piece.tokens for piece in stream), ()) == wanted[0].tokens
-    whole(engine)
+    check_empty(engine.core)
 
 
 @pytest.fixture
@@ -378,7 +370,7 @@ def test_flipped_bytes_are_refused_and_leave_no_trace(saved, llama, tmp_path):
         bad.write_bytes(flipped)
         with pytest.raises(SnapshotError, match=str(bad)):
             engine.open(bad)
-    whole(engine)
+    check_empty(engine.core)
     assert engine.generate(START, max_new_tokens=8).tokens == wanted
 
 
@@ -389,7 +381,7 @@ def test_cut_files_are_refused(saved, llama, tmp_path):
         bad.write_bytes(data[:size])
         with pytest.raises(SnapshotError, match="damaged"):
             engine.open(bad)
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tmp_path):
@@ -478,7 +470,7 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatc
         with pytest.raises(MemoryError) as caught:
             engine.open(saved)
     assert engine.core.scheduler.allocator.num_named == 0
-    whole(engine)
+    check_empty(engine.core)
     assert caught.tb  # whose frames still hold the session: it was closed, not collected
 
 
@@ -494,7 +486,7 @@ def test_a_file_that_is_damaged_after_it_was_opened_costs_time_alone(saved, llam
         monkeypatch.setattr(SavedSession, "rows", gone)
         found = session.generate(max_new_tokens=8, ignore_eos=True, temperature=0.0, logit_bias={}, stop_token_ids=())
         assert found.tokens == wanted
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_a_model_that_was_updated_under_its_name(llama, tmp_path):
@@ -649,7 +641,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         with engine.core.exclusive():
             engine.core.scheduler.check_integrity()
     del sessions
-    whole(engine)
+    check_empty(engine.core)
 
 
 def test_a_device_is_not_replaced_by_a_file(llama, tmp_path):

@@ -5,6 +5,7 @@ Damaged files: tests/engine/test_session.py and test_mutated_files.py.
 
 import pytest
 
+from tests.empty import check_empty
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import SnapshotError, load
 from tokenmill.program.native.abi import why_not
@@ -18,12 +19,6 @@ def engine_for(path, **how):
     return load(path, **{**settings, **how})
 
 
-def whole(engine):
-    """Nothing is left behind."""
-    engine.core.scheduler.check_integrity()
-    assert not engine.core.scheduler.parked and not engine.core.num_used_blocks
-
-
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
@@ -35,14 +30,14 @@ def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, te
         first = session.generate(max_new_tokens=9, **settings).tokens
         session.save(tmp_path / "x.kv")
         assert first + session.generate(max_new_tokens=15).tokens == wanted
-    whole(engine)
+    check_empty(engine.core)
     for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
         other = engine_for(path, **how)
         with other.open(tmp_path / "x.kv") as session:
             assert session.tokens == tuple(START) + first
             assert session.num_cached == len(session) - 1
             assert first + session.generate(max_new_tokens=15).tokens == wanted
-        whole(other)
+        check_empty(other.core)
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)
@@ -62,4 +57,4 @@ def test_rows_of_other_conditions_change_no_other_text(family, theirs, ours, mod
             assert engine.generate([*START, 3], **settings).tokens == wanted
     with pytest.raises(SnapshotError, match="convert"):
         engine.open(tmp_path / "1.kv")
-    whole(engine)
+    check_empty(engine.core)

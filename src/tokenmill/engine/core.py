@@ -37,7 +37,7 @@ __all__ = ["Core"]
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
-    trackers: of the sequences of these requests, by their id. observers: see `observed_by`.
+    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
@@ -48,7 +48,7 @@ class Core:
         self.trackers: dict[int, Tracker] = {}
         self._abandoned: deque[Sequence] = deque()
         self._lock = threading.RLock()
-        self._is_busy = self._is_undelivered = self._is_closed = False
+        self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
 
     # ---- requests
@@ -134,31 +134,17 @@ class Core:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request, queued or running, and release its blocks.
-
-        Of a continuation that has ended only the tracker goes, because its sequence may belong to a new request by now.
-        """
-        with self._lock:
-            for tracker in request.trackers:
-                if tracker.has_ended and self.trackers.get(tracker.sequence.id) is tracker:
-                    del self.trackers[tracker.sequence.id]
-        self._abandon([each.sequence for each in request.trackers if not each.has_ended])
+        """End a request, queued or running, and release its blocks. See `drop`."""
+        self._abandoned.extend(each.sequence for each in request.trackers if not each.has_ended)
 
     def drop(self, sequence: Sequence) -> None:
-        """End a sequence for good, even one that is kept, and release its blocks."""
-        sequence.keep = False
-        self._abandon([sequence])
+        """End a sequence for good, even one that is kept, and release its blocks.
 
-    def _abandon(self, sequences: List[Sequence]) -> None:
-        """Drop sequences, or park those that are kept.
-
-        The garbage collector may call this in the middle of a step; the sequences are then dropped after the step.
+        It ends when the core is used next. The garbage collector may call this in any thread and at any moment, in the
+        middle of a step too, so this must not wait for a lock.
         """
-        self._abandoned.extend(sequences)
-        with self._lock:
-            if not self._is_busy:
-                with self.exclusive():
-                    pass  # `exclusive` drops the abandoned sequences
+        sequence.keep = False
+        self._abandoned.append(sequence)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache."""
@@ -177,7 +163,6 @@ class Core:
     def exclusive(self) -> Iterator[None]:
         """Inside this context no other thread steps or queues anything, and `scheduler` may be used."""
         with self._lock:
-            before, self._is_busy = self._is_busy, True
             try:
                 self._drop_abandoned()
                 yield
@@ -187,13 +172,13 @@ class Core:
                 self._recover()
                 raise
             finally:
-                self._is_busy = before
                 self._leave_out_finished()
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks of the cache that some sequence holds."""
-        return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
+        with self.exclusive():
+            return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
@@ -296,23 +281,24 @@ class Core:
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         """End one sequence with an error; the others go on."""
         tracker = self.trackers.get(sequence.id)
-        if tracker is not None and tracker.error is None:
+        if tracker is not None:
             tracker.error = error
+            del self.trackers[sequence.id]
         self.scheduler.finish(sequence, "error")
 
     def _deliver(self, trackers: List[Tracker]) -> None:
-        """Hand each tracker the tokens of its sequence that it does not have yet."""
+        """Hand each tracker the tokens of its sequence that it does not have yet; one that has ended is forgotten."""
         now_s = self.clock()
         for tracker in trackers:
-            if tracker.has_ended:
-                continue
             sequence = tracker.sequence
             new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
             try:
-                if tracker.push(new, now_s):
+                if not tracker.has_ended and tracker.push(new, now_s):
                     self.scheduler.finish(sequence, "stop")
-                if sequence.finish_reason is not None:
+                if not tracker.has_ended and sequence.finish_reason is not None:
                     tracker.finish(sequence.finish_reason)
+                if tracker.has_ended:
+                    del self.trackers[sequence.id]
             except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
                 self._fail(sequence, error)
 

@@ -1,0 +1,14 @@
+"""Whether an engine is as empty as before its first request, except for rows that can be found again."""
+
+import gc
+
+
+def check_empty(core):
+    """Assert that no sequence, tracker or block in use is left."""
+    gc.collect()
+    with core.exclusive():  # which ends what was abandoned
+        scheduler = core.scheduler
+        scheduler.check_integrity()
+        left = (scheduler.running, list(scheduler.waiting), scheduler.parked, core.trackers)
+        assert left == ([], [], [], {})
+        assert scheduler.allocator.num_free == scheduler.allocator.num_blocks
