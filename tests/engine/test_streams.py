@@ -9,7 +9,8 @@ import tokenizers
 
 import tokenmill
 from tests.tiny_models import VOCABULARY, prompt, save
-from tokenmill import RequestError
+from tokenmill import CapacityError, RequestError, SamplingParams
+from tokenmill.engine.stream import Stream
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}w9"
 
@@ -89,6 +90,35 @@ def test_a_stream_that_asyncio_leaves_early_gives_its_blocks_back(engine):
 
     asyncio.run(leave())
     assert used(engine) == 0
+
+
+async def completions(core, request):
+    """By index, of a request that asyncio follows."""
+    return {piece.index: piece.done.tokens async for piece in Stream(core.follow(request)) if piece.done}
+
+
+def test_more_requests_than_run_at_a_time(engine):
+    core, prompts = engine.core, [prompt(length, seed=length) for length in (4, 9, 15, 5, 6, 7, 8, 11, 12, 13)]
+    wanted = [{0: engine.generate(one, max_new_tokens=8).tokens} for one in prompts]
+
+    async def all_of_them():
+        requests = [core.request(one, SamplingParams(max_new_tokens=8)) for one in prompts]
+        return await asyncio.gather(*(completions(core, request) for request in requests))
+
+    assert asyncio.run(all_of_them()) == wanted
+    params = SamplingParams(max_new_tokens=4, n=3, temperature=1.0, seed=2)
+    done = engine.generate(prompts[0], params)
+    assert asyncio.run(completions(core, core.request(prompts[0], params))) == dict(enumerate(d.tokens for d in done))
+    assert used(engine) == 0
+
+
+def test_refusals_and_errors_arrive_in_asyncio(path):
+    core = tokenmill.load(path, max_waiting=4).core
+    with pytest.raises(CapacityError, match="max_waiting"):
+        asyncio.run(completions(core, core.request(prompt(5), SamplingParams(n=5))))
+    core.clock = iter(range(10**6)).__next__
+    with pytest.raises(RequestError, match="deadline"):
+        asyncio.run(completions(core, core.request(prompt(5), SamplingParams(), timeout_s=3)))
 
 
 def test_a_task_that_is_cancelled_ends_its_stream(engine):
