@@ -46,7 +46,7 @@ class CacheSettings:
 
     cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
     cache_format: a name in the registry of cache formats.
-    block_size: tokens per cache block; None means max_length, one contiguous block per sequence, or 32 with prefix_dir.
+    block_size: tokens per cache block; None is 32 with program native or prefix_dir, else one block per sequence.
     cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
     prefix_dir: a directory where shared blocks outlive the engine; prefix_limit is how many MB they may take there.

@@ -132,6 +132,17 @@ def test_rows_are_those_that_were_saved(cache_format, program, dtype, llama, tmp
     assert all(torch.equal(again[name], tensor) for name, tensor in rows.items())
 
 
+def test_by_default_a_fork_leaves_the_rows_of_its_parent(llama):
+    engine = load(llama, dtype="float32", threads=1)
+    session = engine.session(prompt(70))
+    session.generate(max_new_tokens=5, ignore_eos=True)
+    with session.fork() as fork:
+        fork.generate([1, 2], max_new_tokens=5)
+    assert session.num_cached == len(session) - 1
+    assert engine.config.block_size == 32
+    assert load(llama, program="eager").config.block_size == engine.config.max_length
+
+
 def test_forks_are_two_runs_and_share_what_they_have_in_common(llama):
     engine = engine_for(llama)
     alone = [engine.generate([*START, number], max_new_tokens=10, ignore_eos=True).tokens for number in (5, 6)]

@@ -17,7 +17,8 @@ from tokenmill.quant.schemes import choose as choose_scheme
 __all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
 
 SHARED_BLOCK = 32
-"""Tokens of a block where blocks are meant to be shared and nothing says how many: as fast as whole sequences."""
+"""Tokens of a block where blocks are meant to be shared and nothing says how many. As fast as whole sequences for a
+program that reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
@@ -25,41 +26,47 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
-    # Only full blocks are kept on disk, so a directory for them needs smaller ones than a whole sequence.
-    block_size = config.block_size or (max_length if config.prefix_dir is None else min(SHARED_BLOCK, max_length))
-    if block_size > max_length:
-        raise ConfigError("block_size", block_size, f"at most max_length, which is {max_length}")
+    if (config.block_size or 0) > max_length:
+        raise ConfigError("block_size", config.block_size, f"at most max_length, which is {max_length}")
     device, has_proposer = find_device(config.device), config.proposer not in ("auto", "none")
     scheduling = config.async_scheduling
     if scheduling == "auto":
         scheduling = "on" if device.type == "cuda" and not has_proposer else "off"
-    # As many whole blocks as all sequences need at their longest.
-    default_tokens = config.max_sequences * -(-max_length // block_size) * block_size
     resolved = ResolvedConfig(
         **asdict(config)
         | {
             "device": str(device),
             "dtype": model.dtype if config.dtype == "auto" else config.dtype,
             "max_length": max_length,
-            "block_size": block_size,
-            "cache_tokens": config.cache_tokens or default_tokens,
+            "block_size": config.block_size or max_length,
+            "cache_tokens": config.cache_tokens or max_length,
             "threads": config.threads or torch.get_num_threads(),
             "async_scheduling": scheduling,
         }
     )
-    kept = replace(resolved, scheme=AS_STORED)
-    return kept if config.dtype == "auto" and _keeps_codes(kept, config.scheme, model) else resolved
+    if config.dtype == "auto" and config.scheme == "auto" and model.codes:
+        # A quantised file stays as it is unless no program here can run its codes.
+        kept = replace(resolved, scheme=AS_STORED)
+        program = _program(kept, model)
+        resolved = kept if program is not None and AS_STORED in preferred_schemes(program) else resolved
+    return _with_blocks(resolved, config, model)
 
 
-def _keeps_codes(kept: ResolvedConfig, scheme: str, model: ModelConfig) -> bool:
-    """A quantised file stays as it is unless another scheme is given, or no program here can run its codes."""
-    if scheme != "auto" or not model.codes:
-        return False
+def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
+    """With the size of blocks, and as many whole ones as all sequences need at their longest."""
+    size, program = resolved.block_size, _program(resolved, model)
+    if config.block_size is None and (config.prefix_dir is not None or (program is not None and program.attends)):
+        size = min(SHARED_BLOCK, size)
+    tokens = config.max_sequences * -(-resolved.max_length // size) * size
+    return replace(resolved, block_size=size, cache_tokens=config.cache_tokens or tokens)
+
+
+def _program(config: ResolvedConfig, model: ModelConfig) -> type[Program] | None:
+    """What will run it; None where nothing can, which `choose_forms` refuses with every reason."""
     try:
-        _, _, program = choose_program(kept, model, cache_spec(kept, model), find_device(kept.device))
+        return choose_program(config, model, cache_spec(config, model), find_device(config.device))[-1]
     except ConfigError:
-        return False
-    return kept.scheme in preferred_schemes(program)
+        return None
 
 
 @dataclass(frozen=True)
