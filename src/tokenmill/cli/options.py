@@ -71,7 +71,7 @@ HELP: dict[type, dict[str, str]] = {
         "device": "cpu, cuda, cuda:1, … Auto takes cuda where there is one.",
         "max_length": "Longest sequence in tokens, prompt included. Default: the model's context, at most 2048.",
         "max_sequences": "Maximum number of sequences in one step.",
-        "block_size": "Tokens per cache block. Default: 32 with program native, in chat, with prefix-dir; else a whole sequence.",
+        "block_size": "Tokens per cache block. Default: one sequence; 32 with program native, prefix-dir and in chat.",
         "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length.",
         "max_step_tokens": "Maximum number of tokens in one step; longer prompts are prefilled in chunks.",
         "prefix_cache": "Share cache blocks between equal prefixes (needs a block-size below max-length).",
