@@ -106,6 +106,21 @@ def test_ctrl_c_during_the_imports_is_not_lost(model, line):
     assert "Traceback" not in done.stderr and "error" not in done.stderr
 
 
+def test_ctrl_c_before_the_command_line_is_there():
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from tokenmill.__main__ import run
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_a_signal_that_is_ignored_stays_ignored(model):
     """As under nohup, and of a command that a script has put into the background."""
     code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")

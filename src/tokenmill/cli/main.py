@@ -107,7 +107,7 @@ def _refuse(message: str) -> int:
 
 
 def run() -> None:
-    """Entry point of the `tokenmill` script."""
+    """The whole command: arguments, streams, exit code."""
     prepare_streams()
     gc.set_threshold(50_000)  # torch alone makes a million objects that live on: looking at them again costs 0.1 s
     code = main(sys.argv[1:])
