@@ -114,7 +114,7 @@ class Interrupt:
         if name == "typer":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
-from tokenmill.__main__ import run
+from tokenmill.cli.start import run
 run()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

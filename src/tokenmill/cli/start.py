@@ -1,0 +1,15 @@
+"""The command line as it is started: Ctrl-C ends it without a traceback, even while the rest of it is imported."""
+
+import sys
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Entry point of the `tokenmill` script and of `python -m tokenmill`."""
+    try:
+        from tokenmill.cli.main import run as run_verb
+
+        run_verb()
+    except KeyboardInterrupt:
+        sys.exit(130)
