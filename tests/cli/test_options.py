@@ -165,3 +165,12 @@ def test_a_title_is_a_line_of_its_own():
     title = "a title that is much longer than the table below it"
     assert table_text(title, [("a", "b")]).splitlines()[0] == title
     assert table_text("", [("a", "b")]).count("\n") == 1
+
+
+def test_a_request_that_cannot_be_served_names_options(tm, model):
+    code, _, err = tm("generate", model, "-p", "w1", "-n", 5000)
+    assert code == 2
+    assert "--max-new-tokens of 5000 is over --max-length of 128" in err
+    code, _, err = tm("generate", model, "-p", "w1", "-n", 60, "--cache-tokens", 32)
+    assert code == 2
+    assert "change --cache-tokens (more), or --max-new-tokens or the prompt (fewer)" in err

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CapacityError, ConfigError, RequestError
 
 __all__ = ["ALIASES", "Verb", "VerbGroup", "is_given"]
 
@@ -29,6 +29,7 @@ ALIASES = {
 whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
 
 WIDEST, NARROWEST = 100, 40
+_SETTING = re.compile(r"\b[a-z]+_\w+")  # a word with "_" in it; one without may be just a word
 _KINDS = {
     "str": "TEXT",
     "int": "N",
@@ -65,15 +66,18 @@ class Verb(TyperCommand):
         return _help_page(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb. Where a setting is refused, the options that were typed are named, not the settings."""
+        """Run the verb. What is refused is named by its option, not by its setting."""
+        options = {param.name: _longest(param) for param in self.params}
         try:
             return super().invoke(ctx)
+        except (RequestError, CapacityError) as error:
+            error.args = (_SETTING.sub(lambda name: options.get(name[0], name[0]), str(error)),)
+            raise
         except ConfigError as error:
-            options = {param.name: _longest(param) for param in self.params if is_given(ctx, param.name)}
+            options = {name: option for name, option in options.items() if is_given(ctx, name)}
             field = error.name.partition("[")[0].partition(" ")[0]
             where = error.where or options.get("output" if field == "out" else field, "")
-            # Settings are words with "_" in them; a word without may be just a word.
-            allowed = re.sub(r"\b[a-z]+_\w+", lambda name: options.get(name[0], name[0]), error.allowed)
+            allowed = _SETTING.sub(lambda name: options.get(name[0], name[0]), error.allowed)
             raise ConfigError(error.name, error.value, allowed, where) from error
 
 

@@ -117,9 +117,6 @@ HELP: dict[type, dict[str, str]] = {
     },
 }
 
-_PANELS = {EngineConfig: ENGINE, SamplingParams: SAMPLING}
-_SHORT = {"max_new_tokens": "-n"}
-
 
 def option_name(field: str) -> str:
     """--max-length for max_length."""
