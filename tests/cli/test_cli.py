@@ -68,7 +68,7 @@ OPTIONS = {
     "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
         --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
-    "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -t
+    "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
     "bench sweep": f"""--batch -b --check --json --new -n --output -o --prompt -P --quiet -q --repetitions -r --shape
         {FIXED}""",

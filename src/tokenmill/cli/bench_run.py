@@ -34,7 +34,7 @@ EXAMPLES = examples(
 Tests = Annotated[
     str,
     typer.Option(
-        "--tests", "-t", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", rich_help_panel=MEASURED
+        "--tests", "-T", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", rich_help_panel=MEASURED
     ),
 ]
 Depths = Annotated[
