@@ -12,10 +12,13 @@ import threading
 import time
 
 import pytest
+import torch
 
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
+from tokenmill.sample.sampler import choose
+from tokenmill.sample.state import Row
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "5"))
 THREADS = 4
@@ -43,6 +46,23 @@ class Quiet:
             if key not in self.texts:
                 self.texts[key] = self.engine.generate(list(tokens), **sampling).tokens
             return self.texts[key]
+
+    def says(self, tokens, sampling, found, whole=True):
+        """Whether this engine says what was found. All programs but native compute other last bits in other batches:
+        there, a token may differ where logits that differ by 1e-5 choose it too, and so may what follows it."""
+        text = self.text(tokens, sampling)
+        same = next((at for at, (one, other) in enumerate(zip(text, found, strict=False)) if one != other), None)
+        if same is None:
+            return len(found) == len(text) if whole else len(found) <= len(text)
+        if self.engine.program_name == "native":
+            return False
+        tokens = [*tokens, *text[:same]]
+        with self.lock:
+            logits_V = self.engine.logits(tokens)[-1]
+        params = SamplingParams(**sampling)
+        row = Row(params, params.seed or 0, len(tokens), tokens, len(tokens) - same, ())
+        noise_RV = 1e-5 * torch.randn(1000, len(logits_V), generator=torch.Generator().manual_seed(0))
+        return found[same] in choose(logits_V + noise_RV, [row] * 1000).read().tokens
 
     def score(self, tokens, choices):
         key = (tuple(tokens), tuple(map(tuple, choices)))
@@ -87,7 +107,8 @@ class Worker:
     def do_generate(self):
         prompts, sampling = [self.tokens() for _ in range(self.random.randint(1, 3))], self.sampling()
         done = self.engine.generate(prompts, **sampling)
-        assert [each.tokens for each in done] == [self.quiet.text(one, sampling) for one in prompts]
+        for one, each in zip(prompts, done, strict=True):
+            assert self.quiet.says(one, sampling, each.tokens)
 
     def do_close_a_stream(self):
         tokens, sampling = self.tokens(), self.sampling()
@@ -98,7 +119,7 @@ class Worker:
                 break
         if self.random.random() < 0.5:
             stream.close()
-        assert self.quiet.text(tokens, sampling)[: len(seen)] == seen
+        assert self.quiet.says(tokens, sampling, seen, whole=False)
 
     def do_score(self):
         tokens, choices = self.tokens(), [self.tokens()[-3:], [1], [2, 3]]
@@ -118,13 +139,13 @@ class Worker:
                 seen += piece.tokens
         except RequestError as error:
             assert "deadline" in str(error)
-        assert self.quiet.text(tokens, sampling)[: len(seen)] == seen
+        assert self.quiet.says(tokens, sampling, seen, whole=False)
 
     def do_other_tenant(self):
         tokens, sampling = self.tokens(), self.sampling()
         core = self.engine.core
         request = core.request(tokens, SamplingParams(**sampling), salt=b"tenant %d" % self.random.randint(0, 1))
-        assert core.finish([request])[0].tokens == self.quiet.text(tokens, sampling)
+        assert self.quiet.says(tokens, sampling, core.finish([request])[0].tokens)
 
     def do_interrupt(self):
         """In the thread that makes a step of everybody's."""
@@ -138,7 +159,7 @@ class Worker:
         except KeyboardInterrupt:
             self.log.append(at.where)
             return
-        assert done.tokens == self.quiet.text(tokens, sampling)
+        assert self.quiet.says(tokens, sampling, done.tokens)
 
     def do_session(self):
         self.sessions.append(self.engine.session(self.tokens()))
@@ -159,7 +180,7 @@ class Worker:
         sampling.setdefault("seed", 0)
         sampling.setdefault("stop_token_ids", ())
         found = session.generate(**sampling).tokens
-        assert not compare or found == self.quiet.text(before, sampling)
+        assert not compare or self.quiet.says(before, sampling, found)
         assert session.tokens == (*before, *found)
 
     def do_answer(self):
@@ -195,7 +216,7 @@ class Worker:
     def do_the_prompt_of_what_others_computed(self):
         sampling = self.sampling()
         tokens = [*BEGINNINGS[2], 7]
-        assert self.engine.generate(tokens, **sampling).tokens == self.quiet.text(tokens, sampling)
+        assert self.quiet.says(tokens, sampling, self.engine.generate(tokens, **sampling).tokens)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -240,7 +261,7 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     again = load(llama, **how)  # a later process, from the blocks on disk
     for tokens in BEGINNINGS:
         sampling = {"max_new_tokens": 6, "ignore_eos": True}
-        assert again.generate([*tokens, 9], **sampling).tokens == quiet.text([*tokens, 9], sampling)
+        assert quiet.says([*tokens, 9], sampling, again.generate([*tokens, 9], **sampling).tokens)
 
 
 def test_a_full_queue_refuses_whole_requests(llama):
