@@ -105,7 +105,15 @@ def verbs():
 
 
 def test_a_letter_means_one_thing_in_all_verbs():
-    meanings = {"-p": "--prompt", "-P": "--prompt", "-o": "--output", "-n": None, "-q": "--quiet", "-b": "--batch", "-t": "--threads"}
+    meanings = {
+        "-p": "--prompt",
+        "-P": "--prompt",
+        "-o": "--output",
+        "-n": None,
+        "-q": "--quiet",
+        "-b": "--batch",
+        "-t": "--threads",
+    }
     for name, command in verbs().items():
         for param in command.params:
             for letter, long in meanings.items():

@@ -1,5 +1,7 @@
 """Requests as objects: several continuations, cancel, deadline, priority, tenants, a full queue, threads."""
 
+import os
+import signal
 import threading
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from tests.empty import check_empty
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
+from tokenmill.schedule.blocks import chain_digest
 
 START = prompt(20, seed=3)
 PLAIN = SamplingParams(max_new_tokens=8, ignore_eos=True)
@@ -192,3 +195,136 @@ def test_a_core_is_driven_by_two_threads(llama):
         thread.join()
     assert found == wanted
     check_empty(core)
+
+
+# ---- ended from outside
+
+
+def test_whoever_follows_what_another_thread_ends_gets_an_error(llama):
+    core = core_for(llama)
+    request = core.request(START, PLAIN)
+    pieces = core.follow(request)
+    next(pieces)
+    core.cancel(request)
+    with pytest.raises(RequestError, match="cancelled"):
+        list(pieces)
+    assert request.is_done
+    session = load(llama, dtype="float32", max_length=64).session(START)
+    stream = session.stream(max_new_tokens=9, ignore_eos=True)
+    next(stream)
+    session.close()
+    with pytest.raises(RequestError, match="its session was closed"):
+        list(stream)
+    check_empty(session.core)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda engine: engine.generate(START, PLAIN),
+        lambda engine: list(engine.stream(START, PLAIN)),
+        lambda engine: engine.score(START, [START]),
+        lambda engine: engine.logits(START),
+        lambda engine: engine.session(START).prefill(),
+        lambda engine: engine.session(START).generate(params=PLAIN),
+    ],
+)
+def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama, monkeypatch):
+    engine = load(llama, dtype="float32", max_length=64, max_step_tokens=4, proposer="none", threads=1)
+    step, steps = engine.core.step, []
+
+    def closing():
+        steps.append(len(steps))
+        if len(steps) == 3:
+            engine.close()
+        step()
+
+    monkeypatch.setattr(engine.core, "step", closing)
+    with pytest.raises(RequestError, match="this engine is closed"):
+        use(engine)
+    for later in (lambda: engine.memory, engine.session, lambda: engine.open("x.kv"), engine.core.step):
+        with pytest.raises(RequestError, match="this engine is closed"):
+            later()
+
+
+def test_a_forked_process_is_not_stopped_by_a_lock_of_a_thread_that_it_does_not_have(llama):
+    engine = load(llama, dtype="float32", max_length=64, threads=1)
+    wanted = engine.generate(START, PLAIN).tokens
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with engine.core.exclusive():
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(60)
+            os.write(write, b"same" if engine.generate(START, PLAIN).tokens == wanted else b"another")
+        finally:
+            os._exit(0)
+    os.close(write)
+    over.set()
+    thread.join()
+    os.waitpid(child, 0)
+    assert os.read(read, 9) == b"same"
+    os.close(read)
+
+
+def test_a_stream_that_waits_for_its_turn_is_closed_after_one_step(llama):
+    engine = load(llama, dtype="float32", max_length=64, max_sequences=1, proposer="none", threads=1)
+    cancel, cancelled = engine.core.cancel, threading.Event()
+    engine.core.cancel = lambda request: (cancel(request), cancelled.set())
+    first, second = (engine.stream(START, max_new_tokens=40, ignore_eos=True) for _ in range(2))
+    next(first)
+    step, steps, closer = engine.core.step, [], []
+
+    def counted():
+        steps.append(len(steps))
+        if len(steps) == 1:
+            closer.append(threading.Thread(target=second.close))
+            closer[0].start()
+            cancelled.wait()
+        step()
+
+    engine.core.step = counted
+    with pytest.raises(RequestError, match="cancelled"):
+        next(second)
+    closer[0].join()
+    assert len(steps) == 1
+    del engine.core.step
+    first.close()
+    check_empty(engine.core)
+
+
+def test_a_salt_is_not_the_name_of_a_block(llama):
+    core = core_for(llama, block_size=4)
+    wanted = core.finish([core.request(START[4:], PLAIN)])[0].tokens
+    core.clear_prefix_cache()
+    core.finish([core.request(START, PLAIN)])
+    salt = chain_digest(b"", START[:4])
+    assert core.finish([core.request(START[4:], PLAIN, salt=salt)])[0].tokens == wanted
+
+
+def test_seeds_of_continuations_stay_seeds(llama):
+    params = SamplingParams(n=3, seed=2**63 - 1, temperature=1.0, max_new_tokens=2)
+    done = load(llama, max_length=64).generate(START, params)
+    assert [each.seed for each in done] == [2**63 - 1, 0, 1]
+
+
+def test_a_request_that_is_overdue_takes_no_place_in_the_queue(llama):
+    core = core_for(llama, max_sequences=1, max_waiting=1)
+    now_s = 0.0
+    core.clock = lambda: now_s
+    running, late = submitted(core, core.request(START, PLAIN)), None
+    core.step()
+    late = core.request(START, PLAIN, timeout_s=5.0)
+    core.submit(late)
+    now_s = 6.0
+    submitted(core, core.request(START, PLAIN))
+    assert late.is_done and running

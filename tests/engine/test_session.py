@@ -599,7 +599,7 @@ def test_the_verbs_refuse(llama, saved, tmp_path, capsys, monkeypatch):
         (["prefill", str(llama), "--tokens", "1,2", "-o", str(tmp_path / "no" / "x.kv")], "cannot be written"),
         (["decode", str(tmp_path)], "is a directory"),
         (["decode", str(saved), "--dtype", "bfloat16"], "dtype 'float32' and this engine 'bfloat16'"),
-        (["decode", str(saved), "--max-length", "12"], "over max_length of 12"),
+        (["decode", str(saved), "--max-length", "12"], "over --max-length of 12"),
     ):
         assert main([*arguments, "-q"]) == 2
         assert message in capsys.readouterr().err

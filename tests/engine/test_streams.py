@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+from functools import partial
 
 import pytest
 import tokenizers
@@ -94,7 +95,11 @@ def test_a_stream_that_asyncio_leaves_early_gives_its_blocks_back(engine):
 
 async def completions(core, request):
     """By index, of a request that asyncio follows."""
-    return {piece.index: piece.done.tokens async for piece in Stream(core.follow(request)) if piece.done}
+    return {
+        piece.index: piece.done.tokens
+        async for piece in Stream(core.follow(request), partial(core.cancel, request))
+        if piece.done
+    }
 
 
 def test_more_requests_than_run_at_a_time(engine):

@@ -8,6 +8,7 @@ them), and what is new of it is taken by `take`; `follow` and `finish` do these 
 may be called from several threads, one step at a time.
 """
 
+import os
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as List
 from contextlib import contextmanager
 from math import inf
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -37,7 +39,9 @@ __all__ = ["Core"]
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
-    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`.
+    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. dropped: what
+    ends for good, even if it is kept, when the core is used next. The garbage collector appends to it, at any moment
+    and in any thread, so nothing that takes a lock may happen there.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
@@ -46,10 +50,13 @@ class Core:
         self.clock: Callable[[], float] = time.perf_counter
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
-        self._abandoned: deque[Sequence] = deque()
+        self._cancelled: deque[Sequence] = deque()
+        self.dropped: deque[Sequence] = deque()
         self._lock = threading.RLock()
         self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
+        unlock = WeakMethod(self._unlock)
+        os.register_at_fork(after_in_child=lambda: (found := unlock()) and found())
 
     # ---- requests
 
@@ -70,6 +77,7 @@ class Core:
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`)."""
         with self.exclusive():
+            self._fail_overdue()
             limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
             if limit is not None and needed > limit:
                 raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
@@ -87,9 +95,12 @@ class Core:
             (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 
     def run_to_end(self, sequence: Sequence) -> None:
-        """Step until a queued sequence has ended."""
+        """Step until a queued sequence, of which nothing is sampled, has ended. RequestError if it was ended early."""
         while sequence.finish_reason is None:
             self.step()
+        if sequence.finish_reason != "scored":
+            self.check_open()
+            raise RequestError("this was cancelled before its end")
 
     def take(self, request: Request) -> list[Piece]:
         """What is new of each continuation since the last call. Raises the error that ended one, once."""
@@ -134,17 +145,8 @@ class Core:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request, queued or running, and release its blocks. See `drop`."""
-        self._abandoned.extend(each.sequence for each in request.trackers if not each.has_ended)
-
-    def drop(self, sequence: Sequence) -> None:
-        """End a sequence for good, even one that is kept, and release its blocks.
-
-        It ends when the core is used next. The garbage collector may call this in any thread and at any moment, in the
-        middle of a step too, so this must not wait for a lock.
-        """
-        sequence.keep = False
-        self._abandoned.append(sequence)
+        """End a request when the core is used next. Whoever follows it in another thread gets RequestError."""
+        self._cancelled.extend(each.sequence for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache."""
@@ -164,7 +166,7 @@ class Core:
         """Inside this context no other thread steps or queues anything, and `scheduler` may be used."""
         with self._lock:
             try:
-                self._drop_abandoned()
+                self._end_abandoned()
                 yield
             except TokenmillError:
                 raise  # a refusal changes nothing
@@ -199,6 +201,7 @@ class Core:
     def step(self) -> None:
         """Move every running sequence by one step."""
         with self.exclusive():
+            self.check_open()
             if self._is_undelivered:  # an earlier step was interrupted after its commit
                 self._deliver(list(self.trackers.values()))
                 self._is_undelivered = False
@@ -302,6 +305,14 @@ class Core:
             except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
                 self._fail(sequence, error)
 
+    def _unlock(self) -> None:
+        """In a forked process there is no thread that could release a lock which another thread held."""
+        if not self._lock.acquire(blocking=False):
+            self._lock = threading.RLock()
+            self._recover()
+        else:
+            self._lock.release()
+
     def _recover(self) -> None:
         """After an interrupt or a failure: drop the step in flight, and have the scheduler restore its invariants."""
         self.in_flight, self._is_undelivered = None, True
@@ -324,11 +335,16 @@ class Core:
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None
 
-    def _drop_abandoned(self) -> None:
-        while self._abandoned:
-            sequence = self._abandoned[0]  # removed last, so that an interrupt before that repeats it
-            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-            self.trackers.pop(sequence.id, None)
-            sequence.collect = None
-            self._abandoned.popleft()
+    def _end_abandoned(self) -> None:
+        """End what was cancelled or dropped. Each is removed last, so that an interrupt before that repeats it."""
+        for queue in (self._cancelled, self.dropped):
+            while queue:
+                sequence = queue[0]
+                sequence.keep = sequence.keep and queue is not self.dropped
+                (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+                if (tracker := self.trackers.get(sequence.id)) is not None:
+                    tracker.error = RequestError("this was cancelled, or its session was closed")
+                    del self.trackers[sequence.id]
+                sequence.collect = None
+                queue.popleft()
         self._leave_out_finished()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -36,6 +37,7 @@ class Engine:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that were allocated, by kind."""
+        self.core.check_open()
         return self.core.loaded.memory
 
     def __enter__(self) -> "Engine":
@@ -82,7 +84,8 @@ class Engine:
         """
         params = self.core.inputs.params(settings, params)
         requests = self._requests(batch_of(prompt)[0], params)
-        return Stream(self.core.follow(Request([each for request in requests for each in request.sequences])))
+        request = Request([each for one in requests for each in one.sequences])
+        return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
     def chat(
         self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any

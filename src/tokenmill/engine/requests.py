@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field
+from hashlib import sha512
 from itertools import count
 from operator import index
 from typing import Any
@@ -106,9 +107,11 @@ class InputProcessor:
         stops = {} if params.ignore_eos else dict(self._eos)
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
+        # Longer than the name of a block, and of one length, so that none is the name of what somebody else computed.
+        salt = sha512(salt).digest() if salt else b""
         for number in range(params.n):
-            prompt = next(self._ids), list(tokens), len(tokens)
-            yield Sequence(*prompt, max_tokens, params, seed + number, stops, priority=priority, salt=salt)
+            prompt, own_seed = (next(self._ids), list(tokens), len(tokens)), (seed + number) % 2**63
+            yield Sequence(*prompt, max_tokens, params, own_seed, stops, priority=priority, salt=salt)
 
     def kept(self, tokens: list[int], score_from: int | None = None) -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""

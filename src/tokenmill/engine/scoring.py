@@ -25,7 +25,7 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.drop(sequence)
+        core.dropped.append(sequence)
     return torch.cat(rows)
 
 
@@ -50,7 +50,7 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
                 core.enqueue(sequence)
             core.run_to_end(sequence)
     finally:
-        core.drop(sequence)
+        core.dropped.append(sequence)
     return [float(total) for total in totals]
 
 

@@ -8,6 +8,7 @@ closed or garbage-collected.
 import weakref
 from collections.abc import Generator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,23 @@ class Session:
     """
 
     def __init__(self, core: Core, params: SamplingParams | None = None) -> None:
+        core.check_open()
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([])
-        self._finalizer = weakref.finalize(self, core.drop, self._sequence)  # before the sequence can hold blocks
+        self._finalizer = weakref.finalize(
+            self, core.dropped.append, self._sequence
+        )  # before the sequence can hold blocks
         with core.exclusive():
             core.scheduler.park(self._sequence)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """All tokens so far, prompts and answers."""
-        return tuple(self._settled().tokens)
+        # Whatever the sequence is about: it is not changed here, and a last token that is not read yet is left out.
+        return tuple(token for token in self._sequence.tokens[: self._end] if token >= 0)
 
     @property
     def text(self) -> str:
@@ -68,11 +73,13 @@ class Session:
     @property
     def num_cached(self) -> int:
         """Tokens whose rows are in the cache, or in the file that the session was opened from."""
-        sequence = self._settled()
-        return max(sequence.num_computed_tokens, sequence.num_saved)
+        sequence, end = self._sequence, self._end
+        if end is None:
+            return max(sequence.num_computed_tokens, sequence.num_saved)
+        return max(min(sequence.num_computed_tokens, max(end - 1, 0)), min(sequence.num_saved, end))
 
     def __len__(self) -> int:
-        return len(self._settled().tokens)
+        return len(self.tokens)
 
     def __repr__(self) -> str:
         if not self._finalizer.alive:
@@ -133,9 +140,10 @@ class Session:
         self.core.scheduler.check_length(wanted.max_tokens)
         wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
         self.params = replace(params, seed=wanted.seed)
-        return Stream(self._follow(wanted, len(sequence.tokens)))
+        request = Request([sequence])
+        return Stream(self._follow(request, wanted, len(sequence.tokens)), partial(self.core.cancel, request))
 
-    def _follow(self, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
+    def _follow(self, request: Request, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
         sequence, stream = self._sequence, object()
         shown: int | None = None
         counted_from = sequence.counted_from
@@ -148,7 +156,7 @@ class Session:
                 setattr(sequence, name, getattr(wanted, name))
 
         try:
-            for piece in self.core.follow(Request([sequence]), prepare):
+            for piece in self.core.follow(request, prepare):
                 shown = len(piece.done.tokens) if piece.done else (shown or 0) + len(piece.tokens)
                 if piece.done:  # noted now: when this iterator is collected, another answer may have begun
                     self._end, self._stream = wanted.num_prompt_tokens + shown, None
@@ -246,6 +254,7 @@ class Session:
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool) -> "Session":
         """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
+        core.check_open()
         loaded = core.loaded
         saved = read_session(path, loaded.compatibility, loaded.model_config.vocab_size, loaded.pool, convert)
         session = cls(core, saved.sampling)
@@ -266,7 +275,7 @@ class Session:
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
         if self._finalizer.alive:
-            self.core.drop(self._sequence)
+            self.core.dropped.append(self._sequence)
             self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
     def _open(self) -> Sequence:

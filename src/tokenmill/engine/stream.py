@@ -6,7 +6,7 @@ waits for a step itself.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from types import TracebackType
 
 from tokenmill.engine.outputs import Piece
@@ -17,8 +17,9 @@ __all__ = ["Stream"]
 class Stream:
     """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
 
-    def __init__(self, pieces: Generator[Piece, None, None]) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None]) -> None:
+        """cancel: what lets a thread that waits for the next piece stop waiting."""
+        self._pieces, self._cancel = pieces, cancel
         self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
 
     def __iter__(self) -> "Stream":
@@ -29,7 +30,11 @@ class Stream:
             return next(self._pieces)
 
     def close(self) -> None:
-        """End the sequences and release their blocks. What was read stays valid."""
+        """End the sequences and release their blocks. What was read stays valid.
+
+        A thread that waits for the next piece meanwhile gets RequestError after the step that is being made.
+        """
+        self._cancel()
         with self._lock:
             self._pieces.close()
 
