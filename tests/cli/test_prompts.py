@@ -1,5 +1,6 @@
 """How a prompt reaches a verb: options, files, stdin, the words of other engines, and what happens when it does not."""
 
+import shutil
 import sys
 
 import pytest
@@ -150,3 +151,11 @@ def test_log_probabilities_are_shown_after_the_text(tm, model):
     assert "likeliest" not in tm(*arguments, "--logprobs", 0)[2] and "logprob" in tm(*arguments, "--logprobs", 0)[2]
     assert tm(*arguments, "--logprobs", 2, "-q")[2] == ""
     assert tm(*arguments, "-p", "w3", "--logprobs", 1)[2].count("likeliest") == 2
+
+
+def test_a_chat_template_that_makes_nothing_is_refused(tm, model, tmp_path):
+    path = shutil.copytree(model, tmp_path / "model")
+    (path / "tokenizer_config.json").write_text('{"chat_template": ""}')
+    code, out, err = tm("generate", path, "-p", "w1", "--chat", "-n", 2)
+    assert (code, out.strip()) == (2, "")
+    assert "chat template" in err and "Traceback" not in err

@@ -127,3 +127,16 @@ def test_a_signal_that_is_ignored_stays_ignored(model):
     command = [sys.executable, "-c", code, *GENERATE.format(model=model).split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and len(done.stdout.split()) == 3
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat", "info", "pull", "decode"])
+def test_a_prompt_that_is_too_long_for_a_name_is_one_line(tm, verb):
+    code, _, err = tm(verb, "Once upon a time. " * 20)
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["prefill", "profile", "pack", "quantize", "compile"])
+def test_an_output_whose_name_is_too_long_is_one_line(tm, verb, model, tmp_path):
+    where = {"prefill": ["-p", "w1"], "profile": ["-n", "2"], "quantize": ["--scheme", "q8"]}.get(verb, [])
+    code, _, err = tm(verb, model, *where, "-q", "-o", tmp_path / ("x" * 300))
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1

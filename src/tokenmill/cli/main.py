@@ -69,6 +69,10 @@ def main(arguments: list[str]) -> int:
     except Unwritable as error:
         silence_stdout()
         return _refuse(str(error))
+    except OSError as error:  # a name that is too long, or lies in a folder that may not be searched
+        if not isinstance(error.filename, str):
+            raise
+        return _refuse(f"{error.filename} cannot be used: {error.strerror}")
     return code
 
 

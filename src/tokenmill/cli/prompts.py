@@ -13,6 +13,7 @@ import typer
 from tokenmill.cli.options import PROMPT, parse_ids
 from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.hub.names import is_there
 
 __all__ = [
     "Chat",
@@ -80,7 +81,7 @@ def gather(
 
 def _from_stdin(model: str) -> list[str]:
     """The prompt that was piped in. RequestError if there is none."""
-    misread = model != DEFAULT_MODEL and "/" not in model and not Path(model).exists()
+    misread = model != DEFAULT_MODEL and "/" not in model and not is_there(Path(model))
     hint = f"{model!r} was read as the name of a model; if it is the prompt, type -p {shlex.quote(model)}"
     if misread and " " in model.strip():
         raise RequestError(f"no prompt: {hint}")

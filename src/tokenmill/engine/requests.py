@@ -94,7 +94,10 @@ class InputProcessor:
         for message in messages:
             if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
                 raise RequestError(f"the message {message!r} has no role: user, assistant or system")
-        return encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
+        tokens = encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
+        if not tokens:
+            raise RequestError("this model's chat template makes an empty text of these messages")
+        return tokens
 
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""

