@@ -1,13 +1,12 @@
 """Tiny models for the command line, and a way to run it."""
 
 import io
-import json
 import sys
 
 import pytest
-import tokenizers
 
-from tests.tiny_models import VOCABULARY, save
+from tests.tiny_models import save
+from tests.word_model import save_word_model
 from tokenmill.cli.main import main
 
 TEMPLATE = (
@@ -24,12 +23,7 @@ def wordless(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A tiny model whose token i is the word "wi"."""
-    path = save("llama", tmp_path_factory.mktemp("models"))
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return str(path)
+    return str(save_word_model(tmp_path_factory.mktemp("models"), TEMPLATE))
 
 
 @pytest.fixture

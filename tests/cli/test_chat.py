@@ -5,8 +5,8 @@ import io
 import pytest
 
 from tests.cli.terminal import PROMPT, Terminal
-from tests.cli.word_model import save_word_model
 from tests.tiny_models import save
+from tests.word_model import save_chat_model
 from tokenmill.cli import chat
 from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.main import main
@@ -15,7 +15,7 @@ from tokenmill.cli.typed import Typed, read_typed
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return save_word_model(tmp_path_factory.mktemp("models"))
+    return save_chat_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.cli.word_model import save_word_model
+from tests.word_model import save_chat_model
 from tokenmill.cli.chat import with_room_for_forks
 from tokenmill.cli.conversation import Conversation
 from tokenmill.cli.report import cut_by, summary
@@ -18,7 +18,7 @@ PARAMS = SamplingParams(max_new_tokens=6)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return save_word_model(tmp_path_factory.mktemp("models"))
+    return save_chat_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,13 @@
 
 import asyncio
 import gc
-import json
 from functools import partial
 
 import pytest
-import tokenizers
 
 import tokenmill
-from tests.tiny_models import VOCABULARY, prompt, save
+from tests.tiny_models import prompt
+from tests.word_model import save_word_model
 from tokenmill import CapacityError, RequestError, SamplingParams
 from tokenmill.engine.stream import Stream
 
@@ -19,12 +18,7 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     """A tiny model whose token i is the word "wi", with a chat template."""
-    path = save("llama", tmp_path_factory.mktemp("models"))
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return path
+    return save_word_model(tmp_path_factory.mktemp("models"), TEMPLATE)
 
 
 @pytest.fixture

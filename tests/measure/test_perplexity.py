@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tests.tiny_models import VOCABULARY, prompt, reference, save
+from tests.word_model import save_word_model
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.measure.perplexity import Window, choose_window, compare, perplexity, read_text, windows
@@ -33,11 +34,7 @@ def wordless(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A tiny model whose token i is the word "wi"."""
-    path = save("llama", tmp_path_factory.mktemp("models"))
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.save(str(path / "tokenizer.json"))
-    return path
+    return save_word_model(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture

@@ -307,11 +307,11 @@ class Core:
 
     def _unlock(self) -> None:
         """In a forked process there is no thread that could release a lock which another thread held."""
-        if not self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
             self._lock = threading.RLock()
             self._recover()
-        else:
-            self._lock.release()
 
     def _recover(self) -> None:
         """After an interrupt or a failure: drop the step in flight, and have the scheduler restore its invariants."""

@@ -54,9 +54,11 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
 
 def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     """With the size of blocks, and as many whole ones as all sequences need at their longest."""
-    size, program = resolved.block_size, _program(resolved, model)
-    if config.block_size is None and (config.prefix_dir is not None or (program is not None and program.attends)):
-        size = min(SHARED_BLOCK, size)
+    size = resolved.block_size
+    if config.block_size is None:
+        program = _program(resolved, model)
+        if config.prefix_dir is not None or (program is not None and program.attends):
+            size = min(SHARED_BLOCK, size)
     tokens = config.max_sequences * -(-resolved.max_length // size) * size
     return replace(resolved, block_size=size, cache_tokens=config.cache_tokens or tokens)
 

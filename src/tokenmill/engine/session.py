@@ -50,9 +50,8 @@ class Session:
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([])
-        self._finalizer = weakref.finalize(
-            self, core.dropped.append, self._sequence
-        )  # before the sequence can hold blocks
+        # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
+        self._finalizer = weakref.finalize(self, core.dropped.append, self._sequence)
         with core.exclusive():
             core.scheduler.park(self._sequence)
 

@@ -1,24 +1,29 @@
-"""A tiny model that speaks in words: token i is the word "wi", and the roles of a conversation are words too."""
+"""Tiny models that speak in words: token i is the word "wi", unless other names are given for the last tokens."""
 
 import json
-from pathlib import Path
 
 import tokenizers
 
 from tests.tiny_models import VOCABULARY, save
 
+ROLES = ("user", "assistant", "system")
 TEMPLATE = """{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}
 {% if add_generation_prompt %}assistant{% endif %}"""
-ROLES = ("user", "assistant", "system")
 
 
-def save_word_model(directory: Path) -> str:
+def save_word_model(directory, template=None, last=()):
     """The model's directory. Its context has 128 tokens, and it never ends an answer by itself."""
     path = save("llama", directory)
-    names = [f"w{number}" for number in range(VOCABULARY - len(ROLES))] + list(ROLES)
+    names = [*(f"w{number}" for number in range(VOCABULARY - len(last))), *last]
     vocabulary = {name: number for number, name in enumerate(names)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     words.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
-    return str(path)
+    if template is not None:
+        (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return path
+
+
+def save_chat_model(directory):
+    """A word model whose vocabulary has the roles of a conversation."""
+    return str(save_word_model(directory, TEMPLATE, ROLES))
