@@ -5,7 +5,6 @@ reads the tensors itself, knows a format by number and refuses one that has none
 """
 
 from collections.abc import Callable
-from copy import copy
 from typing import Protocol
 
 import torch
@@ -29,6 +28,8 @@ class LayerKV(Protocol):
 
     tensors: tuple[Tensor, ...]
     """Every allocation; the first dimension is slots."""
+    dtype: torch.dtype
+    """Of the rows that are read. A layer has no other state than these two."""
     kinds: tuple[str, ...]
     """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
     native_fields: tuple[str, ...]
@@ -60,7 +61,7 @@ def find_format(name: str) -> type[LayerKV]:
 
 
 def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
-    """The same layer over other allocations, in the order of its `tensors`."""
-    other = copy(layer)
-    other.tensors = tensors
+    """The same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`."""
+    other: LayerKV = object.__new__(type(layer))
+    other.tensors, other.dtype = tensors, layer.dtype
     return other

@@ -16,8 +16,9 @@ class Dense:
     native_fields = ("k_rows", "v_rows")
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
+        self.dtype = getattr(torch, dtype)
         shape = (num_slots, num_kv_heads, head_dim)
-        self.tensors = tuple(zeros(shape, getattr(torch, dtype)) for _ in "kv")
+        self.tensors = tuple(zeros(shape, self.dtype) for _ in "kv")
 
     @staticmethod
     def native_number(dtype: str) -> int | None:

@@ -63,7 +63,7 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
         k_KLH, v_KLH = k_LKH[oldest:].transpose(0, 1), v_LKH[oldest:].transpose(0, 1)
         q_KGH = q_TNH.view(num_kv_heads, -1, head_dim)
         out_KGH = scaled_dot_product_attention(q_KGH[None], k_KLH[None], v_KLH[None], scale=shape.scale)
-        return out_KGH.view(1, num_heads, head_dim)
+        return out_KGH.reshape(1, num_heads, head_dim)  # on CUDA the result has another layout
     group = num_heads // num_kv_heads
     # Stride 0 over the heads of a group: shared, not copied.
     k_KGLH = k_LKH.transpose(0, 1)[:, None].expand(-1, group, -1, -1)

@@ -8,6 +8,7 @@ function is called is chosen by shape, and nothing else of it changes.
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -124,14 +125,16 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
     compiled = torch.compile(
         run,
         backend=backend,
-        fullgraph=mode == "fullgraph",
+        fullgraph=True,  # after a graph break comes a code object that all shapes would share, without guards
         dynamic=False,  # what may differ is marked
         options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
     )
     if mode == "dynamic":
         _mark_dynamic(inputs)
     try:
-        compiled(forward, inputs, cache)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32")  # inductor's advice, which would round float32
+            compiled(forward, inputs, cache)
     except Exception as error:  # backends raise what they like
         reason = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
         line = reason.splitlines()[0]
