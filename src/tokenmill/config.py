@@ -66,7 +66,7 @@ class CompileSettings:
     """How program "compiled" compiles, and which AOT package stands in for it.
 
     compile: asking for one of these is asking for that program. "static" declares a few shapes and compiles each,
-    "fullgraph" the same, and a graph break is an error, "dynamic" takes any lengths with one compilation of each kind,
+    "fullgraph" the same, "dynamic" takes any lengths with one compilation of each kind,
     "no" runs the same shapes as they stand. "auto": dynamic on CPU, static on CUDA.
     compile_phases: "decode", "prefill" or "both"; the rest runs as it stands.
     compile_backend: any registered torch.compile backend.

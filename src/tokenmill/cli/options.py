@@ -85,7 +85,7 @@ HELP: dict[type, dict[str, str]] = {
         "num_drafts": "Maximum number of draft tokens per step.",
         "threads": "CPU threads. Default: torch's choice.",
         "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
-        "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (no breaks).",
+        "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",
         "compile_in_background": "The plain modules serve until the compiled form is ready.",

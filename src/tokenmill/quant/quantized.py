@@ -42,19 +42,21 @@ class QuantizedLinear(Matrix):
 
     def finish(self) -> None:
         assert self.weight is not None, "finish is called once"
-        first = 0
+        first, device = 0, self.weight.device
         for start, stored in [*sorted(self._kept.items()), (self._out_features, None)]:
             if start > first:
                 rows = self.weight[first:start].detach()
-                self._add(Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits))
+                made = Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits)
+                self._add(made, device)
             if stored is not None:
-                self._add(stored)
+                self._add(stored, device)
                 first = start + stored.num_rows
         self._kept, self.weight = {}, None
 
-    def _add(self, stored: Stored) -> None:
+    def _add(self, stored: Stored, device: torch.device) -> None:
         for name in TENSORS:
-            self.register_buffer(f"{name}_{len(self._part_bits)}", getattr(stored, name))
+            tensor = getattr(stored, name)  # codes of a file are on the CPU
+            self.register_buffer(f"{name}_{len(self._part_bits)}", None if tensor is None else tensor.to(device))
         self._part_bits.append(stored.bits)
 
     def parts(self) -> list[Stored]:
