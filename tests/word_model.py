@@ -25,5 +25,5 @@ def save_word_model(directory, template=None, last=()):
 
 
 def save_chat_model(directory):
-    """A word model whose vocabulary has the roles of a conversation."""
+    """The path of a word model with a chat template; its last three tokens are the words for the roles."""
     return str(save_word_model(directory, TEMPLATE, ROLES))

@@ -39,9 +39,9 @@ __all__ = ["Core"]
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
-    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. dropped: what
-    ends for good, even if it is kept, when the core is used next. The garbage collector appends to it, at any moment
-    and in any thread, so nothing that takes a lock may happen there.
+    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. dropped:
+    sequences that the next call of `exclusive` ends and removes, kept ones too. Finalizers append to it: the garbage
+    collector may run them in a thread that holds a lock, so they must not wait for one.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
@@ -145,7 +145,7 @@ class Core:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request when the core is used next. Whoever follows it in another thread gets RequestError."""
+        """The next call of `exclusive` ends the request; `follow` and `finish` in another thread raise RequestError."""
         self._cancelled.extend(each.sequence for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:

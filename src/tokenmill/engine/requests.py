@@ -110,7 +110,7 @@ class InputProcessor:
         stops = {} if params.ignore_eos else dict(self._eos)
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        # Longer than the name of a block, and of one length, so that none is the name of what somebody else computed.
+        # The digest of a block is shorter, so no salt equals the digest of a block that another tenant computed.
         salt = sha512(salt).digest() if salt else b""
         for number in range(params.n):
             prompt, own_seed = (next(self._ids), list(tokens), len(tokens)), (seed + number) % 2**63
