@@ -6,7 +6,7 @@ import gc
 def check_empty(core):
     """Assert that no sequence, tracker or block in use is left."""
     gc.collect()
-    with core.exclusive():  # which ends what was abandoned
+    with core.lock, core.transaction:  # which ends what was abandoned
         scheduler = core.scheduler
         scheduler.check_integrity()
         left = (scheduler.running, list(scheduler.waiting), scheduler.parked, core.trackers)

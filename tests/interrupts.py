@@ -1,29 +1,31 @@
-"""KeyboardInterrupt at a chosen line of our own code: an interrupt whose moment is certain."""
+"""KeyboardInterrupt at a chosen line of our own code, or of contextlib: an interrupt whose moment is certain."""
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import FrameType
 
 import tokenmill
 
-ROOMS = tuple(
-    str(Path(tokenmill.__file__).parent / room) for room in ("engine", "schedule", "cache", "sample", "speculate")
-)
+ROOMS = tuple(Path(tokenmill.__file__).parent / room for room in ("engine", "schedule", "cache", "sample", "speculate"))
+FILES = [Path(contextlib.__file__), *(path for room in ROOMS for path in room.rglob("*.py"))]
 
 
 class Lines:
-    """Counts the lines that are run; raises at number `at`, once."""
+    """Counts the functions that are entered and the lines that are run; raises at number `at`, once."""
 
     def __init__(self, at: int | None) -> None:
         self.at, self.count = at, 0
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> object:
-        if not frame.f_code.co_filename.startswith(ROOMS):
+        if frame.f_code.co_filename not in BETWEEN:
             return None
-        if event == "line" and frame.f_lineno not in BETWEEN[frame.f_code.co_filename]:
+        begins = event == "call" and not frame.f_code.co_flags & CO_GENERATOR  # one of those may be being closed
+        if begins or (event == "line" and frame.f_lineno not in BETWEEN[frame.f_code.co_filename]):
             self.count += 1
             if self.count == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -40,7 +42,7 @@ def _between(path: Path) -> set[int]:
     return {number for number, line in lines if line.strip() in ("try:", "pass") or line.strip().startswith("with ")}
 
 
-BETWEEN = {str(path): _between(path) for room in ROOMS for path in Path(room).rglob("*.py")}
+BETWEEN = {str(path): _between(path) for path in FILES}
 
 
 @contextmanager

@@ -79,7 +79,7 @@ def test_what_the_garbage_collector_calls_waits_for_no_step(llama):
         session = stream = None
 
     thread = threading.Thread(target=collect, daemon=True)
-    with engine.core.exclusive():
+    with engine.core.lock, engine.core.transaction:
         thread.start()
         thread.join(60)
         assert not thread.is_alive()
@@ -253,7 +253,7 @@ def test_a_forked_process_is_not_stopped_by_a_lock_of_a_thread_that_it_does_not_
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with engine.core.exclusive():
+        with engine.core.lock, engine.core.transaction:
             held.set()
             over.wait()
 

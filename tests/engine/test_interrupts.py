@@ -2,6 +2,7 @@
 
 import gc
 import random
+from threading import RLock, Thread
 
 import pytest
 
@@ -139,3 +140,31 @@ def test_blocks_on_disk_are_not_taken_for_loaded_ones(llama, tmp_path):
         assert request.trackers[0].completion.tokens == wanted, at.where
         core.cancel(request)
     check_empty(engine.core)
+
+
+def can_take(lock):
+    """Whether another thread could take it now. Then that thread keeps it, as threads do that end."""
+    taken = []
+    thread = Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
+    thread.start()
+    thread.join()
+    return taken == [True]
+
+
+def test_no_interrupt_keeps_the_lock(llama):
+    """Interrupted anywhere in a step, other threads may go on at once, while the interrupt is still being handled."""
+    core, params = engine_for(llama).core, SamplingParams(max_new_tokens=3, ignore_eos=True)
+    number, ended = 0, False
+    while not ended:
+        number += 1
+        core.clear_prefix_cache()  # so that each step runs the same lines
+        request = core.request(PROMPTS[0], params)
+        core.submit(request)
+        with pytest.raises(KeyboardInterrupt) as interrupt, lines(number) as at:
+            core.step()
+            ended = True
+            raise KeyboardInterrupt
+        assert can_take(core.lock), (at.where, interrupt)
+        core.lock = RLock()
+        core.cancel(request)
+    assert at.count > 300, "the last step was not interrupted, and ran to its end"

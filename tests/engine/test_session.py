@@ -649,7 +649,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         if len(sessions) > 6:
             sessions.pop(0).close()
         del session
-        with engine.core.exclusive():
+        with engine.core.lock, engine.core.transaction:
             engine.core.scheduler.check_integrity()
     del sessions
     check_empty(engine.core)

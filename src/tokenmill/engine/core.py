@@ -6,6 +6,9 @@
 it. A request is checked by `request`, queued by `submit`, moved by `step` (whichever thread calls it moves all of
 them), and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything
 may be called from several threads, one step at a time.
+
+Whoever changes anything says `with core.lock, core.transaction:`. The two are not one, because only of a context that
+is written in C, as the lock is, a Ctrl-C never interrupts the entering and leaving.
 """
 
 import os
@@ -36,12 +39,31 @@ from tokenmill.speculate.verify import verify
 __all__ = ["Core"]
 
 
+class _Transaction:
+    """Ends what was cancelled or dropped before it begins. If it is interrupted or fails, invariants are restored."""
+
+    def __init__(self, core: "Core") -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        try:
+            self._core.end_abandoned()
+        except BaseException:
+            self._core.recover()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and not issubclass(kind, TokenmillError):  # which is a refusal, and changes nothing
+            self._core.recover()
+        self._core.leave_out_finished()
+
+
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
-    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. dropped:
-    sequences that the next call of `exclusive` ends and removes, kept ones too. Finalizers append to it: the garbage
-    collector may run them in a thread that holds a lock, so they must not wait for one.
+    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. abandoned:
+    sequences that the next transaction ends, and whether kept ones too. Finalizers append to it: the garbage collector
+    may run them in a thread that holds a lock, so they must not wait for one.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
@@ -50,9 +72,8 @@ class Core:
         self.clock: Callable[[], float] = time.perf_counter
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
-        self._cancelled: deque[Sequence] = deque()
-        self.dropped: deque[Sequence] = deque()
-        self._lock = threading.RLock()
+        self.abandoned: deque[tuple[Sequence, bool]] = deque()
+        self.lock, self.transaction = threading.RLock(), _Transaction(self)
         self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
         unlock = WeakMethod(self._unlock)
@@ -76,7 +97,7 @@ class Core:
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`)."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             self._fail_overdue()
             limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
             if limit is not None and needed > limit:
@@ -90,7 +111,7 @@ class Core:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `collect`."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             self.check_open()
             (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 
@@ -104,7 +125,7 @@ class Core:
 
     def take(self, request: Request) -> list[Piece]:
         """What is new of each continuation since the last call. Raises the error that ended one, once."""
-        with self._lock:
+        with self.lock:
             return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
     def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Generator[Piece, None, None]:
@@ -113,14 +134,14 @@ class Core:
         `prepare` is called just before the request is queued, and no other thread comes between the two.
         """
         try:
-            with self.exclusive():
+            with self.lock, self.transaction:
                 prepare()
                 self.submit(request)
             over = not request.sequences
             while not over:
                 if not request.is_done:  # a step of another thread may have finished it
                     self.step()
-                with self._lock:
+                with self.lock:
                     pieces, over = self.take(request), request.is_done
                 yield from pieces
         finally:
@@ -132,25 +153,22 @@ class Core:
             for request in requests:
                 self.submit(request)
             trackers = [tracker for request in requests for tracker in request.trackers]
-            while True:
-                for tracker in trackers:
-                    if tracker.error is not None:
-                        raise tracker.error
-                completions = [tracker.completion for tracker in trackers if tracker.completion is not None]
-                if len(completions) == len(trackers):
-                    return completions
+            while len(completions := [each.completion for each in trackers if each.completion]) < len(trackers):
+                for error in filter(None, (each.error for each in trackers)):
+                    raise error
                 self.step()
+            return completions
         finally:
             for request in requests:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """The next call of `exclusive` ends the request; `follow` and `finish` in another thread raise RequestError."""
-        self._cancelled.extend(each.sequence for each in request.trackers if not each.has_ended)
+        """The next transaction ends the request; `follow` and `finish` in another thread raise RequestError."""
+        self.abandoned.extend((each.sequence, False) for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             for sequence in (*self.scheduler.running, *self.scheduler.waiting):
                 self._fail(sequence, RequestError("this engine is closed"))
             self._is_closed, self.in_flight = True, None
@@ -161,30 +179,15 @@ class Core:
         if self._is_closed:
             raise RequestError("this engine is closed")
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Inside this context no other thread steps or queues anything, and `scheduler` may be used."""
-        with self._lock:
-            try:
-                self._end_abandoned()
-                yield
-            except TokenmillError:
-                raise  # a refusal changes nothing
-            except BaseException:
-                self._recover()
-                raise
-            finally:
-                self._leave_out_finished()
-
     @property
     def num_used_blocks(self) -> int:
         """Blocks of the cache that some sequence holds."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             self.scheduler.allocator.forget_names()
 
     @contextmanager
@@ -200,7 +203,7 @@ class Core:
 
     def step(self) -> None:
         """Move every running sequence by one step."""
-        with self.exclusive():
+        with self.lock, self.transaction:
             self.check_open()
             if self._is_undelivered:  # an earlier step was interrupted after its commit
                 self._deliver(list(self.trackers.values()))
@@ -209,7 +212,7 @@ class Core:
             try:
                 self._step()
             except TokenmillError:
-                self._recover()
+                self.recover()
                 raise
 
     def _step(self) -> None:
@@ -307,13 +310,13 @@ class Core:
 
     def _unlock(self) -> None:
         """In a forked process there is no thread that could release a lock which another thread held."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
+        if self.lock.acquire(blocking=False):
+            self.lock.release()
         else:
-            self._lock = threading.RLock()
-            self._recover()
+            self.lock = threading.RLock()
+            self.recover()
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """After an interrupt or a failure: drop the step in flight, and have the scheduler restore its invariants."""
         self.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
@@ -323,28 +326,25 @@ class Core:
             observer.phase(name, plan)
 
     def _fail_overdue(self) -> None:
-        limited = [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]
-        now_s = self.clock() if limited else 0.0
-        for tracker in limited:
-            if now_s >= tracker.deadline_s:
+        for tracker in [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]:
+            if self.clock() >= tracker.deadline_s:
                 after = len(tracker.tokens)
                 self._fail(tracker.sequence, RequestError(f"the deadline has passed after {after} tokens"))
 
-    def _leave_out_finished(self) -> None:
+    def leave_out_finished(self) -> None:
         """Take sequences that have ended out of the step in flight, even if they are resumed before it is read."""
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None
 
-    def _end_abandoned(self) -> None:
-        """End what was cancelled or dropped. Each is removed last, so that an interrupt before that repeats it."""
-        for queue in (self._cancelled, self.dropped):
-            while queue:
-                sequence = queue[0]
-                sequence.keep = sequence.keep and queue is not self.dropped
-                (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-                if (tracker := self.trackers.get(sequence.id)) is not None:
-                    tracker.error = RequestError("this was cancelled, or its session was closed")
-                    del self.trackers[sequence.id]
-                sequence.collect = None
-                queue.popleft()
-        self._leave_out_finished()
+    def end_abandoned(self) -> None:
+        """End what is abandoned. Each is removed last, so that an interrupt before that repeats it."""
+        while self.abandoned:
+            sequence, is_dropped = self.abandoned[0]
+            sequence.keep = sequence.keep and not is_dropped
+            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+            if (tracker := self.trackers.get(sequence.id)) is not None:
+                tracker.error = RequestError("this was cancelled, or its session was closed")
+                del self.trackers[sequence.id]
+            sequence.collect = None
+            self.abandoned.popleft()
+        self.leave_out_finished()

@@ -25,7 +25,7 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.dropped.append(sequence)
+        core.abandoned.append((sequence, True))
     return torch.cat(rows)
 
 
@@ -42,7 +42,7 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     totals = [torch.zeros((), dtype=torch.float64) for _ in tails]
     try:
         for number, tail in enumerate(tails):
-            with core.exclusive():
+            with core.lock, core.transaction:
                 if number:
                     core.scheduler.rewind(sequence, len(start))
                 sequence.tokens, sequence.score_from = start + tail, len(start) - 1
@@ -50,7 +50,7 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
                 core.enqueue(sequence)
             core.run_to_end(sequence)
     finally:
-        core.dropped.append(sequence)
+        core.abandoned.append((sequence, True))
     return [float(total) for total in totals]
 
 

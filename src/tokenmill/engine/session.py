@@ -51,8 +51,8 @@ class Session:
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([])
         # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
-        self._finalizer = weakref.finalize(self, core.dropped.append, self._sequence)
-        with core.exclusive():
+        self._finalizer = weakref.finalize(self, core.abandoned.append, (self._sequence, True))
+        with core.lock, core.transaction:
             core.scheduler.park(self._sequence)
 
     @property
@@ -102,7 +102,7 @@ class Session:
         inputs = self.core.inputs
         tokens = inputs.encode(prompt, after=self._open().tokens[:position])
         inputs.check_length(position + len(tokens))
-        with self.core.exclusive():
+        with self.core.lock, self.core.transaction:
             sequence = self._open()
             if position < len(sequence.tokens):
                 self.core.scheduler.rewind(sequence, position)
@@ -178,7 +178,7 @@ class Session:
     def _settled(self) -> Sequence:
         """The sequence, without tokens that lie after the end of the last answer."""
         if self._end is not None:
-            with self.core.exclusive():
+            with self.core.lock, self.core.transaction:
                 if self._end is not None:
                     self.core.scheduler.park(self._sequence)
                     self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
@@ -189,7 +189,7 @@ class Session:
     def prefill(self) -> None:
         """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
         try:
-            with self.core.exclusive():
+            with self.core.lock, self.core.transaction:
                 sequence = self._open()
                 if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
                     return
@@ -202,7 +202,7 @@ class Session:
 
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
-        with self.core.exclusive():
+        with self.core.lock, self.core.transaction:
             other = Session(self.core, self.params)
             self.core.scheduler.share(self._open(), other._open())
         other.notes = dict(self.notes)
@@ -210,7 +210,7 @@ class Session:
 
     def rewind(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and forget the others."""
-        with self.core.exclusive():
+        with self.core.lock, self.core.transaction:
             sequence = self._open()
             if not isinstance(num_tokens, int) or not 0 <= num_tokens <= len(sequence.tokens):
                 raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
@@ -228,7 +228,7 @@ class Session:
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
         loaded = self.core.loaded
-        with self.core.exclusive():  # so that no other sequence takes the rows before they are read
+        with self.core.lock, self.core.transaction:  # so that no other sequence takes the rows before they are read
             sequence = self._open()
             if not sequence.tokens:
                 raise RequestError("the session is empty: there is nothing to save")
@@ -261,7 +261,7 @@ class Session:
             session.notes = saved.notes
             session.append(saved.tokens)
             core.scheduler.check_length(len(saved.tokens))
-            with core.exclusive():
+            with core.lock, core.transaction:
                 sequence = session._open()
                 sequence.counted_from = saved.answer_from
                 if core.scheduler.cache:  # rows that are not its own are never shared with another text
@@ -274,7 +274,7 @@ class Session:
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
         if self._finalizer.alive:
-            self.core.dropped.append(self._sequence)
+            self.core.abandoned.append((self._sequence, True))
             self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
     def _open(self) -> Sequence:
