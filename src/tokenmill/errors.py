@@ -4,7 +4,9 @@ The message of a TokenmillError is one line that a person can act on. The comman
 other exception is a bug of ours.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 __all__ = [
     "CapacityError",
@@ -16,6 +18,7 @@ __all__ = [
     "SnapshotError",
     "TokenmillError",
     "WrongText",
+    "file_errors",
 ]
 
 MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
@@ -47,6 +50,15 @@ class CheckpointError(TokenmillError):
         lists = {"missing": self.missing, "unexpected": self.unexpected, "misshapen": self.misshapen}
         parts = [f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names]
         super().__init__("; ".join([message, *parts]))
+
+
+@contextmanager
+def file_errors(path: Path, done: str) -> Iterator[None]:
+    """What the system says against a file that is to be `done` ("read" or "written"), as a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be {done}: {error.strerror or error}") from error
 
 
 class CapacityError(TokenmillError):

@@ -82,18 +82,15 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
-class _Lines:
+class _Lines(Progress):
     """A line for every stage, where stderr is no terminal."""
 
     def stage(self, text: str) -> None:
         """See Progress."""
         remark(text)
 
-    def advance(self, done: int, total: int) -> None:
-        """See Progress."""
 
-
-class _Bar:
+class _Bar(Progress):
     """One bar, which the stages share."""
 
     def __init__(self, bars: Any) -> None:

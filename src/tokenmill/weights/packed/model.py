@@ -5,7 +5,7 @@ packed model is a Checkpoint whose tensors cannot be read one by one.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.memory.arena import ALIGNMENT
 from tokenmill.memory.atomic_file import seal, writing
 from tokenmill.text.tokenizer import Tokenizer
@@ -26,7 +26,6 @@ from tokenmill.weights.plain import Checkpoint
 __all__ = ["PackedCheckpoint", "write_packed_model"]
 
 PART = 8 << 20  # bytes of the weights that share a checksum
-
 Progress = Callable[[int, int], None]
 
 
@@ -110,7 +109,10 @@ def write_packed_model(
     `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
     `tensors`, which lie one after the other, each at the next multiple of ALIGNMENT.
     """
-    payload = list(_padded(tensors))
+    payload = []
+    for tensor in tensors:
+        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        payload += [data, memoryview(bytes(-len(data) % ALIGNMENT))]
     text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
     names = ("bos_token_id", "eos_token_ids", "chat_template", "special_texts")
     facts = {
@@ -123,26 +125,15 @@ def write_packed_model(
         "checksums": _checksums(payload),
     }
     header = seal(facts, FORMAT).encode()
-    try:
-        with writing(path) as out:
-            out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
-            out.write(b"\0" * (-out.tell() % PAGE))
-            for number, data in enumerate(payload):
-                progress(number, len(payload))
-                out.write(data)
-            size = out.tell()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror}") from error
+    with file_errors(path, "written"), writing(path) as out:
+        out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
+        out.write(b"\0" * (-out.tell() % PAGE))
+        for number, data in enumerate(payload):
+            progress(number, len(payload))
+            out.write(data)
+        size = out.tell()
     progress(len(payload), len(payload))
     return size
-
-
-def _padded(tensors: Iterable[Tensor]) -> Iterator[memoryview]:
-    """The bytes of each tensor, and zeros up to the next multiple of ALIGNMENT."""
-    for tensor in tensors:
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        yield data
-        yield memoryview(bytes(-len(data) % ALIGNMENT))
 
 
 def _checksums(payload: Iterable[memoryview]) -> list[int]:

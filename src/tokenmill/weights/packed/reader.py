@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import map_pages
 from tokenmill.value_reader import ValueReader
@@ -36,13 +36,10 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
     Every fact that this room uses has the right type, and the file the size that they say.
     """
-    try:
-        with path.open("rb") as opened:
-            magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
-            size = path.stat().st_size
-            text = opened.read(min(length, size))
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    with file_errors(path, "read"), path.open("rb") as opened:
+        magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
+        size = path.stat().st_size
+        text = opened.read(min(length, size))
     if magic != MAGIC:
         raise CheckpointError(f"{path} is no packed model")
     try:
