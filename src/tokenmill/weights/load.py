@@ -7,7 +7,7 @@ memory is free. At no time is there a second copy of the weights, only of one ma
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from math import prod
 
 import torch
@@ -54,18 +54,14 @@ def load_decoder(
         if number % 16 == 0:
             return_memory()
     progress(done, len(targets))
-    _keep_tied_head(checkpoint, targets, decoder)
-    decoder.finish()
-    return_memory()
-
-
-def _keep_tied_head(checkpoint: Checkpoint, targets: Mapping[str, Target], decoder: Decoder) -> None:
-    """A head that is tied to the embedding takes the codes that the file has of it."""
+    # A head that is tied to the embedding takes the codes that the file has of it.
     if decoder.config.tie_embeddings and isinstance(decoder.head, Matrix) and decoder.head.keeps_codes:
         name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
         stored = checkpoint.read_codes(name)
         if stored is not None:
             decoder.head.keep(0, stored)
+    decoder.finish()
+    return_memory()
 
 
 def return_memory() -> None:

@@ -32,7 +32,6 @@ __all__ = ["GROUPS", "Layout", "QuantizedCheckpoint", "describe_codes", "pack", 
 
 GROUPS = (32, 64, 128, 256)
 Shape = tuple[int, ...]
-
 _PARTS = {  # the codes first
     "tokenmill": ("codes", "scales", "minimums"),
     "gptq": ("qweight", "qzeros", "scales", "g_idx"),
@@ -94,10 +93,8 @@ class QuantizedCheckpoint(Checkpoint):
         self._parts = _find_parts(self._layout, plain)
         used = {f"{base}.{part}" for base, parts in self._parts.items() for part in parts}
         left_out = used | set(_empty_biases(plain, self._parts))
-        self.shapes = {
-            **{name: shape for name, shape in plain.shapes.items() if name not in left_out},
-            **{f"{base}.weight": _shape_of(self._layout, parts) for base, parts in self._parts.items()},
-        }
+        shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
+        self.shapes = shapes | {f"{base}.weight": _shape_of(self._layout, parts) for base, parts in self._parts.items()}
 
     def read(self, name: str) -> Tensor:
         stored = self._unpack(name)
@@ -157,11 +154,8 @@ def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]
             continue
         wanted = part_shapes(layout, *_shape_of(layout, parts), "minimums" in parts)
         missing += [f"{base}.{part}" for part in wanted if part not in parts and part != "g_idx"]
-        misshapen += [
-            f"{base}.{part} {list(parts[part])} where {list(wanted[part])} goes"
-            for part in parts
-            if parts[part] != wanted[part]
-        ]
+        wrong = [part for part in parts if parts[part] != wanted[part]]
+        misshapen += [f"{base}.{part} {list(parts[part])} where {list(wanted[part])} goes" for part in wrong]
         found[base] = parts
     if missing or misshapen:
         raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
@@ -229,7 +223,11 @@ def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
         codes_KR, zeros_GR = (_fields(parts[part], 4)[..., _AWQ_ORDER].flatten(1) for part in ("qweight", "qzeros"))
         codes_RK = codes_KR.t()
     else:
-        _expect_order(layout, parts, name)
+        if (groups_K := parts.get("g_idx")) is not None:
+            # Groups of neighbours: with desc_act, inputs of one group may lie anywhere in the row.
+            order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
+            if not torch.equal(groups_K, order_K.to(groups_K.dtype)):
+                raise CheckpointError(f"{name}.g_idx is not in order (desc_act): such GPTQ exports are not supported")
         codes_RK = _fields(parts["qweight"], layout.bits).permute(1, 0, 2).flatten(1)
         zeros_GR = _fields(parts["qzeros"], layout.bits).flatten(1)
     zeros_RG = (zeros_GR.t() + layout.zero_offset) & (1 << layout.bits) - 1
@@ -238,32 +236,16 @@ def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
     return _stored(layout, layout.bits, codes_RK, scales_RG, None if plain else -zeros_RG.float() * scales_RG)
 
 
-def _stored(
-    layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None
-) -> Stored:
-    """Padded to whole groups of 32, scales repeated for each of them."""
-    num_inputs = codes_RK.shape[1]
-    num_groups = -(-num_inputs // GROUP)
-
-    def spread(numbers_RG: Tensor) -> Tensor:
-        repeats = layout.group // GROUP if layout.group else num_groups
-        return numbers_RG.repeat_interleave(repeats, 1)[:, :num_groups].contiguous()
-
-    codes_RK = F.pad(codes_RK, (0, num_groups * GROUP - num_inputs)).contiguous()
-    return Stored(bits, None, codes_RK, spread(scales_RG), None if minimums_RG is None else spread(minimums_RG))
+def _stored(layout: Layout, bits: int, codes_RK: Tensor, *numbers_RG: Tensor | None) -> Stored:
+    """Padded to whole groups of 32; scales, and minimums where there are any, repeated for each of them."""
+    codes_RK = F.pad(codes_RK, (0, -codes_RK.shape[1] % GROUP)).contiguous()
+    num_groups = codes_RK.shape[1] // GROUP
+    repeats = layout.group // GROUP if layout.group else num_groups
+    spread = (None if n is None else n.repeat_interleave(repeats, 1)[:, :num_groups].contiguous() for n in numbers_RG)
+    return Stored(bits, None, codes_RK, *spread)
 
 
 def _fields(words_AB: Tensor, bits: int) -> Tensor:
     """[A, B] int32 → [A, B, 32 / bits] uint8, from the low bits up."""
     bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
     return bytes_ABC if bits == 8 else torch.stack((bytes_ABC & 15, bytes_ABC >> 4), -1).flatten(2)
-
-
-def _expect_order(layout: Layout, parts: Mapping[str, Tensor], name: str) -> None:
-    """Groups of neighbours: with desc_act, inputs of one group may lie anywhere in the row."""
-    groups_K = parts.get("g_idx")
-    if groups_K is None:
-        return
-    order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
-    if not torch.equal(groups_K, order_K.to(groups_K.dtype)):
-        raise CheckpointError(f"{name}.g_idx is not in order (desc_act): such GPTQ exports are not supported")

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.model.families import find_family
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
@@ -89,7 +89,7 @@ class GGUFCheckpoint(Checkpoint):
             kind, layer = re.sub(r"^blk\.\d+\.", "blk.{i}.", base), re.match(r"blk\.(\d+)\.", base)
             if kind in bases and suffix in ("weight", "bias"):
                 name = bases[kind].replace("{i}", layer[1] if layer else "") + f".{suffix}"
-                transform = _TRANSFORMS.get((model_type, kind.removeprefix("blk.{i}.")), _as_stored)
+                transform = _TRANSFORMS.get((model_type, kind.removeprefix("blk.{i}.")), lambda tensor, _: tensor)
                 sources |= {expert: (part, transform) for expert, part in self._experts(name, info)}
             elif not (stored_name == _ROPE_FREQS and "rope_scaling" in self.config):
                 unexpected.append(stored_name)
@@ -113,10 +113,8 @@ class GGUFCheckpoint(Checkpoint):
 
     def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The bytes of a tensor, row by row: [rows, bytes of a row]."""
-        try:
+        with file_errors(self.path, "read"):
             raw = np.fromfile(self.path, np.uint8, info.num_bytes, offset=self._data_offset + info.offset)
-        except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error.strerror}") from error
         if raw.size != info.num_bytes:
             raise CheckpointError(f"{self.path} ends inside tensor {info.name!r}: it was changed while it was in use")
         return raw.reshape(prod(info.shape[:-1]), -1)
@@ -172,10 +170,6 @@ def _hf_bases(arch: str, model_type: str) -> dict[str, str]:
                 bases[stored.replace("blk.0.", "blk.{i}.")] = spelling
                 break
     return bases
-
-
-def _as_stored(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    return tensor
 
 
 def _transpose(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:

@@ -34,11 +34,7 @@ _GPT_SIZES = {
     "attention.head_count": "n_head",
     "context_length": "n_positions",
 }
-_YARN = {
-    "rope.scaling.yarn_attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast",
-    "rope.scaling.yarn_beta_slow": "beta_slow",
-}
+_YARN = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 _TYPES = gguf.GGMLQuantizationType
 FLOATS = {_TYPES.F32: "float32", _TYPES.F16: "float16", _TYPES.BF16: "bfloat16"}
 
@@ -190,7 +186,8 @@ def _rope_scaling(keys: _Keys, rotary: int) -> dict[str, Any]:
         keys.expect("rope.scaling.yarn_ext_factor", 1.0)
         original = keys.count("rope.scaling.original_context_length", None, maximum=MAX_POSITIONS)
         scaling |= {} if original is None else {"original_max_position_embeddings": original}
-        scaling |= {name: keys.positive(key) for key, name in _YARN.items() if keys.take(key, None) is not None}
+        given = {f"rope.scaling.{key}": name for key, name in _YARN.items()}
+        scaling |= {name: keys.positive(key) for key, name in given.items() if keys.take(key, None) is not None}
     return {"rope_scaling": scaling}
 
 
@@ -199,10 +196,9 @@ def _shared(keys: _Keys) -> dict[str, Any]:
     keys.take("tensor_data_layout", None)  # a remark about where the file came from
     vocab_size = keys.rows("token_embd.weight")
     tokens = keys.values.get("tokenizer.ggml.tokens")
-    for name, count in (
-        (f"{keys.arch}.vocab_size", keys.take("vocab_size", vocab_size)),
-        ("the number of tokenizer.ggml.tokens", len(tokens) if isinstance(tokens, list) else vocab_size),
-    ):
+    counts = {f"{keys.arch}.vocab_size": keys.take("vocab_size", vocab_size)}
+    counts |= {"the number of tokenizer.ggml.tokens": len(tokens)} if isinstance(tokens, list) else {}
+    for name, count in counts.items():
         if count != vocab_size:
             rows = f"but token_embd.weight has {vocab_size} rows"
             raise CheckpointError(f"{keys.where}: {name} is {brief(count)}, {rows}")

@@ -17,7 +17,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors
 
 __all__ = ["Header", "TensorInfo", "read_header"]
 
@@ -26,9 +26,7 @@ _MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # length and text of the key, type, value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and text of the name, number of dims, one dim, type, offset
 # Far above any vocabulary or template, and small enough that no false claim can fill the memory.
 _MAX_LENGTH = 1 << 24
-_MAX_NAME = 255
-_MAX_DEPTH = 4
-_MAX_DIMS = 4
+_MAX_NAME, _MAX_DEPTH, _MAX_DIMS = 255, 4, 4
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 # GGUF's type numbers → the letters that numpy gives them.
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 6: "f4", _BOOL: "u1", 10: "u8", 11: "i8", 12: "f8"}
@@ -56,13 +54,11 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Parse and check the header; CheckpointError says what is wrong and at which byte."""
-    try:
+    with file_errors(path, "read"):
         if path.stat().st_size < _HEADER_BYTES:
             raise CheckpointError(f"{path} is no GGUF file: it is shorter than a header of {_HEADER_BYTES} bytes")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Parser(path, data).header()
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 class _Parser:
@@ -72,7 +68,14 @@ class _Parser:
         self.path, self.data, self.size, self.at = path, data, len(data), 0
 
     def header(self) -> Header:
-        self.check_version()
+        magic, self.at = self.data[:4], 4
+        if magic != b"GGUF":
+            raise CheckpointError(f"{self.path} is no GGUF file: it begins with {magic!r}, not {b'GGUF'!r}")
+        version = self.numbers("u4", 1, "version")[0]
+        if version and version & 0xFFFF == 0:
+            raise CheckpointError(f"{self.path} is a big-endian GGUF file: convert it to little-endian")
+        if version not in (2, 3):
+            raise CheckpointError(f"{self.path} is GGUF version {version}: only 2 and 3 can be read; convert it anew")
         num_tensors, num_pairs = self.numbers("u8", 2, "the two counts")
         metadata = self.records(num_pairs, _MIN_PAIR_BYTES, "metadata key", self.pair)
         alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
@@ -82,16 +85,6 @@ class _Parser:
         data_offset = -(-self.at // alignment) * alignment
         self.check_places(tensors, data_offset, alignment)
         return Header(metadata, tensors, data_offset)
-
-    def check_version(self) -> None:
-        magic, self.at = self.data[:4], 4
-        if magic != b"GGUF":
-            raise CheckpointError(f"{self.path} is no GGUF file: it begins with {magic!r}, not {b'GGUF'!r}")
-        version = self.numbers("u4", 1, "version")[0]
-        if version and version & 0xFFFF == 0:
-            raise CheckpointError(f"{self.path} is a big-endian GGUF file: convert it to little-endian")
-        if version not in (2, 3):
-            raise CheckpointError(f"{self.path} is GGUF version {version}: only 2 and 3 can be read; convert it anew")
 
     def records(self, count: int, min_bytes: int, what: str, read: Callable[[str], Any]) -> dict[str, Any]:
         """Names, each followed by what `read` makes of the bytes after it. No name may come twice."""

@@ -9,9 +9,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
 from tokenmill.config import DTYPES
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.download import Progress
 from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.checkpoint import Checkpoint
@@ -31,7 +31,6 @@ __all__ = ["Unit", "convert", "plain_unit", "weights_of", "write_directory"]
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
-
 _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
     added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
@@ -87,30 +86,22 @@ def write_directory(
     """
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise ConfigError("out", str(out_dir), "a directory that is new or empty")
-    with _new_directory(out_dir, sum(unit.num_bytes() for unit in units)) as directory:
-        _write_shards(checkpoint, units, directory, progress)
-        progress.stage("writing config and tokenizer")
-        kept = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
-        _write_json(directory / "config.json", {**kept, **config})
-        _write_tokenizer(checkpoint, directory)
-
-
-@contextmanager
-def _new_directory(path: Path, num_bytes: int) -> Iterator[Path]:
-    """A temporary directory that gets its name when the block ends well; after an error nothing is left."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if free < num_bytes:
+    needed = sum(unit.num_bytes() for unit in units)
+    with file_errors(out_dir, "written"):
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out_dir.parent).free
+        if free < needed:
             setting = "the output directory, the dtype or the scheme"
-            raise CapacityError(f"bytes on disk for {path}", num_bytes, free, setting)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
-            complete = Path(temporary) / path.name
-            complete.mkdir()
-            yield complete
-            complete.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
+            raise CapacityError(f"bytes on disk for {out_dir}", needed, free, setting)
+        with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}-") as temporary:
+            directory = Path(temporary) / out_dir.name  # which gets its own name when all is in it
+            directory.mkdir()
+            _write_shards(checkpoint, units, directory, progress)
+            progress.stage("writing config and tokenizer")
+            kept = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
+            _write_json(directory / "config.json", {**kept, **config})
+            _write_tokenizer(checkpoint, directory)
+            directory.replace(out_dir)
 
 
 def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, progress: Progress) -> None:
@@ -120,28 +111,16 @@ def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, p
         units_by_source, get_storage_size=Unit.num_bytes, filename_pattern=pattern, max_shard_size=SHARD_BYTES
     )
     shards = {file: [units_by_source[name] for name in names] for file, names in split.filename_to_tensors.items()}
-    tensors = _make(checkpoint, [unit for shard in shards.values() for unit in shard], progress)
+    numbers = count(1)
     for file, shard in shards.items():
-        _write_shard(shard, tensors, folder / file)
+        _write_shard(checkpoint, shard, folder / file, lambda: progress.advance(next(numbers), len(units)))
     if split.is_sharded:
         weight_map = {name: file for file, shard in shards.items() for unit in shard for name in unit.specs}
         _write_json(folder / "model.safetensors.index.json", {"metadata": split.metadata, "weight_map": weight_map})
 
 
-def _make(checkpoint: Checkpoint, units: Sequence[Unit], progress: Progress) -> Iterator[Mapping[str, Tensor]]:
-    for number, unit in enumerate(units, 1):
-        tensor = checkpoint.read(unit.source)
-        if not tensor.is_floating_point():
-            what = f"{unit.source} holds {tensor.dtype}"
-            raise CheckpointError(f"{what}: quantised exports of this kind cannot be converted")
-        progress.advance(number, len(units))
-        made = unit.make(tensor)
-        del tensor  # so that memory holds one of them
-        yield made
-
-
-def _write_shard(units: Sequence[Unit], tensors: Iterator[Mapping[str, Tensor]], file: Path) -> None:
-    """One file. `tensors` yields what is in it, unit by unit, and perhaps more."""
+def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, advance: Callable[[], None]) -> None:
+    """One file of these units; `advance` is called for each."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for unit in units:
@@ -153,11 +132,17 @@ def _write_shard(units: Sequence[Unit], tensors: Iterator[Mapping[str, Tensor]],
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         for unit in units:
-            made = next(tensors)
+            tensor = checkpoint.read(unit.source)
+            if not tensor.is_floating_point():
+                what = f"{unit.source} holds {tensor.dtype}"
+                raise CheckpointError(f"{what}: quantised exports of this kind cannot be converted")
+            advance()
+            made = unit.make(tensor)
+            del tensor  # so that memory holds one of them
             for name, (dtype, shape) in unit.specs.items():
-                tensor = made[name]
-                assert (tensor.dtype, tuple(tensor.shape)) == (dtype, shape), f"{name} is not what its header says"
-                out.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+                part = made[name]
+                assert (part.dtype, tuple(part.shape)) == (dtype, shape), f"{name} is not what its header says"
+                out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
         out.flush()
         os.fsync(out.fileno())
 
