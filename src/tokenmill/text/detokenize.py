@@ -24,12 +24,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        stop: Sequence[str] = (),
-        include_stop: bool = False,
-        prompt: Sequence[int] = (),
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), include_stop: bool = False, prompt: Sequence[int] = ()
     ) -> None:
         self.text = ""
         self.stopped: str | None = None
@@ -77,20 +72,16 @@ class Detokenizer:
     def _release(self, final: bool) -> str:
         """What of held and new text can be shown; ends everything at a stop string."""
         self._held += self._decode(final)
-        match = self._find_stop()
-        if match is not None:
-            start, self.stopped = match
+        # By the end of the match, not its start: so the choice does not depend on how much text came at once.
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        if found:
+            _, start, self.stopped = min(found)
             safe = start + (len(self.stopped) if self._include_stop else 0)
         else:
             safe = len(self._held) if final else len(self._held) - self._could_grow()
         shown, self._held = self._held[:safe], self._held[safe:]
         self.text += shown
         return shown
-
-    def _find_stop(self) -> tuple[int, str] | None:
-        # By the end of the match, not its start: so the choice does not depend on how much text came at once.
-        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._held.find(stop)) >= 0]
-        return min(found)[1:] if found else None
 
     def _could_grow(self) -> int:
         """Length of the longest end of the held text that is the beginning of a stop string."""

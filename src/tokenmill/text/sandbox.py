@@ -183,12 +183,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return reduce(partial(self.call_binop, None, "+"), values, start)
 
     def _tojson(
-        self,
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | str | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
+        self, value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
     ) -> str:
         """JSON as Python writes it; Jinja's filter escapes for HTML. Paid piece by piece: indentation multiplies."""
         encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -49,12 +49,10 @@ class Tokenizer:
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template = chat_template
         self.special_texts = dict(special_texts or {})
-        added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+        added = backend.get_added_tokens_decoder().items()
+        self.special_ids = frozenset(i for i, token in added if token.special)
         self.control_ids = {
-            token.content: number
-            for number, token in added.items()
-            if token.special or _CONTROL.fullmatch(token.content)
+            token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.num_tokens = 1 + max(vocabulary.values(), default=-1)
@@ -70,7 +68,9 @@ class Tokenizer:
         backend = _read_backend(path, config)
         if backend is None:
             return None
-        texts = _special_texts({**read_json(path / "special_tokens_map.json"), **config})
+        entries = {**read_json(path / "special_tokens_map.json"), **config}
+        named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
+        texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
         generation = read_json(path / "generation_config.json").get("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
         eos += generation if isinstance(generation, list) else [generation]
@@ -171,12 +171,6 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
     return backend
-
-
-def _special_texts(entries: Mapping[str, Any]) -> dict[str, str]:
-    found = {key: entries.get(key) for key in SPECIAL}
-    texts = {key: entry.get("content") if isinstance(entry, dict) else entry for key, entry in found.items()}
-    return {key: text for key, text in texts.items() if isinstance(text, str) and text}
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:

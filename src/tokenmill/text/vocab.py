@@ -81,7 +81,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     for token, token_type in zip(tokens, types, strict=True):
         if token_type in (CONTROL, USER_DEFINED) or (token_type == UNKNOWN and token):
             backend.add_tokens([AddedToken(token, special=token_type != USER_DEFINED, normalized=False)])
-    _add_begin_and_end(backend, metadata, tokens, ids)
+    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
+    wanted = {
+        name: number
+        for name, by_default in (("bos", begins), ("eos", False))
+        if metadata.get(f"tokenizer.ggml.add_{name}_token", by_default) and (number := ids[name]) is not None
+    }
+    if wanted:
+        # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
+        backend.post_processor = processors.TemplateProcessing(
+            single=" ".join(part for part in ("bos", "$A", "eos") if part in (*wanted, "$A")),
+            special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in wanted.items()],
+        )
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     template = metadata.get("tokenizer.chat_template")
     return Tokenizer(
@@ -143,23 +154,6 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
         found += [(scores[number], pair) for pair in sorted(local)]
     found.sort(key=lambda entry: -entry[0])
     return [(tokens[left], tokens[right]) for _, (left, right) in found]
-
-
-def _add_begin_and_end(
-    backend: tokenizers.Tokenizer, metadata: Mapping[str, Any], tokens: list[str], ids: Mapping[str, int | None]
-) -> None:
-    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
-    wanted = {
-        name: number
-        for name, by_default in (("bos", begins), ("eos", False))
-        if metadata.get(f"tokenizer.ggml.add_{name}_token", by_default) and (number := ids[name]) is not None
-    }
-    if wanted:
-        # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
-        backend.post_processor = processors.TemplateProcessing(
-            single=" ".join(part for part in ("bos", "$A", "eos") if part in (*wanted, "$A")),
-            special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in wanted.items()],
-        )
 
 
 def _numbers(keys: ValueReader, key: str, count: int, default: int | None = None) -> list[Any]:
