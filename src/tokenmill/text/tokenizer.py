@@ -92,20 +92,16 @@ class Tokenizer:
         `continues`: the text follows other text, so that no space is put before it.
         """
         try:
-            if continues and self._continuation is not self.backend:
-                return self._encode_continuation(text)
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if not continues or self._continuation is self.backend:
+                return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Up to the first added token as in the middle of a text, and from there on as ever.
+            found = self._continuation.encode(text, add_special_tokens=False)
+            added = self.backend.get_added_tokens_decoder()
+            cut = next((i for i, number in enumerate(found.ids) if number in added), len(found.ids))
+            rest = text[found.offsets[cut][0] :] if cut < len(found.ids) else ""
+            return [*found.ids[:cut], *self.backend.encode(rest, add_special_tokens=False).ids]
         except TypeError as error:  # half a surrogate pair is a Python text, but no UTF-8
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
-        return ids
-
-    def _encode_continuation(self, text: str) -> list[int]:
-        """Up to the first added token as in the middle of a text, and from there on as ever."""
-        found = self._continuation.encode(text, add_special_tokens=False)
-        added = self.backend.get_added_tokens_decoder()
-        cut = next((i for i, number in enumerate(found.ids) if number in added), len(found.ids))
-        rest = text[found.offsets[cut][0] :] if cut < len(found.ids) else ""
-        return [*found.ids[:cut], *self.backend.encode(rest, add_special_tokens=False).ids]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False) -> str:
         """The text of the ids; ids that the tokenizer does not know are left out.
