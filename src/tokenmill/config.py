@@ -220,7 +220,19 @@ class SamplingParams:
     n: int = field(default=1, metadata={"maximum": 1000})
 
     def __post_init__(self) -> None:
-        self._make_plain()
+        # Tuples for lists, empty containers for None, and ids for the texts that JSON makes of them.
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            value = () if getattr(self, name) is None else getattr(self, name)
+            if not isinstance(value, list | tuple):
+                raise ConfigError(name, value, "a list; an empty one for none")
+            object.__setattr__(self, name, tuple(value))
+        biases = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(biases, Mapping):
+            raise ConfigError("logit_bias", biases, "a mapping of token ids to numbers")
+        ids = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in biases.items()}
+        object.__setattr__(self, "logit_bias", ids)
         _check_fields(self)
         longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
         if longest == 0:
@@ -236,21 +248,6 @@ class SamplingParams:
                 raise ConfigError("stop", text, "texts of at least one character")
         for token in self.stop_token_ids:
             _check_number("stop_token_ids", token, True, minimum=0)
-
-    def _make_plain(self) -> None:
-        """Tuples for lists, empty containers for None, and ids for the texts that JSON makes of them."""
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
-            value = () if getattr(self, name) is None else getattr(self, name)
-            if not isinstance(value, list | tuple):
-                raise ConfigError(name, value, "a list; an empty one for none")
-            object.__setattr__(self, name, tuple(value))
-        bias = {} if self.logit_bias is None else self.logit_bias
-        if not isinstance(bias, Mapping):
-            raise ConfigError("logit_bias", bias, "a mapping of token ids to numbers")
-        ids = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in bias.items()}
-        object.__setattr__(self, "logit_bias", ids)
 
     @cached_property
     def looks_back(self) -> bool:

@@ -69,13 +69,9 @@ class Repository:
             return sorted(settings) + sorted(weights)
         if len(ggufs) == 1:
             return ggufs
-        if ggufs:
-            raise CheckpointError(
-                f"{self.name} has several models: give one as {self.name}:FILE, of {', '.join(ggufs)}"
-            )
-        raise CheckpointError(
-            f"{self.name} is no model that can be read: it needs a config.json with weights, or a .gguf"
-        )
+        several = f"has several models: give one as {self.name}:FILE, of {', '.join(ggufs)}"
+        none = "is no model that can be read: it needs a config.json with weights, or a .gguf"
+        raise CheckpointError(f"{self.name} {several if ggufs else none}")
 
     def _file(self, entry: Any, commit: str, place: str) -> Path:
         """One file, from the hub's cache, or fetched and checked; a wrong one is deleted from the cache."""

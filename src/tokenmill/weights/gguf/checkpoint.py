@@ -177,24 +177,19 @@ def _transpose(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
     return tensor.t()
 
 
-def _halve_heads(num_heads: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Within each head, from pairs of rows that rotate together, 0 1, 2 3, …, to all even rows, then all odd rows."""
-    return _swap_axes(tensor, (config[num_heads], -1, 2), 1)
-
-
-def _interleave_qkv(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """[(q, k, v) · N · H, …] → [N · (q, k, v) · H, …]"""
-    return _swap_axes(tensor, (3, config["num_attention_heads"], -1), 0)
-
-
-def _swap_axes(tensor: Tensor, shape: tuple[int, int, int], axis: int) -> Tensor:
-    """The rows as an array of `shape`, one of which is -1, with `axis` and the one after it exchanged."""
-    if tensor.shape[0] % abs(prod(shape)):
+def _swap_axes(axis: int, shape: tuple[int | str, ...], tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """The rows as an array of `shape`, keys of the config and one -1, with `axis` and the one after it exchanged."""
+    sizes = [config[size] if isinstance(size, str) else size for size in shape]
+    if tensor.shape[0] % abs(prod(sizes)):
         return tensor  # its shape is reported as wrong by the loader
-    return tensor.reshape(*shape, *tensor.shape[1:]).transpose(axis, axis + 1).reshape(tensor.shape)
+    return tensor.reshape(*sizes, *tensor.shape[1:]).transpose(axis, axis + 1).reshape(tensor.shape)
 
 
-_halve_q, _halve_k = (partial(_halve_heads, name) for name in ("num_attention_heads", "num_key_value_heads"))
+# Within each head, from pairs of rows that rotate together, 0 1, 2 3, …, to all even rows, then all odd rows.
+_halve_q = partial(_swap_axes, 1, ("num_attention_heads", -1, 2))
+_halve_k = partial(_swap_axes, 1, ("num_key_value_heads", -1, 2))
+# [(q, k, v) · N · H, …] → [N · (q, k, v) · H, …]
+_interleave_qkv = partial(_swap_axes, 0, (3, "num_attention_heads", -1))
 # (model_type, GGUF's name within the layer) → what undoes the converter's transform
 _TRANSFORMS: dict[tuple[str, str], Transform] = {
     **{(family, "attn_q"): _halve_q for family in ("llama", "mistral", "mixtral")},

@@ -41,17 +41,14 @@ class PackedCheckpoint(Checkpoint):
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
         self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
         self.num_bytes = facts["payload_bytes"]
-        self._check_source()
-
-    def _check_source(self) -> None:
-        """Refuse a file whose model has changed since. The model may also be gone: the file is complete without it."""
-        source = Path(self.facts["source"])
+        # A model that has changed since is refused. It may also be gone: the file is complete without it.
+        source = Path(facts["source"])
         try:
             if not source.exists():
                 return
         except (OSError, ValueError) as error:  # a name that no file can have
             raise CheckpointError(f"{self.path} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
-        then = self.facts["fingerprint"]
+        then = facts["fingerprint"]
         now = fingerprint(source, "full" if is_full(then) else "sampled")
         stale = [name for name, digest in now.items() if then.get(name) != digest]
         if stale:

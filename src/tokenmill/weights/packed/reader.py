@@ -47,19 +47,6 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise CheckpointError(f"{path} {error}; {REMEDY}") from error
     end = len(MAGIC) + 8 + len(text)
-    _check(path, facts)
-    wanted = _payload_begin(facts, end) + facts["payload_bytes"]
-    if size != wanted:
-        raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
-    return facts, end
-
-
-def _payload_begin(facts: dict[str, Any], header_end: int) -> int:
-    """Where the weights begin in the file: after the tokenizer, on a whole page."""
-    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
-
-
-def _check(path: Path, facts: dict[str, Any]) -> None:
     reader = ValueReader(facts, f"{path} is damaged", CheckpointError)
     for name in ("program", "dtype", "scheme", "source", "rounded"):
         reader.text(name)
@@ -74,6 +61,15 @@ def _check(path: Path, facts: dict[str, Any]) -> None:
     parts = -(-facts["payload_bytes"] // reader.count("part_bytes"))
     if len(reader.entries("checksums", int)) != parts:
         raise reader.refuse("checksums", facts["checksums"], f"{parts} of them")
+    wanted = _payload_begin(facts, end) + facts["payload_bytes"]
+    if size != wanted:
+        raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+    return facts, end
+
+
+def _payload_begin(facts: dict[str, Any], header_end: int) -> int:
+    """Where the weights begin in the file: after the tokenizer, on a whole page."""
+    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
 
 
 class PackedReader:

@@ -65,8 +65,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
 def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
     """The shapes of a checkpoint's tensors; buffers that are no weights are left out."""
     family = find_family(checkpoint.config)
-    names = [name for name in checkpoint.shapes if not is_ignored(family, name.removeprefix(family.prefix))]
-    return {name: checkpoint.shapes[name] for name in names}
+    return {n: s for n, s in checkpoint.shapes.items() if not is_ignored(family, n.removeprefix(family.prefix))}
 
 
 def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
