@@ -7,7 +7,7 @@ field names are the option names in Python, on the command line and in the docum
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cached_property
@@ -25,6 +25,7 @@ __all__ = [
     "EngineConfig",
     "ResolvedConfig",
     "SamplingParams",
+    "check_choice",
     "from_keywords",
 ]
 
@@ -141,7 +142,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
             object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
         _check_fields(self)
         for name in self.fused:
-            _check_choice("fuse", name, FUSIBLE)
+            check_choice("fuse", name, FUSIBLE)
         has_package, has_proposer = self.aot_package is not None, self.proposer not in ("auto", "none")
         compiles = self.compile not in ("auto", "no")
         program = f"because program is {self.program!r}"
@@ -278,7 +279,7 @@ def _check_fields(settings: Any) -> None:
         if value is None and entry.default is None:
             continue
         if "choices" in entry.metadata:
-            _check_choice(entry.name, value, entry.metadata["choices"])
+            check_choice(entry.name, value, entry.metadata["choices"])
         elif entry.type is bool and not isinstance(value, bool):
             raise ConfigError(entry.name, value, "true or false")
         elif entry.type in (int, int | None, float):
@@ -299,6 +300,6 @@ def _check_number(
         raise ConfigError(name, value, allowed)
 
 
-def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Collection[Any]) -> None:
     if value not in choices:
-        raise ConfigError(name, value, f"use one of {', '.join(choices)}")
+        raise ConfigError(name, value, f"use one of {', '.join(map(str, choices))}")

@@ -89,7 +89,6 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file."""
     with path.open("rb") as file:
         return file_digest(file, "sha256").hexdigest()
 

@@ -40,7 +40,6 @@ class Stored:
         return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
-        """`transform` of every tensor."""
         tensors = (self.numbers, self.codes, self.scales, self.minimums)
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 

@@ -36,10 +36,7 @@ _SPLIT = (
 )
 
 _bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)  # by itself it splits as GPT-2 does
-
-
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _bytes()])
+_single_digits = partial(pre_tokenizers.Sequence, [pre_tokenizers.Digits(individual_digits=True), _bytes()])
 
 
 def _split(digits: str) -> pre_tokenizers.PreTokenizer:

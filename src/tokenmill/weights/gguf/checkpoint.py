@@ -139,12 +139,9 @@ class GGUFCheckpoint(Checkpoint):
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
     """Bits per number of the matrices that tokens are multiplied with, a tied head among them."""
     tables = ("position_embd.", "token_embd.") if "output.weight" in tensors else ("position_embd.",)
-    sizes = [
-        (prod(info.shape), BITS.get(info.type, 8.5))
-        for name, info in tensors.items()
-        if len(info.shape) > 1 and not name.startswith(tables)
-    ]
-    return sum(size * bits for size, bits in sizes) / max(sum(size for size, _ in sizes), 1)
+    matrices = [info for name, info in tensors.items() if len(info.shape) > 1 and not name.startswith(tables)]
+    bits = sum(prod(info.shape) * BITS.get(info.type, 8.5) for info in matrices)
+    return bits / max(sum(prod(info.shape) for info in matrices), 1)
 
 
 def _describe_rounding(tensors: Iterable[TensorInfo]) -> str:

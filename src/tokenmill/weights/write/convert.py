@@ -20,7 +20,7 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
-from tokenmill.config import DTYPES
+from tokenmill.config import DTYPES, check_choice
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.download import Progress
 from tokenmill.model.families import find_family, read_config
@@ -53,9 +53,8 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
 
     dtype: a name in DTYPES, or "auto" for the checkpoint's own.
     """
+    check_choice("dtype", dtype, ("auto", *DTYPES))
     dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
-    if dtype not in DTYPES:
-        raise ConfigError("dtype", dtype, f"use one of auto, {', '.join(DTYPES)}")
     units = [plain_unit(name, shape, dtype) for name, shape in weights_of(checkpoint).items()]
     progress.stage("writing weights")
     write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.config import FUSIBLE
+from tokenmill.config import FUSIBLE, check_choice
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.download import Progress
 from tokenmill.model.config import ModelConfig
@@ -67,7 +67,13 @@ def quantize(
     cannot be rounded; then nothing is left behind.
     """
     model = read_config(checkpoint.config)
-    _check(scheme, group, head, model)
+    check_choice("scheme", scheme, BITS)
+    check_choice("group", group, GROUPS)
+    if head is not None:
+        check_choice("head", head, (*BITS, "none"))
+    if head in BITS and model.tie_embeddings:
+        reason = "only for a head of its own; this model's is its embedding, which is not rounded"
+        raise ConfigError("head", head, reason)
     matrices, units = _matrices(checkpoint, model), []
     kinds: dict[str, Kind] = {}
     for name, shape in weights_of(checkpoint).items():
@@ -87,18 +93,6 @@ def quantize(
     progress.stage(f"rounding to {scheme}, groups of {group}")
     write_directory(checkpoint, out_dir, units, config, progress)
     return kinds
-
-
-def _check(scheme: str, group: int, head: str | None, model: ModelConfig) -> None:
-    if scheme not in BITS:
-        raise ConfigError("scheme", scheme, f"use one of {', '.join(BITS)}")
-    if group not in GROUPS:
-        raise ConfigError("group", group, f"use one of {', '.join(map(str, GROUPS))}")
-    if head not in (None, "none", *BITS):
-        raise ConfigError("head", head, f"use one of {', '.join(BITS)}, none")
-    if head in BITS and model.tie_embeddings:
-        reason = "only for a head of its own; this model's is its embedding, which is not rounded"
-        raise ConfigError("head", head, reason)
 
 
 def _matrices(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str]:
