@@ -25,8 +25,6 @@ _BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
 
 
 class Repository:
-    """One hub repository at one revision, and what of it is wanted."""
-
     def __init__(self, name: str, revision: str | None, offline: bool, progress: Progress) -> None:
         self.name, self.revision, self.progress = name, revision, progress
         self.offline = offline or constants.HF_HUB_OFFLINE

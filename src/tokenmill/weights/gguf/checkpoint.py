@@ -41,8 +41,6 @@ Transform = Callable[[Tensor, Mapping[str, Any]], Tensor]
 
 
 class GGUFCheckpoint(Checkpoint):
-    """One `.gguf` file."""
-
     def __init__(self, path: Path) -> None:
         header = read_header(path)
         self.path, self._metadata, self._data_offset = path, header.metadata, header.data_offset

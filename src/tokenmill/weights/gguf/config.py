@@ -89,7 +89,9 @@ def _like_llama(keys: _Keys) -> dict[str, Any]:
     head_dim = keys.count("attention.key_length", sizes["hidden_size"] // heads)
     keys.expect("attention.value_length", head_dim)
     keys.expect("rope.dimension_count", head_dim)
-    config = {
+    # Qwen 2 always has these biases, and no key that says so.
+    bias = keys.arch != "qwen2" and "blk.0.attn_q.bias" in keys.tensors
+    return {
         "model_type": keys.arch,
         **sizes,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
@@ -98,11 +100,8 @@ def _like_llama(keys: _Keys) -> dict[str, Any]:
         "rms_norm_eps": keys.positive("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.positive("rope.freq_base", 10000.0),
         **_rope_scaling(keys, head_dim),
+        **({"attention_bias": True} if bias else {}),
     }
-    # Qwen 2 always has these biases, and no key that says so.
-    if keys.arch != "qwen2" and "blk.0.attn_q.bias" in keys.tensors:
-        config["attention_bias"] = True
-    return config
 
 
 def _llama(keys: _Keys) -> dict[str, Any]:
