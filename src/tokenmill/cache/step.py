@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
-__all__ = ["PaddedStep", "Span", "Step"]
+__all__ = ["AnyStep", "PaddedStep", "Span", "Step"]
 
 
 class Span(NamedTuple):
@@ -114,3 +114,6 @@ class PaddedStep:
     keys_BL: Tensor
     rows_R: Tensor | None
     num_rows: int
+
+
+AnyStep = Step | PaddedStep

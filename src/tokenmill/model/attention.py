@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.cache.step import PaddedStep, Step
+from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.description import AttentionBlock
 from tokenmill.model.layers import make_linear, make_norm
@@ -32,9 +32,7 @@ class Attention(nn.Module):
         self.shape = block.shape
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
-    def forward(
-        self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
         v_TKH = qkv_TNH[:, heads + kv_heads :]
