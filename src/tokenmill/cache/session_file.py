@@ -78,9 +78,7 @@ def _sampling(path: Path, reader: ValueReader) -> SamplingParams:
     bias = ValueReader(saved.get("logit_bias", {}), f"{path} is damaged: logit_bias", SnapshotError).values
     if not all(token.isdecimal() and token.isascii() and len(token) < 20 for token in bias):
         raise reader.refuse("sampling", saved, "token ids in logit_bias")
-    saved["logit_bias"] = {int(token): amount for token, amount in bias.items()}  # JSON's keys are texts
     try:
-        params: SamplingParams = from_keywords(SamplingParams, saved)
+        return from_keywords(SamplingParams, saved)
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
-    return params

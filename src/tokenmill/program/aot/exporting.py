@@ -114,8 +114,8 @@ def _layer_inputs(
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
     length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
     keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
-    inputs = (x_TD, angles, positions_T, positions_T.clone(), keys_BL, list(cache))
-    return inputs, (tokens, None if angles is None else (tokens, tokens), tokens, tokens, keys, [slots] * len(cache))
+    inputs = (x_TD, angles, (positions_T, positions_T.clone(), keys_BL), list(cache))
+    return inputs, (tokens, None if angles is None else (tokens, tokens), (tokens, tokens, keys), [slots] * len(cache))
 
 
 @torch.no_grad()

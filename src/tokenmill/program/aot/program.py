@@ -20,6 +20,8 @@ from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroB
 
 __all__ = ["Aot", "End", "OneLayer", "Part", "weights_of"]
 
+Places = tuple[Tensor, Tensor, Tensor]  # positions_T, slots_T and keys_BL of a PaddedStep
+
 
 class Aot(MicroBatched):
     """Runs the parts of a package, which was checked against the model and the settings when it was opened."""
@@ -61,16 +63,9 @@ class OneLayer(nn.Module):
         super().__init__()
         self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
 
-    def forward(
-        self,
-        x_TD: Tensor,
-        angles: Angles | None,
-        positions_T: Tensor,
-        slots_T: Tensor,
-        keys_BL: Tensor,
-        cache: list[Tensor],
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[Tensor]) -> Tensor:
         """[T, D] → [T, D]; the rows are written."""
+        positions_T, slots_T, keys_BL = places
         step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
         out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
         return out_TD

@@ -6,6 +6,7 @@ A compiled function takes no more than a few small tensors of ints, and the KV c
 are computed inside it, from block tables.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,9 +56,9 @@ class StaticShapes:
     def of(self, batch: MicroBatch) -> Shape:
         """The smallest declared shape that it fits in."""
         return Shape(
-            _at_least(self.sequences, len(batch)),
-            _at_least(self.tokens, batch[0].count),
-            _at_least(self.keys, max(span.length for span in batch)),
+            self.sequences[bisect_left(self.sequences, len(batch))],
+            self.tokens[bisect_left(self.tokens, batch[0].count)],
+            self.keys[bisect_left(self.keys, max(span.length for span in batch))],
             batch[0].num_logits > 1,
         )
 
@@ -100,10 +101,6 @@ def _powers(first: int, factor: int, last: int) -> list[int]:
         sizes.append(first)
         first *= factor
     return [*sizes, last]
-
-
-def _at_least(sizes: list[int], wanted: int) -> int:
-    return next(size for size in sizes if size >= wanted)
 
 
 class Inputs(NamedTuple):
@@ -185,9 +182,7 @@ class MicroBatched(Eager):
 
     def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
         """A micro-batch padded to `shape`, by repeating the last token of a sequence and the last sequence."""
-        token_ids: list[list[int]] = []
-        positions: list[list[int]] = []
-        tables: list[list[int]] = []
+        token_ids, positions, tables = list[list[int]](), list[list[int]](), list[list[int]]()
         for span in batch:
             fill = shape.num_tokens - span.count
             ids = list(step.token_ids[span.first : span.first + span.count])
@@ -209,9 +204,7 @@ class MicroBatched(Eager):
 
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
         """Some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
-        tokens: list[int] = []
-        rows: list[int] = []
-        packed: list[Span] = []
+        tokens, rows, packed = list[int](), list[int](), list[Span]()
         for span in spans:
             packed.append(span._replace(first=len(tokens)))
             tokens += range(span.first, span.first + span.count)

@@ -25,15 +25,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program import ModelParts
-from tokenmill.program.compiled.micro_batches import (
-    Cache,
-    Call,
-    Inputs,
-    MicroBatch,
-    MicroBatched,
-    Shape,
-    StaticShapes,
-)
+from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched, Shape, StaticShapes
 
 __all__ = ["Compiled", "check_backend"]
 
@@ -137,10 +129,8 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
             compiled(forward, inputs, cache)
     except Exception as error:  # backends raise what they like
         reason = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
-        line = reason.splitlines()[0]
-        raise ConfigError(
-            "compile_backend", backend, f"it failed for {inputs}: {line}; use another, or compile = no"
-        ) from error
+        allowed = f"it failed for {inputs}: {reason.splitlines()[0]}; use another, or compile = no"
+        raise ConfigError("compile_backend", backend, allowed) from error
     return partial(compiled, forward)
 
 

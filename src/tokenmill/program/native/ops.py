@@ -146,8 +146,7 @@ class Ops:
 
     def _factors(self, module: Any, norm: Norm) -> int:
         """What a norm multiplies by."""
-        weight = module.weight.detach()
-        return self._floats(1.0 + weight.float() if norm.unit_offset else weight)
+        return self._floats(1.0 + module.weight.float() if norm.unit_offset else module.weight)
 
     def _floats(self, tensor: Tensor) -> int:
         return self.weights.keep(tensor.detach().float().clone())

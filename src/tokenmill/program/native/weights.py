@@ -124,7 +124,8 @@ class Packing:
         for tensor in self._kept:
             kept.append([end, tensor.nbytes])
             end += _padded(tensor.nbytes)
-        placed = [[[run.address - self._arena.address, *run[1:]] for run in runs] for runs in self._placed]
+        base = self._arena.bytes.data_ptr()
+        placed = [[[run.address - base, *run[1:]] for run in runs] for runs in self._placed]
         described = {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
         return described, [self._arena.bytes, *self._kept]
 
