@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend import Attend
-from tokenmill.model.attention import Attention
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
-from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.layers import MLP, Attention, Embedding, MoE, make_linear, make_norm
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Scheme

@@ -106,11 +106,10 @@ def _layer_inputs(
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Example inputs of OneLayer, and which of their sizes are dynamic."""
     num_tokens = EXAMPLE[kind]
-    device = cache[0].device
-    positions_T = torch.arange(num_tokens, device=device)
+    positions_T = torch.arange(num_tokens, device=cache[0].device)
     x_TD = torch.zeros(num_tokens, decoder.config.hidden_size).to(decoder.embedding.weight)
     angles = decoder.angles(positions_T)[index]
-    keys_BL = torch.zeros((num_tokens if kind == "many" else 1, KEYS), dtype=torch.int64, device=device)
+    keys_BL = positions_T.new_zeros(num_tokens if kind == "many" else 1, KEYS)
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
     length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
     keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
