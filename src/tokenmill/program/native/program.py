@@ -1,8 +1,7 @@
 """Program native, for CPUs: the whole step in one call of a C++ library (`native/`) with its own threads and weights.
 
 The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
-threads, sums never are. Weights are packed into one arena in the order in which they are read; the matrices of the
-decoder are released meanwhile.
+threads, sums never are.
 """
 
 import ctypes
