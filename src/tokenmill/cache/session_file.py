@@ -43,9 +43,7 @@ def read_session_facts(path: Path) -> dict[str, Any]:
     return dict(_checked(path, read_facts(path)).values)
 
 
-def read_session(
-    path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool = False
-) -> SavedSession:
+def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
     """The session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.

@@ -158,8 +158,7 @@ class DecoderDescription:
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of its layers, in the order of their first use."""
-        ropes = (layer.attention.rope for layer in self.layers)
-        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
@@ -212,9 +211,11 @@ def describe(config: ModelConfig) -> DecoderDescription:
     mlp = _experts(config) if config.num_experts else _mlp(config, config.intermediate_size)
     before = norm if config.norm_placement in ("before", "both") else None
     after = norm if config.norm_placement in ("after", "both") else None
-    attentions = (_attention(config, index) for index in range(config.num_layers))
-    joined = (before, after, config.residual_multiplier, config.residual == "parallel")
-    layers = tuple(LayerDescription(attention, mlp, *joined) for attention in attentions)
+    parallel = config.residual == "parallel"
+    layers = tuple(
+        LayerDescription(_attention(config, index), mlp, before, after, config.residual_multiplier, parallel)
+        for index in range(config.num_layers)
+    )
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     return DecoderDescription(config, layers, norm, head)

@@ -96,11 +96,10 @@ class DynamicShapes:
 
 
 def _powers(first: int, factor: int, last: int) -> list[int]:
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, last]
+    sizes = [min(first, last)]
+    while sizes[-1] < last:
+        sizes.append(min(sizes[-1] * factor, last))
+    return sizes
 
 
 class Inputs(NamedTuple):
@@ -117,11 +116,10 @@ class Inputs(NamedTuple):
         what = f"a step of {sequences} x {tokens} tokens, {len(self.offsets_L)} positions"
         return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
 
-    def padded(self, block_size: int) -> PaddedStep:
-        """The step, with the slots that follow from the tables."""
-        size, offsets_L, tables_BM = block_size, self.offsets_L, self.tables_BM
-        keys_BL = tables_BM[:, offsets_L // size] * size + offsets_L % size
-        slots_BC = torch.gather(tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
+    def padded(self, size: int) -> PaddedStep:
+        """The step, with the slots that follow from the tables of blocks of that size."""
+        keys_BL = self.tables_BM[:, self.offsets_L // size] * size + self.offsets_L % size
+        slots_BC = torch.gather(self.tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
         token_ids_T = self.token_ids_BC.flatten()
         num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
         return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
@@ -182,7 +180,7 @@ class MicroBatched(Eager):
 
     def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
         """A micro-batch padded to `shape`, by repeating the last token of a sequence and the last sequence."""
-        token_ids, positions, tables = list[list[int]](), list[list[int]](), list[list[int]]()
+        token_ids, positions, tables = lists = list[list[int]](), list[list[int]](), list[list[int]]()
         for span in batch:
             fill = shape.num_tokens - span.count
             ids = list(step.token_ids[span.first : span.first + span.count])
@@ -191,11 +189,9 @@ class MicroBatched(Eager):
             blocks = list(span.blocks[: self._num_blocks])
             tables.append(blocks + [0] * (self._num_blocks - len(blocks)))
         missing = shape.num_sequences - len(batch)
-        for each in (token_ids, positions, tables):
+        for each in lists:
             each.extend([each[-1]] * missing)
-        token_ids_BC, positions_BC, tables_BM = (
-            to_device(each, step.device) for each in (token_ids, positions, tables)
-        )
+        token_ids_BC, positions_BC, tables_BM = (to_device(each, step.device) for each in lists)
         rows_B = None
         if not shape.all_rows and shape.num_tokens > 1:
             last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
