@@ -14,11 +14,11 @@ from tokenmill.errors import ConfigError
 __all__ = ["lookup"]
 
 
-def lookup(registry: Mapping[str, str], name: str, setting: str, where: str = "") -> Any:
+def lookup(registry: Mapping[str, str], name: str, setting: str) -> Any:
     """The object registered under `name`; ConfigError with the valid names when there is none."""
     if name not in registry:
         near = get_close_matches(str(name), registry, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(setting, name, f"use one of {', '.join(sorted(registry))}{hint}", where)
+        raise ConfigError(setting, name, f"use one of {', '.join(sorted(registry))}{hint}")
     module, _, attribute = registry[name].partition(":")
     return getattr(import_module(module), attribute)

@@ -43,9 +43,6 @@ class Range8:
             for tensor, values in ((codes, codes_TKH), (steps, step_TK), (lows, low_TK)):
                 tensor.index_copy_(0, slots_T, values)
 
-    def view(self, first, last):
-        return self.gather(slice(first, last))
-
     def gather(self, slots):
         codes, steps, lows = self.tensors[:2], self.tensors[2:4], self.tensors[4:]
         k, v = (

@@ -45,8 +45,7 @@ class PrefixStore:
 
     def find(self, digest: bytes) -> RowSource | None:
         """What reads the rows of that block, or None if there is no file of it."""
-        is_there = digest not in self._damaged and self._path(digest).exists()
-        return partial(self.read, digest) if is_there else None
+        return partial(self.read, digest) if digest not in self._damaged and self._path(digest).exists() else None
 
     def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
         """Rows [first, last) of a block. SnapshotError where the file is gone or damaged, which `save` mends."""

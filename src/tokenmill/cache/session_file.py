@@ -43,9 +43,7 @@ def read_session_facts(path: Path) -> dict[str, Any]:
     return dict(_checked(path, read_facts(path)).values)
 
 
-def read_session(
-    path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool = False
-) -> SavedSession:
+def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
     """The session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.
@@ -78,9 +76,7 @@ def _sampling(path: Path, reader: ValueReader) -> SamplingParams:
     bias = ValueReader(saved.get("logit_bias", {}), f"{path} is damaged: logit_bias", SnapshotError).values
     if not all(token.isdecimal() and token.isascii() and len(token) < 20 for token in bias):
         raise reader.refuse("sampling", saved, "token ids in logit_bias")
-    saved["logit_bias"] = {int(token): amount for token, amount in bias.items()}  # JSON's keys are texts
     try:
-        params: SamplingParams = from_keywords(SamplingParams, saved)
+        return from_keywords(SamplingParams, saved)
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
-    return params

@@ -104,8 +104,7 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
     """Whether rows with the header `theirs` may be shared; SnapshotError, by field, where they cannot even be used."""
     for name in MEANING:
         if theirs[name] != ours[name]:
-            difference = _difference(name, theirs[name], ours[name])
-            raise SnapshotError(f"{path} is of another model or setting: {difference}")
+            raise SnapshotError(f"{path} is of another model or setting: {_difference(name, theirs[name], ours[name])}")
     for name in PRECISION:
         if theirs[name] != ours[name] and not convert:
             raise SnapshotError(

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
-__all__ = ["PaddedStep", "Span", "Step"]
+__all__ = ["AnyStep", "PaddedStep", "Span", "Step"]
 
 
 class Span(NamedTuple):
@@ -104,8 +104,7 @@ class PaddedStep:
     """A step in a declared shape: B sequences of as many tokens each, T in all, over L rows of the cache each.
 
     A shorter sequence is padded with its last token, which is then written twice; the logits of padding are cut off by
-    the caller.
-    keys_BL: the slots of positions 0 to L, those beyond the sequence's end are any. rows_R: as Step's.
+    the caller. keys_BL: the slots of positions 0 to L, those beyond the sequence's end are any. rows_R: as Step's.
     """
 
     token_ids_T: Tensor
@@ -114,3 +113,6 @@ class PaddedStep:
     keys_BL: Tensor
     rows_R: Tensor | None
     num_rows: int
+
+
+AnyStep = Step | PaddedStep

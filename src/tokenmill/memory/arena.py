@@ -24,10 +24,6 @@ class Arena:
         self.used = 0  # bytes that were handed out, with the gaps that alignment leaves
 
     @property
-    def address(self) -> int:
-        return self._bytes.data_ptr()
-
-    @property
     def bytes(self) -> Tensor:
         """Everything that was handed out, [used] uint8."""
         return self._bytes[: self.used]

@@ -92,10 +92,8 @@ class ModelConfig:
             raise CheckpointError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
         if len(self.windows) == 1:
             object.__setattr__(self, "windows", self.windows * self.num_layers)
-        if self.num_experts_per_token > self.num_experts:
-            raise CheckpointError(
-                f"config asks for {self.num_experts_per_token} experts per token of {self.num_experts}"
-            )
+        if (chosen := self.num_experts_per_token) > self.num_experts:
+            raise CheckpointError(f"config asks for {chosen} experts per token of {self.num_experts}")
 
     @property
     def context(self) -> int:

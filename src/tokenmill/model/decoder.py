@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.formats import LayerKV
-from tokenmill.cache.step import PaddedStep, Step
+from tokenmill.cache.step import AnyStep
 from tokenmill.kernels.attend import Attend
-from tokenmill.model.attention import Attention
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
-from tokenmill.model.layers import MLP, Embedding, MoE, make_linear, make_norm
+from tokenmill.model.layers import MLP, Attention, Embedding, MoE, make_linear, make_norm
 from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Scheme
@@ -39,9 +38,7 @@ class Layer(nn.Module):
         self.mlp_after_norm = make_norm(description.after, fused)
         self.parallel, self.multiplier = description.parallel, description.multiplier
 
-    def forward(
-        self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: Step | PaddedStep, attend: Attend
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
         attended_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
         attended_TD = self.attention(attended_TD, angles, layer_kv, step, attend)
         if self.attention_after_norm is not None:
@@ -98,11 +95,7 @@ class Decoder(nn.Module):
         return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) - tables
 
     def forward(
-        self,
-        step: Step | PaddedStep,
-        layers_kv: list[LayerKV],
-        attend: Attend,
-        run_layer: Callable[..., Tensor] = run_layer,
+        self, step: AnyStep, layers_kv: list[LayerKV], attend: Attend, run_layer: Callable[..., Tensor] = run_layer
     ) -> Tensor:
         """Logits of the wanted rows, [R, V] in the model's dtype. `run_layer` may be a compiler's form of that."""
         x_TD, angles = self.begin(step)
@@ -112,7 +105,7 @@ class Decoder(nn.Module):
             return x_TD.new_empty((0, self.config.vocab_size))  # a chunk in the middle of a prompt
         return self.end(x_TD if step.rows_R is None else x_TD[step.rows_R])
 
-    def begin(self, step: Step | PaddedStep) -> tuple[Tensor, list[Angles | None]]:
+    def begin(self, step: AnyStep) -> tuple[Tensor, list[Angles | None]]:
         """What the layers start from: [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
         if self.config.embedding_multiplier != 1.0:

@@ -3,7 +3,7 @@
 `describe` makes the description from a ModelConfig. The eager modules are built from it, the native program makes a
 list of operations of it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,
 bytes and operations are sums over it. A program lists the departures that it can compute and refuses any other by name.
-How each block is computed is told in attention.py and layers.py.
+How each block is computed is told in layers.py.
 """
 
 from collections import Counter
@@ -158,8 +158,7 @@ class DecoderDescription:
     @cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The different ropes of its layers, in the order of their first use."""
-        ropes = (layer.attention.rope for layer in self.layers)
-        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
 
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
@@ -208,22 +207,18 @@ class DecoderDescription:
 
 @cache
 def describe(config: ModelConfig) -> DecoderDescription:
-    layers = tuple(_layer(config, index) for index in range(config.num_layers))
+    norm = _norm(config, config.hidden_size)
+    mlp = _experts(config) if config.num_experts else _mlp(config, config.intermediate_size)
+    before = norm if config.norm_placement in ("before", "both") else None
+    after = norm if config.norm_placement in ("after", "both") else None
+    parallel = config.residual == "parallel"
+    layers = tuple(
+        LayerDescription(_attention(config, index), mlp, before, after, config.residual_multiplier, parallel)
+        for index in range(config.num_layers)
+    )
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
-    return DecoderDescription(config, layers, _norm(config, config.hidden_size), head)
-
-
-def _layer(config: ModelConfig, index: int) -> LayerDescription:
-    norm = _norm(config, config.hidden_size)
-    return LayerDescription(
-        attention=_attention(config, index),
-        mlp=_experts(config) if config.num_experts else _mlp(config, config.intermediate_size),
-        before=norm if config.norm_placement in ("before", "both") else None,
-        after=norm if config.norm_placement in ("after", "both") else None,
-        multiplier=config.residual_multiplier,
-        parallel=config.residual == "parallel",
-    )
+    return DecoderDescription(config, layers, norm, head)
 
 
 def _attention(config: ModelConfig, index: int) -> AttentionBlock:

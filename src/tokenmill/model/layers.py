@@ -1,4 +1,4 @@
-"""Embeddings, norms, activations, matrices, the gated or plain MLP and the mixture of experts.
+"""Embeddings, norms, activations, matrices, attention, the gated or plain MLP and the mixture of experts.
 
 Every module is handed the names of what is fused in it, so that what each gains can be measured:
 
@@ -16,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.step import AnyStep
 from tokenmill.errors import CheckpointError
-from tokenmill.model.description import ExpertsBlock, MlpBlock, Norm, Projection
+from tokenmill.kernels.attend import Attend
+from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
+from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.dense import is_traced, product
 from tokenmill.quant.schemes import Matrix, Scheme
 
-__all__ = ["MLP", "Embedding", "MoE", "make_linear", "make_norm"]
+__all__ = ["MLP", "Attention", "Embedding", "MoE", "make_linear", "make_norm"]
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -92,6 +96,47 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     if len(matrix.parts) > 1 and matrix.role not in fused:
         return Unfused(matrix)
     return scheme.linear(matrix.inputs, matrix.outputs, matrix.bias, rounded=matrix.role != "router")
+
+
+class Attention(nn.Module):
+    """Self-attention: project, norm and rotate, hand over to the kernel, project back.
+
+    Multi-head, grouped-query and multi-query attention are this code with another number of kv heads. The cache is
+    never seen here: `attend`, a kernel of kernels/attend, writes and reads it.
+    """
+
+    def __init__(self, block: AttentionBlock, scheme: Scheme, fused: Collection[str]) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_dim = block.num_heads, block.num_kv_heads, block.head_dim
+        self.qkv = make_linear(block.qkv, scheme, fused)
+        self.out = make_linear(block.out, scheme, fused)
+        self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
+        self.norms_heads = bool(block.qk_norms) and block.qk_norms[0].size == block.head_dim
+        self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
+        self.shape = block.shape
+        self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
+
+    def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv_TNH = self.qkv(x_TD).view(-1, heads + 2 * kv_heads, self.head_dim)
+        v_TKH = qkv_TNH[:, heads + kv_heads :]
+        if self.q_norm is None or self.k_norm is None:
+            qk_TNH = qkv_TNH[:, : heads + kv_heads]
+            if angles is not None:
+                qk_TNH = self.rotate(qk_TNH, *angles)
+            q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
+        else:
+            q_TNH = self._normed(self.q_norm, qkv_TNH[:, :heads])
+            k_TKH = self._normed(self.k_norm, qkv_TNH[:, heads : heads + kv_heads])
+            if angles is not None:
+                q_TNH, k_TKH = self.rotate(q_TNH, *angles), self.rotate(k_TKH, *angles)
+        out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
+        return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
+
+    def _normed(self, norm: nn.Module, x_TNH: Tensor) -> Tensor:
+        # Each head by itself, or all heads of a token as one row.
+        normed: Tensor = norm(x_TNH) if self.norms_heads else norm(x_TNH.flatten(1)).view(x_TNH.shape)
+        return normed
 
 
 class MLP(nn.Module):

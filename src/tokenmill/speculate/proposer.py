@@ -29,7 +29,6 @@ class NoProposer:
     """Proposer none: speculation is off."""
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        del sequences, limit
         return {}
 
 

@@ -13,10 +13,6 @@ def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
     """For each work item of the plan, the accepted ones of the tokens chosen there; none if nothing was sampled."""
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
-        num_accepted = 1
-        for draft, token in zip(work.drafts, sampled, strict=False):
-            if draft != token:
-                break
-            num_accepted += 1
-        accepted.append(sampled[:num_accepted])
+        differ = (at for at, (draft, token) in enumerate(zip(work.drafts, sampled, strict=False)) if draft != token)
+        accepted.append(sampled[: next(differ, len(work.drafts)) + 1])
     return accepted

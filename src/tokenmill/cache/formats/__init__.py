@@ -48,11 +48,8 @@ class LayerKV(Protocol):
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
         """Store one row per slot, in place."""
 
-    def view(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """K and V of the slots [first, last), [L, K, H] in the model's dtype."""
-
-    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of any slots."""
+    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
 
 
 def find_format(name: str) -> type[LayerKV]:

@@ -33,11 +33,8 @@ class Dense:
         k_SKH.index_copy_(0, slots_T, k_TKH)
         v_SKH.index_copy_(0, slots_T, v_TKH)
 
-    def view(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """K and V of the slots [first, last), without a copy."""
+    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
         k_SKH, v_SKH = self.tensors
-        return k_SKH[first:last], v_SKH[first:last]
-
-    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        k_SKH, v_SKH = self.tensors
+        if isinstance(slots, slice):
+            return k_SKH[slots], v_SKH[slots]
         return k_SKH.index_select(0, slots), v_SKH.index_select(0, slots)

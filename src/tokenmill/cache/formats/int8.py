@@ -26,12 +26,10 @@ class Int8:
 
     @staticmethod
     def native_number(dtype: str) -> int | None:
-        del dtype
         return 2
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        del dtype
         return num_kv_heads * (head_dim + 4)
 
     def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
@@ -42,13 +40,7 @@ class Int8:
             codes_SKH.index_copy_(0, slots_T, torch.round(values_TKH * inverse_TK[..., None]).to(torch.int8))
             scales_SK.index_copy_(0, slots_T, max_TK / 127.0)
 
-    def view(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        return self._values(slice(first, last))
-
-    def gather(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        return self._values(slots)
-
-    def _values(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
         k_SKH, v_SKH, k_scales_SK, v_scales_SK = self.tensors
         k = (k_SKH[slots].float() * k_scales_SK[slots][..., None]).to(self.dtype)
         return k, (v_SKH[slots].float() * v_scales_SK[slots][..., None]).to(self.dtype)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import PaddedStep, Step
+from tokenmill.cache.step import AnyStep
 from tokenmill.errors import NoKernel
 from tokenmill.registry import lookup
 
-__all__ = ["ATTEND", "Attend", "AttentionShape", "choose"]
+__all__ = ["ATTEND", "Attend", "AttentionShape", "Shapes", "choose"]
 
 ATTEND = {
     "rows": "tokenmill.kernels.attend.gather:Rows",
@@ -45,14 +45,15 @@ class AttentionShape:
         return scores if self.softcap is None else torch.tanh(scores / self.softcap) * self.softcap
 
 
+Shapes = frozenset[AttentionShape]
+
+
 class Attend:
     """An attention kernel."""
 
     padded = False  # whether it serves PaddedStep, not Step
 
-    def refuse(
-        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
-    ) -> str | None:
+    def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:
         """The reason why this kernel cannot serve, or None."""
         return None
 
@@ -62,7 +63,7 @@ class Attend:
         k_TKH: Tensor,
         v_TKH: Tensor,
         layer: LayerKV,
-        step: Step | PaddedStep,
+        step: AnyStep,
         shape: AttentionShape,
         sinks_N: Tensor | None = None,
     ) -> Tensor:
@@ -71,19 +72,14 @@ class Attend:
         return self.attend(q_TNH, layer, step, shape, sinks_N)
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         """The attention of each query over rows that are written already, [T, N, H]."""
         raise NotImplementedError
 
 
 def choose(
-    name: str,
-    cache: CacheSpec,
-    device: torch.device,
-    max_length: int,
-    shapes: frozenset[AttentionShape],
-    padded: bool = False,
+    name: str, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes, padded: bool = False
 ) -> tuple[str, Attend]:
     """The kernel of that name, or with "auto" the first that does not refuse; NoKernel with every reason.
 

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import PaddedStep, Span, Step
-from tokenmill.kernels.attend import Attend, AttentionShape
+from tokenmill.cache.step import AnyStep, Span, Step
+from tokenmill.kernels.attend import Attend, AttentionShape, Shapes
 
 __all__ = ["Gather", "Rows", "attend_written_out"]
 
@@ -19,14 +19,14 @@ class Gather(Attend):
     """The portable reference, for every block size, format and shape."""
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         assert isinstance(step, Step), "chosen for packed steps"
         parts = []
         for span in step.spans:
             if span.slots_L is None:
                 assert span.base is not None, "a span has a base or slots"
-                k_LKH, v_LKH = layer.view(span.base, span.base + span.length)
+                k_LKH, v_LKH = layer.gather(slice(span.base, span.base + span.length))
             else:
                 k_LKH, v_LKH = layer.gather(span.slots_L)
             q = q_TNH if len(step.spans) == 1 else q_TNH[span.first : span.first + span.count]
@@ -40,9 +40,7 @@ class Gather(Attend):
 class Rows(Gather):
     """Gather where it never gathers: it refuses all but contiguous rows and plain scores."""
 
-    def refuse(
-        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
-    ) -> str | None:
+    def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:
         if cache.block_size < max_length:
             return f"needs one block per sequence, and block_size {cache.block_size} is under max_length {max_length}"
         if not all(shape.is_plain for shape in shapes):

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import PaddedStep, Step
-from tokenmill.kernels.attend import Attend, AttentionShape
+from tokenmill.cache.step import AnyStep, PaddedStep
+from tokenmill.kernels.attend import Attend, AttentionShape, Shapes
 
 __all__ = ["Padded"]
 
@@ -21,13 +21,11 @@ class Padded(Attend):
 
     padded = True
 
-    def refuse(
-        self, cache: CacheSpec, device: torch.device, max_length: int, shapes: frozenset[AttentionShape]
-    ) -> str | None:
+    def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:
         return "has no attention sinks" if any(shape.sinks for shape in shapes) else None
 
     def attend(
-        self, q_TNH: Tensor, layer: LayerKV, step: Step | PaddedStep, shape: AttentionShape, sinks_N: Tensor | None
+        self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
     ) -> Tensor:
         assert isinstance(step, PaddedStep), "chosen for padded steps"
         num_sequences, num_keys = step.keys_BL.shape

@@ -16,13 +16,17 @@ from torch import Tensor, nn
 from torch._inductor import aoti_compile_and_package, cpp_builder
 from torch._inductor import config as inductor
 from torch.export import Dim, export
+from torch.func import functional_call
 
+from tokenmill.cache.formats import LayerKV, over
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import PaddedStep
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder, Layer
+from tokenmill.model.rope import Angles
 from tokenmill.program.aot.manifest import MANIFEST, write_manifest
-from tokenmill.program.aot.program import End, OneLayer, Part, weights_of
+from tokenmill.program.aot.program import End, weights_of
 from tokenmill.program.compiled.program import check_backend
 from tokenmill.quant.quantized import QuantizedLinear
 
@@ -34,6 +38,37 @@ KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many
 EXAMPLE = {"one": 1, "many": 3, "chunk": 24}
 """Tokens in the example step that a kind is compiled with."""
 KEYS = 320
+
+
+Places = tuple[Tensor, Tensor, Tensor]
+"""positions_T, slots_T and keys_BL of a PaddedStep."""
+
+
+class OneLayer(nn.Module):
+    """A layer as a function of a padded step and of its cache."""
+
+    def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
+        super().__init__()
+        self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
+
+    def forward(self, x_TD: Tensor, angles: Angles | None, places: Places, cache: list[Tensor]) -> Tensor:
+        """[T, D] → [T, D]; the rows are written."""
+        positions_T, slots_T, keys_BL = places
+        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
+        out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
+        return out_TD
+
+
+class Part(nn.Module):
+    """A module as a function of its inputs and of its weights, as weights_of gives them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = [module]  # no submodule: its weights are inputs
+
+    def forward(self, inputs: tuple[object, ...], weights: dict[str, Tensor]) -> Tensor:
+        out: Tensor = functional_call(self._module[0], weights, inputs)
+        return out
 
 
 class Export(NamedTuple):
@@ -82,15 +117,15 @@ def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...
     layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     exports = []
     for kind in kinds:
+        x_TD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
         for number in range(len(known)):
             index = layers.index(number)
             layer = OneLayer(decoder.layers[index], pool.layers[index], attend)
-            inputs = _layer_inputs(decoder, index, pool.layers[index].tensors, kind)
+            inputs = _layer_inputs(x_TD, decoder, index, pool.layers[index].tensors, kind)
             exports.append(Export(f"layer-{kind}-{number}", layer, *inputs))
         if kind != "chunk":
             rows = {0: Dim("rows", min=2)} if kind == "many" else None
-            x_RD = torch.zeros(EXAMPLE[kind], decoder.config.hidden_size).to(decoder.embedding.weight)
-            exports.append(Export(f"end-{kind}", End(decoder), (x_RD,), (rows,)))
+            exports.append(Export(f"end-{kind}", End(decoder), (x_TD,), (rows,)))
     return layers, exports
 
 
@@ -102,20 +137,17 @@ def _kind_of(layer: Layer) -> Hashable:
 
 
 def _layer_inputs(
-    decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
+    x_TD: Tensor, decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """Example inputs of OneLayer, and which of their sizes are dynamic."""
-    num_tokens = EXAMPLE[kind]
-    device = cache[0].device
-    positions_T = torch.arange(num_tokens, device=device)
-    x_TD = torch.zeros(num_tokens, decoder.config.hidden_size).to(decoder.embedding.weight)
+    positions_T = torch.arange(len(x_TD), device=x_TD.device)
     angles = decoder.angles(positions_T)[index]
-    keys_BL = torch.zeros((num_tokens if kind == "many" else 1, KEYS), dtype=torch.int64, device=device)
+    keys_BL = positions_T.new_zeros(len(x_TD) if kind == "many" else 1, KEYS)
     tokens = None if kind == "one" else {0: Dim("tokens", min=2)}
     length, slots = Dim("length", min=2), {0: Dim("slots", min=2)}
     keys = {1: length} if tokens is None or kind == "chunk" else {**tokens, 1: length}
-    inputs = (x_TD, angles, positions_T, positions_T.clone(), keys_BL, list(cache))
-    return inputs, (tokens, None if angles is None else (tokens, tokens), tokens, tokens, keys, [slots] * len(cache))
+    inputs = (x_TD, angles, (positions_T, positions_T.clone(), keys_BL), list(cache))
+    return inputs, (tokens, None if angles is None else (tokens, tokens), (tokens, tokens, keys), [slots] * len(cache))
 
 
 @torch.no_grad()

@@ -8,17 +8,13 @@ only lookups, which run as plain modules, as do steps that the package has no co
 from functools import partial
 
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from tokenmill.cache.formats import LayerKV, over
-from tokenmill.cache.step import PaddedStep, Step
-from tokenmill.kernels.attend import Attend
+from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
-from tokenmill.model.rope import Angles
 from tokenmill.program import ModelParts
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
 
-__all__ = ["Aot", "End", "OneLayer", "Part", "weights_of"]
+__all__ = ["Aot", "End", "weights_of"]
 
 
 class Aot(MicroBatched):
@@ -54,52 +50,16 @@ class Aot(MicroBatched):
         return logits_RV
 
 
-class OneLayer(nn.Module):
-    """A layer as a function of a padded step and of its cache."""
-
-    def __init__(self, layer: nn.Module, layer_kv: LayerKV, attend: Attend) -> None:
-        super().__init__()
-        self.layer, self._layer_kv, self._attend = layer, layer_kv, attend
-
-    def forward(
-        self,
-        x_TD: Tensor,
-        angles: Angles | None,
-        positions_T: Tensor,
-        slots_T: Tensor,
-        keys_BL: Tensor,
-        cache: list[Tensor],
-    ) -> Tensor:
-        """[T, D] → [T, D]; the rows are written."""
-        step = PaddedStep(positions_T, positions_T, slots_T, keys_BL, None, 0)
-        out_TD: Tensor = self.layer(x_TD, angles, over(self._layer_kv, *cache), step, self._attend)
-        return out_TD
-
-
 class End(nn.Module):
     """What follows the last layer: [R, D] → [R, V]."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
-        self.norm, self.head = decoder.norm, decoder.head
-        if self.head is None:
-            self.embedding = decoder.embedding
+        self.norm, self.head = decoder.norm, decoder.head or decoder.embedding
         self._decoder = [decoder]  # no submodule: its layers do not belong here
 
     def forward(self, x_RD: Tensor) -> Tensor:
         return self._decoder[0].end(x_RD)
-
-
-class Part(nn.Module):
-    """A module as a function of its inputs and of its weights, as weights_of gives them."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._module = [module]  # no submodule: its weights are inputs
-
-    def forward(self, inputs: tuple[object, ...], weights: dict[str, Tensor]) -> Tensor:
-        out: Tensor = functional_call(self._module[0], weights, inputs)
-        return out
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ A compiled function takes no more than a few small tensors of ints, and the KV c
 are computed inside it, from block tables.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,9 +56,9 @@ class StaticShapes:
     def of(self, batch: MicroBatch) -> Shape:
         """The smallest declared shape that it fits in."""
         return Shape(
-            _at_least(self.sequences, len(batch)),
-            _at_least(self.tokens, batch[0].count),
-            _at_least(self.keys, max(span.length for span in batch)),
+            self.sequences[bisect_left(self.sequences, len(batch))],
+            self.tokens[bisect_left(self.tokens, batch[0].count)],
+            self.keys[bisect_left(self.keys, max(span.length for span in batch))],
             batch[0].num_logits > 1,
         )
 
@@ -95,15 +96,10 @@ class DynamicShapes:
 
 
 def _powers(first: int, factor: int, last: int) -> list[int]:
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= factor
-    return [*sizes, last]
-
-
-def _at_least(sizes: list[int], wanted: int) -> int:
-    return next(size for size in sizes if size >= wanted)
+    sizes = [min(first, last)]
+    while sizes[-1] < last:
+        sizes.append(min(sizes[-1] * factor, last))
+    return sizes
 
 
 class Inputs(NamedTuple):
@@ -120,11 +116,10 @@ class Inputs(NamedTuple):
         what = f"a step of {sequences} x {tokens} tokens, {len(self.offsets_L)} positions"
         return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
 
-    def padded(self, block_size: int) -> PaddedStep:
-        """The step, with the slots that follow from the tables."""
-        size, offsets_L, tables_BM = block_size, self.offsets_L, self.tables_BM
-        keys_BL = tables_BM[:, offsets_L // size] * size + offsets_L % size
-        slots_BC = torch.gather(tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
+    def padded(self, size: int) -> PaddedStep:
+        """The step, with the slots that follow from the tables of blocks of that size."""
+        keys_BL = self.tables_BM[:, self.offsets_L // size] * size + self.offsets_L % size
+        slots_BC = torch.gather(self.tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
         token_ids_T = self.token_ids_BC.flatten()
         num_rows = len(token_ids_T) if self.rows_B is None else len(self.rows_B)
         return PaddedStep(token_ids_T, self.positions_BC.flatten(), slots_BC.flatten(), keys_BL, self.rows_B, num_rows)
@@ -185,9 +180,7 @@ class MicroBatched(Eager):
 
     def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
         """A micro-batch padded to `shape`, by repeating the last token of a sequence and the last sequence."""
-        token_ids: list[list[int]] = []
-        positions: list[list[int]] = []
-        tables: list[list[int]] = []
+        token_ids, positions, tables = lists = list[list[int]](), list[list[int]](), list[list[int]]()
         for span in batch:
             fill = shape.num_tokens - span.count
             ids = list(step.token_ids[span.first : span.first + span.count])
@@ -196,11 +189,9 @@ class MicroBatched(Eager):
             blocks = list(span.blocks[: self._num_blocks])
             tables.append(blocks + [0] * (self._num_blocks - len(blocks)))
         missing = shape.num_sequences - len(batch)
-        for each in (token_ids, positions, tables):
+        for each in lists:
             each.extend([each[-1]] * missing)
-        token_ids_BC, positions_BC, tables_BM = (
-            to_device(each, step.device) for each in (token_ids, positions, tables)
-        )
+        token_ids_BC, positions_BC, tables_BM = (to_device(each, step.device) for each in lists)
         rows_B = None
         if not shape.all_rows and shape.num_tokens > 1:
             last = [row * shape.num_tokens + span.count - 1 for row, span in enumerate(batch)]
@@ -209,9 +200,7 @@ class MicroBatched(Eager):
 
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
         """Some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
-        tokens: list[int] = []
-        rows: list[int] = []
-        packed: list[Span] = []
+        tokens, rows, packed = list[int](), list[int](), list[Span]()
         for span in spans:
             packed.append(span._replace(first=len(tokens)))
             tokens += range(span.first, span.first + span.count)

@@ -25,15 +25,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program import ModelParts
-from tokenmill.program.compiled.micro_batches import (
-    Cache,
-    Call,
-    Inputs,
-    MicroBatch,
-    MicroBatched,
-    Shape,
-    StaticShapes,
-)
+from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched, Shape, StaticShapes
 
 __all__ = ["Compiled", "check_backend"]
 
@@ -84,7 +76,7 @@ class Compiled(MicroBatched):
             return self._forward
         log.info("compiling %s", inputs)
         began_s = time.perf_counter()
-        call = compile_forward(self._forward, inputs, cache, self._config.compile_backend, self._mode)
+        call = compile_forward(self._forward, inputs, cache, self._config.compile_backend, self._mode == "dynamic")
         seconds = time.perf_counter() - began_s
         self.compile_s += seconds
         log.info("compiled in %.1f s", seconds)
@@ -115,11 +107,8 @@ class Forward(nn.Module):
 
 
 @torch.inference_mode()
-def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str, mode: str) -> Call:
-    """What runs inputs of this shape. It is run once with these. ConfigError where the backend fails.
-
-    mode: static, dynamic or fullgraph.
-    """
+def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str, dynamic: bool) -> Call:
+    """What runs inputs of this shape. It is run once with these. ConfigError where the backend fails."""
     # The same function with a code object of its own: torch.compile keeps what it compiled by code object.
     run = FunctionType(_run.__code__.replace(), globals())
     compiled = torch.compile(
@@ -129,7 +118,7 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
         dynamic=False,  # what may differ is marked
         options={"guard_filter_fn": torch.compiler.skip_all_guards_unsafe},
     )
-    if mode == "dynamic":
+    if dynamic:
         _mark_dynamic(inputs)
     try:
         with warnings.catch_warnings():
@@ -137,10 +126,8 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
             compiled(forward, inputs, cache)
     except Exception as error:  # backends raise what they like
         reason = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
-        line = reason.splitlines()[0]
-        raise ConfigError(
-            "compile_backend", backend, f"it failed for {inputs}: {line}; use another, or compile = no"
-        ) from error
+        allowed = f"it failed for {inputs}: {reason.splitlines()[0]}; use another, or compile = no"
+        raise ConfigError("compile_backend", backend, allowed) from error
     return partial(compiled, forward)
 
 

@@ -5,7 +5,6 @@ A parallel layer norms for both its halves before either adds to the residual st
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,26 +47,20 @@ def refuse(decoder: DecoderDescription) -> str | None:
     return f"has no {missing[0]}" if missing else None
 
 
-@dataclass
 class Ops:
     """The list. The decoder's description says what there is to do, its modules hold tensors, `weights` places them.
 
     array: the list as C has it; this object keeps alive what it points to.
     """
 
-    decoder: Decoder
-    layers_kv: list[LayerKV]
-    weights: Packing | Packed
-    _ops: list[Op] = field(default_factory=list)
-    _linears: list[Linear] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        decoder, whole = self.decoder, self.decoder.description
-        table, learned = decoder.embedding.weight, decoder.position_embedding
-        positions = None if learned is None else self.weights.keep(learned.weight)
+    def __init__(self, decoder: Decoder, layers_kv: list[LayerKV], weights: Packing | Packed) -> None:
+        self.decoder, self.layers_kv, self.weights = decoder, layers_kv, weights
+        self._ops, self._linears = list[Op](), list[Linear]()
+        whole, table, learned = decoder.description, decoder.embedding.weight, decoder.position_embedding
+        positions = None if learned is None else weights.keep(learned.weight)
         number = LAYOUTS[str(table.dtype).removeprefix("torch.")]
-        self._add(EMBED, table=self.weights.keep(table), positions=positions, scheme=number)
-        for layer, layer_kv in zip(decoder.layers, self.layers_kv, strict=True):
+        self._add(EMBED, table=weights.keep(table), positions=positions, scheme=number)
+        for layer, layer_kv in zip(decoder.layers, layers_kv, strict=True):
             assert isinstance(layer, Layer)
             self._layer(layer, layer_kv)
         self._norm(decoder.norm, whole.norm, MLP_IN, LOGITS)
@@ -146,8 +139,7 @@ class Ops:
 
     def _factors(self, module: Any, norm: Norm) -> int:
         """What a norm multiplies by."""
-        weight = module.weight.detach()
-        return self._floats(1.0 + weight.float() if norm.unit_offset else weight)
+        return self._floats(1.0 + module.weight.float() if norm.unit_offset else module.weight)
 
     def _floats(self, tensor: Tensor) -> int:
         return self.weights.keep(tensor.detach().float().clone())

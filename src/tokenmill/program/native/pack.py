@@ -47,19 +47,14 @@ def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
     if layout < LAYOUTS["8 bits"]:
         assert stored.numbers is not None
         number = torch.float32 if layout == LAYOUTS["float32"] else torch.bfloat16
-        tiles = _take(stored.numbers.to(number), rows, width).view(-1, TILE, width)
-        if number == torch.float32:
-            packed = tiles.transpose(1, 2)
-        else:
-            packed = tiles.view(-1, TILE, width // 2, 2).transpose(1, 2)
-        return packed.contiguous().flatten(1).view(torch.uint8)
+        beside = 4 // number.itemsize
+        tiles = _take(stored.numbers.to(number), rows, width).view(-1, TILE, width // beside, beside)
+        return tiles.transpose(1, 2).contiguous().flatten(1).view(torch.uint8)
     assert stored.codes is not None and stored.scales is not None
     wide = layout == LAYOUTS["4 bits with wide scales"]
     pairs = layout == LAYOUTS["4 bits in pairs"]
-    header = [_header(stored.scales, rows, width, wide, pairs)]
-    if stored.minimums is not None or wide:
-        minimums = stored.minimums if stored.minimums is not None else -8 * stored.scales
-        header.append(_header(minimums, rows, width, wide, pairs))
+    minimums = -8 * stored.scales if wide and stored.minimums is None else stored.minimums
+    header = [_header(part, rows, width, wide, pairs) for part in (stored.scales, minimums) if part is not None]
     # Four codes as one int32: tile, row, pair, group, quad → tile, pair, group, quad, row
     fours = _take(stored.codes, rows, width).view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4)
     quads = fours.permute(0, 2, 3, 4, 1)

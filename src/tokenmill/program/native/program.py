@@ -1,8 +1,7 @@
 """Program native, for CPUs: the whole step in one call of a C++ library (`native/`) with its own threads and weights.
 
 The logits of a row are the same bits for any batch, chunk, block size and number of threads: rows are divided among
-threads, sums never are. Weights are packed into one arena in the order in which they are read; the matrices of the
-decoder are released meanwhile.
+threads, sums never are.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.cache.step import Span, Step
+from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.model.config import ModelConfig
@@ -125,8 +124,9 @@ class Native(Program):
         numbers.extend(step.slots)
         numbers.extend(step.rows or ())
         first_span = len(numbers)
-        for span in step.spans:
-            numbers.extend(_numbers(span))
+        for span in step.spans:  # TmSpan
+            slots = 0 if span.slots_L is None else span.slots_L.data_ptr()
+            numbers.extend((span.first, span.count, span.start, -1 if span.base is None else span.base, slots))
         first_stop = len(numbers)
         numbers.extend(step.stop_ids)
         call, at, size = self._call, numbers.buffer_info()[0], numbers.itemsize
@@ -138,14 +138,6 @@ class Native(Program):
         if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
-
-
-def _numbers(span: Span) -> tuple[int, int, int, int, int]:
-    """TmSpan."""
-    if span.base is not None:
-        return span.first, span.count, span.start, span.base, 0
-    assert span.slots_L is not None, "one of the two is set"
-    return span.first, span.count, span.start, -1, span.slots_L.data_ptr()
 
 
 def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:

@@ -75,7 +75,7 @@ class Linear:
 
 
 class Packing:
-    """Weights packed from a decoder, whose matrices are released as they are packed."""
+    """Weights packed from a decoder in the order in which they are read; its matrices are released meanwhile."""
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
@@ -120,11 +120,12 @@ class Packing:
 
     def describe(self) -> tuple[dict[str, Any], list[Tensor]]:
         """What Packed is made from: where everything lies, and the tensors, each at the next multiple of ALIGNMENT."""
-        kept, end = [], _padded(self._arena.used)
+        kept, end = [], self._arena.used
         for tensor in self._kept:
             kept.append([end, tensor.nbytes])
-            end += _padded(tensor.nbytes)
-        placed = [[[run.address - self._arena.address, *run[1:]] for run in runs] for runs in self._placed]
+            end += tensor.nbytes + -tensor.nbytes % ALIGNMENT
+        base = self._arena.bytes.data_ptr()
+        placed = [[[run.address - base, *run[1:]] for run in runs] for runs in self._placed]
         described = {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
         return described, [self._arena.bytes, *self._kept]
 
@@ -195,10 +196,6 @@ def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[
             yield layout, packed.view(len(inside), -1)
         begin, found = end, found + len(inside)
     assert found == len(firsts), "every unit lies within one part"
-
-
-def _padded(size: int) -> int:
-    return size + -size % ALIGNMENT
 
 
 def _max_bytes(linear: Linear) -> tuple[int, int]:
