@@ -17,12 +17,11 @@ from tokenmill.config import FUSIBLE, check_choice
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.download import Progress
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import find_family, read_config
+from tokenmill.model.families import read_config
 from tokenmill.quant.rtn import ROWS, round_to_nearest
 from tokenmill.quant.schemes import SCHEMES, Matrix, Scheme, find_scheme
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import empty_decoder
-from tokenmill.weights.names import expand
+from tokenmill.weights.load import empty_decoder, match_tensors
 from tokenmill.weights.quantized import GROUPS, Layout, pack, part_shapes
 from tokenmill.weights.write.convert import Unit, plain_unit, weights_of, write_directory
 
@@ -97,21 +96,15 @@ def quantize(
 
 def _matrices(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str]:
     """The checkpoint's name of each matrix that tokens are multiplied with → the parameter that it fills."""
-    decoder, family = empty_decoder(model, Scheme(), 1, FUSIBLE), find_family(checkpoint.config)
+    decoder = empty_decoder(model, Scheme(), model.context, FUSIBLE)
     # A router is small, and its choices are all or nothing.
     paths = {path for path, module in decoder.named_modules() if isinstance(module, Matrix)}
     weights = {f"{path}.weight" for path in paths if not path.endswith(".router")}
-    targets = expand(family, model, dict(decoder.named_parameters()))
-    found = {}
-    for name in checkpoint.shapes:
-        target = targets.get(name.removeprefix(family.prefix))
-        if target is None or target.parameter not in weights:
-            continue
-        if target.transform == "transpose":
-            allowed = "a family whose files store matrices [out, in]; this one's are [in, out]"
-            raise ConfigError("model", f"{model.family} at {checkpoint.path}", allowed)
-        found[name] = target.parameter
-    return found
+    targets = match_tensors(checkpoint, decoder)
+    if any(target.transform == "transpose" and target.parameter in weights for target in targets.values()):
+        allowed = "a family whose files store matrices [out, in]; this one's are [in, out]"
+        raise ConfigError("model", f"{model.family} at {checkpoint.path}", allowed)
+    return {name: target.parameter for name, target in targets.items() if target.parameter in weights}
 
 
 def _rounded_unit(name: str, shape: tuple[int, ...], bits: int, group: int, kind: Kind) -> Unit:
