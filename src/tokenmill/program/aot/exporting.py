@@ -7,6 +7,7 @@ sequence are compiled separately.
 import subprocess
 import warnings
 from collections.abc import Hashable, Mapping
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -121,6 +122,7 @@ def _layer_inputs(
 @torch.no_grad()
 def compile_part(part: Export, path: Path) -> None:
     weights = weights_of(part.module)
+    code = BytesIO()  # torch's own writer of files ends the process where a disk is full
     sizes = {"inputs": part.dynamic_sizes, "weights": dict.fromkeys(weights)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
@@ -128,10 +130,11 @@ def compile_part(part: Export, path: Path) -> None:
         try:
             # Otherwise the code would always use as many threads as the machine that compiled it has.
             with inductor.patch({"cpp.dynamic_threads": True}):
-                aoti_compile_and_package(program, package_path=str(path))
+                aoti_compile_and_package(program, package_path=code)
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0]
             raise ConfigError("program", "compiled", f"its compiler failed for {part.name}: {line}") from error
+    path.write_bytes(code.getvalue())
 
 
 def _compiler() -> str:
