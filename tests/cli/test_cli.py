@@ -84,7 +84,7 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
-    "profile": f"""--generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
+    "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
