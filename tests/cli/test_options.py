@@ -164,6 +164,17 @@ def test_the_words_of_the_help(tm):
         assert "batch" not in tm(verb, "--help")[1].partition("Engine:")[0]
 
 
+def test_the_help_of_chat_says_what_holds_there(tm):
+    out = " ".join(tm("chat", "--help")[1].split())
+    for words in (
+        "Maximum number of new tokens of an answer. Default: all that the context leaves.",
+        "Slots in the cache. Default: max-length, and as much again, at most 8192, for /fork.",
+        "The same seed gives the same tokens. Default: a new one for each answer.",
+    ):
+        assert words in out
+    assert "128" not in out and "--json" not in out and "max-sequences times" not in out
+
+
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "tokenmill", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tokenmill ")
