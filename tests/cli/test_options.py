@@ -190,6 +190,14 @@ def test_a_request_that_cannot_be_served_names_options(tm, model):
     code, _, err = tm("generate", model, "-p", "w1", "-n", 5000)
     assert code == 2
     assert "--max-new-tokens of 5000 is over --max-length of 128" in err
+    for num_tokens, length, remedy in ((50, 40, "raise --max-length"), (128, 128, "this is the model's own context")):
+        for new in ([], ["-n", 5], ["-n", -1]):
+            code, _, err = tm("generate", model, "-p", "w1 " * num_tokens, "--max-length", length, "-q", *new)
+            assert (code, err) == (
+                2,
+                f"error: the prompt has {num_tokens} tokens, and with --max-length of {length} not one more fits: "
+                f"shorten the prompt ({remedy})\n",
+            )
     code, _, err = tm("generate", model, "-p", "w1", "-n", 60, "--cache-tokens", 32)
     assert code == 2
     assert "change --cache-tokens (more), or --max-new-tokens or the prompt (fewer)" in err

@@ -36,7 +36,8 @@ class Room:
             compact = f"/compact drops the oldest turns, then {again}; " if num_turns > 1 else ""
             raise RequestError(
                 f"there is no room for an answer: the conversation would have {num_prompt + 1} tokens at least, and "
-                f"{self.option} is {self.num_tokens}; {compact}/undo forgets the last question; {self._more(num_prompt)}"
+                f"{self.option} is {self.num_tokens}; {compact}/undo forgets the last question; "
+                f"{self._more(num_prompt)}"
             )
         wanted = left if params.max_new_tokens in (None, -1) else min(params.max_new_tokens, left)
         return replace(params, max_new_tokens=wanted, min_new_tokens=min(params.min_new_tokens, wanted))
