@@ -453,6 +453,16 @@ def test_a_part_with_ids_of_another_vocabulary_is_refused(engine, talk, tmp_path
         talk.do("open", f"{tmp_path}/x.kv")
 
 
+@pytest.mark.parametrize("columns", [40, 55, 80, 100])
+def test_help_is_as_wide_as_the_terminal(talk, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    help_text = talk.do("help")
+    assert talk.do("") == talk.do("?") == help_text
+    assert columns - 16 < max(map(len, help_text.splitlines())) <= columns
+    assert all(f"  /{name} " in help_text for name in (*talk.commands, "bye"))
+    assert '\\, or type """ before' in " ".join(help_text.split())
+
+
 def test_settings(talk):
     assert talk.do("set", "temperature 0.5") == "temperature 0.5"
     assert "temperature 0.5" in talk.do("stats")
@@ -460,10 +470,6 @@ def test_settings(talk):
     assert talk.do("set", "stop none") == "stop ()"
     assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
     assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
-    help_text = talk.do("help")
-    assert talk.do("") == talk.do("?") == help_text
-    assert max(map(len, help_text.splitlines())) <= 80
-    assert all(f"  /{name} " in help_text for name in (*talk.commands, "bye"))
     for name, argument, message in (
         ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),
         ("set", "temp 1", r"no setting 'temp' \(did you mean temperature\?\); the settings are .*top_k"),

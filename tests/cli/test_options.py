@@ -1,5 +1,6 @@
 """Options: what their help says, how a value that is refused is named, and that one letter means one thing."""
 
+import os
 import re
 import subprocess
 import sys
@@ -89,6 +90,36 @@ def test_what_is_nearly_an_option_or_a_verb(tm):
         code, out, err = tm(*line.split())
         assert (code, out) == (2, "")
         assert hint in err and err.count("\n") == 1
+
+
+def test_an_option_without_its_value_points_to_its_verb(tm, model):
+    for line, verb in (
+        ("generate -p", "generate"),
+        ("generate MODEL -p w1 -n", "generate"),
+        ("generate -m", "generate"),
+        ("bench --shape", "bench run"),
+        ("eval perplexity --window", "eval perplexity"),
+    ):
+        code, out, err = tm(*line.replace("MODEL", model).split())
+        assert (code, out) == (2, "")
+        assert err == f"error: Option '{line.split()[-1]}' requires an argument; see `tokenmill {verb} --help`\n"
+
+
+def test_an_output_that_is_no_name_is_refused(tm, model, tmp_path):
+    for verb in ("prefill", "profile", "quantize", "pack", "compile", "pull", "bench", "bench load"):
+        code, out, err = tm(*verb.split(), *([] if verb == "bench load" else [model]), "-o", "-")
+        assert (code, out) == (2, "")
+        assert "'-' (set in --output) is not allowed: the name of a file or directory; nothing of it can go to" in err
+        bad = os.fsdecode(bytes(tmp_path / "x") + b"\xff")
+        code, out, err = tm(*verb.split(), *([] if verb == "bench load" else [model]), "-o", bad)
+        assert (code, out) == (2, "") and err.endswith("(set in --output) is not allowed: a name in UTF-8\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_is_named_as_help_names_it(tm, model, tmp_path):
+    assert tm("pack", model, "-o", tmp_path / "x.packed", "-q")[0] == 0
+    code, _, err = tm("pack", tmp_path / "x.packed", "-o", tmp_path / "y.packed", "-q")
+    assert code == 2 and "(set in MODEL)" in err
 
 
 def verbs():

@@ -159,6 +159,17 @@ def test_a_saved_cache_does_not_replace_another_file(tm, model, tmp_path):
     assert "cannot be written: No such file" in tm(*prefill, "-o", tmp_path / "none" / "x.kv")[2]
 
 
+def test_a_queue_with_too_few_places_is_refused_before_a_model_is_looked_for(tm):
+    for arguments, needed in ((["-p", "w1", "-p", "w2"], 2), (["-p", "w1", "--n", 3], 3)):
+        for verb in ("generate", "profile"):
+            code, out, err = tm(verb, "no-such-model", *arguments, "--max-waiting", 1)
+            assert (code, out) == (2, "")
+            assert err == (
+                f"error: max_waiting = 1 (set in --max-waiting) is not allowed: at least {needed}, since all texts of "
+                "a run wait at first; or leave it out\n"
+            )
+
+
 def test_log_probabilities_are_shown_after_the_text(tm, model):
     arguments = ["generate", model, "-p", "w1 w2", "-n", 3]
     plain = tm(*arguments)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
 from tokenmill.cli.messages import (
     Message,
@@ -31,25 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["HELP", "LEAVE", "Conversation"]
-
-HELP = '''Type a message, or one of these:
-  /retry           answer the last question again, with a new seed
-  /continue        go on with an answer that was stopped
-  /undo            forget the last question and its answer
-  /clear           forget everything but the system message
-  /compact         drop the oldest turns, to make room
-  /system TEXT     set the system message, and begin anew
-  /save FILE       keep the conversation, its computed rows too
-  /open FILE       go on with a saved conversation
-  /fork            try something; /back returns to this point
-  /back            drop what came since /fork
-  /set NAME VALUE  change temperature, top_p, seed, max_new_tokens, ...
-  /stats           show tokens, cache and settings
-  /help            show this text (also /?)
-  /bye             leave (also /quit, /exit, Ctrl-D)
-Ctrl-C stops an answer. A message of several lines: end a line with \\, or type
-""" before and after it, or paste it. A space before / makes it a message.'''
+__all__ = ["LEAVE", "Conversation"]
 
 LEAVE = ("bye", "quit", "exit")
 STOPPED = "stopped by Ctrl-C"
@@ -81,7 +64,7 @@ class Conversation:
             "back": self.back,
             "set": self.set,
             "stats": self.stats,
-            "help": lambda _: HELP,
+            "help": lambda _: chat_help(),
         }
 
     # ---- questions and answers

@@ -10,7 +10,9 @@ from tokenmill.cli.display import print_json, progress_on_stderr, size
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.prefill import check_target
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["EXAMPLES", "command", "write"]
 
@@ -47,6 +49,7 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
 
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights
+    check_target(output, "--output", None, is_packed_model, "packed model")
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(config.model, progress)
         progress.stage(f"packing {checkpoint.path.name}")

@@ -77,13 +77,21 @@ def command(
 
 
 def check_target(
-    path: Path, option: str, force: bool, is_ours: Callable[[Path], bool] = looks_saved, kind: str = "saved cache"
+    path: Path,
+    option: str,
+    force: bool | None,
+    is_ours: Callable[[Path], bool] = looks_saved,
+    kind: str = "saved cache",
 ) -> None:
-    """Refuse, before anything is computed, a file that cannot be written or is not of this kind."""
+    """Refuse, before anything is computed, a file that cannot be written or is not of this kind.
+
+    force: None where the verb has no such option.
+    """
     if path.exists() and not path.is_file():
         raise SnapshotError(f"{path} is not a file: give the name of one with {option}")
     if path.exists() and not force and not is_ours(path):
-        raise SnapshotError(f"{path} is there and is not a {kind}: give another name, or --force to overwrite it")
+        forced = "" if force is None else ", or --force to overwrite it"
+        raise SnapshotError(f"{path} is there and is not a {kind}: give another name{forced}")
     trial = beside(path)
     try:
         try:

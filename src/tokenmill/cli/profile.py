@@ -12,7 +12,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
-from tokenmill.cli.prompts import Ids, Texts, gather
+from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, TokenmillError
@@ -73,6 +73,7 @@ def command(
         check_target(output, "--output", force, looks_traced, "trace of tokenmill profile")
     sampling = replace(sampling, ignore_eos=True)
     prompts = gather(prompt, None, tokens) if prompt or tokens else [DEFAULT_PROMPT]
+    check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)

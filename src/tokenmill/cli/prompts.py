@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.display import size
 from tokenmill.cli.options import PROMPT, parse_ids
-from tokenmill.config import DEFAULT_MODEL
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import is_there
 
@@ -23,6 +23,7 @@ __all__ = [
     "System",
     "Text",
     "Texts",
+    "check_waiting",
     "gather",
     "read_stdin",
     "read_text",
@@ -85,6 +86,13 @@ def gather(
         return prompts
     first = [] if system is None else [{"role": "system", "content": system}]
     return [[*first, {"role": "user", "content": text}] for text in prompts]
+
+
+def check_waiting(engine: EngineConfig, num_texts: int) -> None:
+    """ConfigError, before a model is loaded, for a queue that has fewer places than there are texts."""
+    if engine.max_waiting is not None and num_texts > engine.max_waiting:
+        allowed = f"at least {num_texts}, since all texts of a run wait at first; or leave it out"
+        raise ConfigError("max_waiting", engine.max_waiting, allowed)
 
 
 def _from_stdin(model: str) -> list[str]:

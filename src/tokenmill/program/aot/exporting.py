@@ -22,7 +22,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder, Layer
-from tokenmill.program.aot.manifest import MANIFEST, write_manifest
+from tokenmill.program.aot.manifest import check_folder, write_manifest
 from tokenmill.program.aot.program import End, OneLayer, Part, weights_of
 from tokenmill.program.compiled.program import check_backend
 from tokenmill.quant.quantized import QuantizedLinear
@@ -54,8 +54,7 @@ def write_package(
     attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total). PackageMismatch if the
     directory cannot be written.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
+    check_folder(folder)
     check_backend("inductor")
     try:
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
