@@ -743,7 +743,7 @@ def test_a_server_that_lists_no_models_needs_a_name():
         with pytest.raises(TokenmillError, match=r"lists no model \(HTTP \d+\): say with --model"):
             find_model(Load(url=server.url))
         server.models_status = 404
-        with pytest.raises(ConfigError, match="HTTP 404"):
+        with pytest.raises(TokenmillError, match="HTTP 404"):
             find_model(Load(url=server.url))
         assert find_model(Load(url=server.url, model="mine")) == "mine"
         server.models_status = 401

@@ -58,7 +58,7 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
             match["repository"], revision or match["revision"], offline, progress
         )
         return Path(repository.fetch(match["file"] or match["page"]))
-    if os.path.exists(path):  # noqa: PTH110  (a name that is too long does not exist, and is no error)
+    if model.strip() and os.path.exists(path):  # noqa: PTH110  (a name that is too long does not exist, and is no error)
         raise CheckpointError(f"{model} is neither a directory nor a regular file, so it holds no model")
     near = get_close_matches(model, SHORT_NAMES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
