@@ -377,6 +377,10 @@ def test_pull_prints_where_it_lies(tm, model, tmp_path):
     assert tm("pack", "no-such-model", "-o", config)[2] == (
         f"error: {config} is there and is not a packed model: give another name\n"
     )
+    assert "use one of auto, float32" in tm("pull", "no-such-model", "-o", tmp_path / "new", "--dtype", "int3")[2]
+    said = tm("pack", model, "-o", tmp_path / "x.packed", "--program", "eager")[2]
+    assert said.startswith("loading llama\nerror: program = 'eager' (set in --program)") and "packing" not in said
+    assert tm("pack", model, "-o", tmp_path / "x.packed")[2] == "loading llama\npacking llama\n"
     assert "is no AOT package" in tm("compile", "no-such-model", "-o", config)[2]
 
 

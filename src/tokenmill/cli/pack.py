@@ -52,8 +52,14 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     check_target(output, "--output", None, is_packed_model, "packed model")
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(config.model, progress)
-        progress.stage(f"packing {checkpoint.path.name}")
-        num_bytes = save_packed_model(checkpoint, config, output, progress.advance)
+        progress.stage(f"loading {checkpoint.path.name}")
+
+        def packing(done: int, total: int) -> None:
+            if not done:  # what is refused, is refused before
+                progress.stage(f"packing {checkpoint.path.name}")
+            progress.advance(done, total)
+
+        num_bytes = save_packed_model(checkpoint, config, output, packing)
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:
