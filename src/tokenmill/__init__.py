@@ -5,29 +5,30 @@ import tokenmill
 engine = tokenmill.load("smollm2-135m")
 print(engine.generate("Why is the sky blue?", max_new_tokens=64).text)
 
-Only the names below are public. They are imported on first use, so that `tokenmill --help` needs no torch.
+Only the names below are public. They are imported on first use: `tokenmill --help` needs no torch, and Ctrl-C finds
+cli/start.py in charge as soon as anything takes time.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from tokenmill.config import EngineConfig, SamplingParams
-from tokenmill.errors import (
-    CapacityError,
-    CheckpointError,
-    ConfigError,
-    NoKernel,
-    RequestError,
-    SnapshotError,
-    TokenmillError,
-)
-from tokenmill.registry import lookup
 from tokenmill.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as mypy knows it, without the milliseconds of `typing`
 if TYPE_CHECKING:
+    from typing import Any
+
+    from tokenmill.config import EngineConfig, SamplingParams
     from tokenmill.engine.build import load
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
+    from tokenmill.errors import (
+        CapacityError,
+        CheckpointError,
+        ConfigError,
+        NoKernel,
+        RequestError,
+        SnapshotError,
+        TokenmillError,
+    )
 
 
 __all__ = [
@@ -47,16 +48,20 @@ __all__ = [
     "load",
 ]
 
-_LAZY = {
+_LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name.endswith("Error") or name == "NoKernel"} | {
     "Completion": "tokenmill.engine.outputs:Completion",
     "Engine": "tokenmill.engine.engine:Engine",
+    "EngineConfig": "tokenmill.config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",
+    "SamplingParams": "tokenmill.config:SamplingParams",
     "Session": "tokenmill.engine.session:Session",
     "load": "tokenmill.engine.build:load",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tokenmill.registry import lookup  # noqa: PLC0415
+
     return lookup(_LAZY, name, "name")

@@ -192,7 +192,7 @@ class SamplingParams:
     min_new_tokens: end-of-sequence and stop tokens are masked until this many were generated.
     temperature: 0 is argmax exactly; otherwise logits are divided by it.
     top_k (0 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
-    repetition_penalty (1 off): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).
+    repetition_penalty (1 off, 0.01 at least): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).
     presence_penalty, frequency_penalty (0 off): subtracted, over the output only, as OpenAI's API defines them.
     logit_bias: token id → amount added to its logit; -inf forbids it.
     stop: texts that end the output; include_stop keeps the text that matched.
@@ -208,7 +208,7 @@ class SamplingParams:
     top_k: int = field(default=0, metadata={"minimum": 0})
     top_p: float = field(default=1.0, metadata={"minimum": 0, "maximum": 1, "exclusive": True})
     min_p: float = field(default=0.0, metadata={"minimum": 0, "maximum": 1})
-    repetition_penalty: float = field(default=1.0, metadata={"minimum": 0, "maximum": 100, "exclusive": True})
+    repetition_penalty: float = field(default=1.0, metadata={"minimum": 0.01, "maximum": 100})
     presence_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
     frequency_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -289,7 +289,7 @@ def _check_fields(settings: Any) -> None:
 
 
 def _check_number(
-    name: str, value: Any, whole: bool, minimum: int = 1, maximum: float = math.inf, exclusive: bool = False
+    name: str, value: Any, whole: bool, minimum: float = 1, maximum: float = math.inf, exclusive: bool = False
 ) -> None:
     """exclusive: the minimum itself is not allowed."""
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)

@@ -244,7 +244,7 @@ def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_pa
     sizes = ("--prompt", 8, "--new", 4, "--batch", 2, "--rounds", 1, "--threads", 1, "--dtype", "float32")
     code, out, err = tm("peers", path, "--only", "transformers,vllm", *sizes, "--json")
     assert code == 0, err
-    ours, theirs, absent = json.loads(out.splitlines()[-1])["rows"]
+    ours, theirs, absent = json.loads(out)["rows"]
     assert ours["label"] == "tokenmill" and ours["status"] == theirs["status"] == "ok"
     assert theirs["same_tokens"] == 1.0 and theirs["hash"] == ours["hash"]
     assert "float32" in ours["note"] and "attention" in theirs["note"]

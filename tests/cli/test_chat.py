@@ -156,6 +156,7 @@ def test_what_fails_in_a_pipe_is_an_exit_code(piped):
     code, out, err = piped(b"w1\n\xff\nw2\n", "-n", 3)
     assert code == 2 and len(out.splitlines()) == 2
     assert "error: line 2 of the input is not valid UTF-8" in err
+    assert "0 messages" in piped(b"\xef\xbb\xbf/stats\n")[2], "a byte order mark is no message"
     for word in LEAVE:
         assert piped(f"w1\n/{word}\n/nope\n", "-n", 3)[0] == 0
 

@@ -84,7 +84,7 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
-    "profile": f"""--generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
+    "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
@@ -305,6 +305,10 @@ BAD = [
     (["-p", "w1", "--system", "w2"], "--chat"),
     (["--tokens", "1", "--chat"], "--chat"),
     (["-p", "w1", "--temperature", "-1"], "--temperature"),
+    (
+        ["-p", "w1", "--repetition-penalty", "1e-300"],
+        "(set in --repetition-penalty) is not allowed: a number from 0.01",
+    ),
     (["-p", "w1", "--top-p", "0"], "--top-p"),
     (["-p", "w1", "--top-k", "x"], "--top-k"),
     (["-p", "w1", "-n", "0"], "--max-new-tokens"),
@@ -366,7 +370,31 @@ def test_pull_prints_where_it_lies(tm, model, tmp_path):
     assert (code, out) == (0, f"{tmp_path / 'out'}\n")
     assert tokenmill.load(tmp_path / "out").config.dtype == "bfloat16"
     assert "--output" in tm("pull", model, "--dtype", "float32")[2]
-    assert "new or empty" in tm("pull", model, "-o", tmp_path / "out")[2]
+    refused = f"error: out = '{tmp_path / 'out'}' (set in --output) is not allowed: a directory that is new or empty\n"
+    for verb in ("pull", "quantize"):  # before a model is looked for, or anything is said to begin
+        assert tm(verb, "no-such-model", "-o", tmp_path / "out") == (2, "", refused)
+    config = tmp_path / "out" / "config.json"
+    assert tm("pack", "no-such-model", "-o", config)[2] == (
+        f"error: {config} is there and is not a packed model: give another name\n"
+    )
+    assert "use one of auto, float32" in tm("pull", "no-such-model", "-o", tmp_path / "new", "--dtype", "int3")[2]
+    said = tm("pack", model, "-o", tmp_path / "x.packed", "--program", "eager")[2]
+    assert said.startswith("loading llama\nerror: program = 'eager' (set in --program)") and "packing" not in said
+    assert tm("pack", model, "-o", tmp_path / "x.packed")[2] == "loading llama\npacking llama\n"
+    assert "is no AOT package" in tm("compile", "no-such-model", "-o", config)[2]
+
+
+def test_pull_refuses_what_it_would_pass_over(tm, model, tmp_path):
+    for name, what in ((model, "is on this machine already"), ("smollm2-135m", "is a short name")):
+        code, out, err = tm("pull", name, "--revision", "main")
+        assert (code, out) == (2, "")
+        said = f"error: --revision = 'main' is not allowed: only with a hub name, owner/name: {name} {what}"
+        assert err.startswith(said)
+    code, out, err = tm("pull", f"{model}/config.json")
+    assert (code, out) == (2, "") and "is a .json file, not a model: " in err
+    (tmp_path / "file").write_text("")
+    assert f"{tmp_path / 'file'} is not a model: " in tm("pull", tmp_path / "file")[2]
+    assert tm("info", "/dev/null")[2].startswith("error: /dev/null is neither a directory nor a regular file")
 
 
 def test_info_says_what_is_in_it(tm, model, wordless):

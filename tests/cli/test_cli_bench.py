@@ -44,16 +44,20 @@ def tm(capsys, tmp_path, monkeypatch):
     return run
 
 
-def test_a_benchmark_prints_the_card_a_table_and_json_last(tm, path, tmp_path):
+def test_a_benchmark_prints_the_card_and_a_table(tm, path):
+    code, out, err = tm(path, "--tests", "pp16,tg8", "--batch", "1,2", "-r", 2)
+    assert code == 0, err
+    assert out.index("what it costs") < out.index("medians of 2") < out.index("text check: none: no reference for this")
+
+
+def test_with_json_stdout_is_the_document_alone(tm, path, tmp_path):
     file = tmp_path / "rows.csv"
     code, out, err = tm(path, "--tests", "pp16,tg8", "--batch", "1,2", "-r", 2, "--output", file, "--json")
-    assert code == 0, err
-    assert out.index("what it costs") < out.index("medians of 2") < out.index('{"card"')
-    document = json.loads(out.splitlines()[-1])
+    assert (code, out.count("\n")) == (0, 1), err
+    document = json.loads(out)
     assert [row["test"] for row in document["rows"]] == ["pp16", "tg8", "pp16 x2", "tg8 x2"]
     assert document["card"]["floor_tok_s"].keys() == {row["test"] for row in document["rows"]}
     assert [row["hash"] for row in read_rows([file])] == [row["hash"] for row in document["rows"]]
-    assert "text check: none: no reference for this model" in out
 
 
 def test_every_column_has_its_figure(tm, path):
@@ -88,7 +92,7 @@ def test_a_sweep_resumes_and_keeps_refused_points_marked(tm, path, tmp_path):
     code, out, err = tm(*sweep, "--json")
     assert "2 of 4 points are in" in err
     assert file.read_text().startswith(before) and len(read_rows([file])) == 6, "refused points are tried again"
-    assert len(json.loads(out.splitlines()[-1])["rows"]) == 4
+    assert len(json.loads(out)["rows"]) == 4
     tm(*sweep, "--dtype", "bfloat16")
     assert len(read_rows([file])) == 10, "other settings are other points"
 
@@ -99,16 +103,26 @@ def test_a_sweep_without_a_valid_point_says_so(tm, path):
 
 
 def test_the_ladder_names_every_rung(tm, path):
-    code, out, _ = tm("ladder", path, "--prompt", 16, "--new", 4, "-r", 1, "--json")
-    rows = json.loads(out.splitlines()[-1])["rows"]
+    ladder = ("ladder", path, "--prompt", 16, "--new", 4, "-r", 1)
+    code, out, _ = tm(*ladder, "--json")
+    rows = json.loads(out)["rows"]
     assert code == 0 and rows[0]["label"] == "no cache"
     assert len({row["hash"] for row in rows if row["scheme"] not in ("q8", "q4")}) == 1
+    out = tm(*ladder)[1]
     assert all(row["label"] in out for row in rows)
 
 
 def test_a_shape_needs_no_files(tm):
     code, out, _ = tm("--shape", "pythia-160m", "--tests", "tg2", "-r", 1, "--threads", 1)
     assert code == 0 and "shape:pythia-160m" in out and "random weights" in out
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep", "ladder"])
+def test_a_shape_beside_a_model_is_refused(tm, path, verb):
+    for model in ([path], ["-m", "smollm2-135m"]):
+        code, out, err = tm(verb, *model, "--shape", "pythia-160m")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "--shape = 'pythia-160m' is not allowed: in the place of MODEL, which is" in err
 
 
 def test_machine(tm):
@@ -210,6 +224,8 @@ def test_rows_that_a_disk_does_not_take_are_printed(tm, path, full, verb, monkey
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert [(row["status"], row["new"]) for row in rows] == [("ok", 2), ("ok", 3)]
     assert "medians of 1" in out and "Traceback" not in err
+    code, out, err = tm(*verb, path, "-r", 1, "--output", full, "--json")
+    assert code == 2 and len(json.loads(out)["rows"]) == 2, "the document has them already"
 
 
 def test_a_row_that_was_cut_short_is_taken_back(tmp_path):

@@ -11,6 +11,7 @@ from tokenmill.cli.conversation import Conversation
 from tokenmill.cli.report import cut_by, summary
 from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.engine.build import load
+from tokenmill.engine.observers import Observer
 from tokenmill.errors import ConfigError, RequestError, SnapshotError, TokenmillError
 
 PARAMS = SamplingParams(max_new_tokens=6)
@@ -135,6 +136,39 @@ def test_what_is_forgotten_is_not_in_the_session_either(engine, talk):
     assert computed(talk)[0] == 1
 
 
+class CtrlC(Observer):
+    """Comes in the midst of the third step."""
+
+    num_steps = 0
+
+    def phase(self, name, plan):
+        self.num_steps += name == "run"
+        if name == "run" and self.num_steps == 3:
+            raise KeyboardInterrupt
+
+
+def test_after_ctrl_c_in_a_step_the_figures_are_those_of_the_next_one(engine, talk):
+    """The session has no rows then; full blocks are found again when it next runs."""
+    asked(talk, "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 " * 3)
+    length = len(talk.session)
+    fed = []
+    with pytest.raises(KeyboardInterrupt), engine.core.observed_by(CtrlC()):
+        asked(talk, "w3")
+    assert talk.session.num_cached == 0 and "computed" not in talk.do("stats")
+
+    class Fed(Observer):
+        def phase(self, name, plan):
+            if name == "plan":
+                fed.append(plan.work[0].count)
+
+    talk.do("retry")
+    with engine.core.observed_by(Fed()):
+        list(talk.answer())
+    new, known = computed(talk)
+    assert (new, known % 32) == (fed[0], 0) and 32 <= known < length
+    assert f"{talk.session.num_cached} computed" in talk.do("stats")
+
+
 def test_a_fork_computes_only_what_is_new(talk):
     asked(talk, "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10")
     length = len(talk.session)
@@ -191,7 +225,7 @@ def test_only_a_question_retry_and_continue_make_the_model_answer(talk, tmp_path
 
 
 def test_a_refused_question_waits_for_retry_alone(talk):
-    with pytest.raises(RequestError, match="/compact"):
+    with pytest.raises(RequestError, match="no room for an answer"):
         asked(talk, "w1 " * 200)
     for name in ("stats", "help", "fork", "back"):
         talk.do(name)
@@ -247,9 +281,7 @@ def test_an_answer_runs_to_the_end_of_the_context_and_says_so(engine):
     assert len(talk.session) == 128
     assert talk.figures.endswith("stopped at --max-length 128")
     assert talk.do("continue") == ""
-    with pytest.raises(
-        RequestError, match=r"129 tokens.*--max-length is 128.*/compact.*, then /continue.*128 is the model's own"
-    ):
+    with pytest.raises(RequestError, match=r"129 tokens.*--max-length is 128.*/undo.*128 is the model's own"):
         list(talk.answer())
     assert len(talk.messages) == 3  # the answer is still there
     short = talking(engine, SamplingParams(max_new_tokens=5))
@@ -294,6 +326,19 @@ def test_near_the_end_there_is_a_warning_and_compact_makes_room(engine):
     assert "one turn" in talk.do("compact") and len(talk.messages) == 3
 
 
+def test_compact_is_advised_only_where_it_can_help(engine):
+    talk = talking(engine, SamplingParams())
+    asked(talk, "w1")
+    assert "/undo forgets the one turn; " in talk.warning and "/compact" not in talk.warning
+    talk.do("continue")
+    with pytest.raises(RequestError, match="there is no room") as refused:
+        list(talk.answer())
+    assert "/compact" not in str(refused.value) and "/undo forgets the last question" in str(refused.value)
+    with pytest.raises(RequestError, match="/compact drops the oldest turns, then /retry asks again"):
+        asked(talk, "w2")
+    assert "/compact drops the oldest turns, /undo the last one" in talk.warning
+
+
 def test_after_compact_a_full_answer_goes_on(engine):
     talk = talking(engine, SamplingParams(max_new_tokens=50))
     for text in ("w1", "w2", "w3"):
@@ -334,6 +379,21 @@ def test_saved_and_opened(engine, talk, tmp_path):
     with pytest.raises(SnapshotError, match="does not exist"):
         other.do("open", f"{tmp_path}/z.kv")
     assert asked(other, "w3")
+
+
+def test_a_system_message_alone_is_saved(engine, talk, tmp_path):
+    wanted = asked(talk, "w1")
+    for forget in ("clear", "undo"):
+        talk = talking(engine)
+        asked(talk, "w5")
+        talk.do(forget)
+        assert talk.do("save", f"{tmp_path}/x.kv").startswith(f"{tmp_path}/x.kv: ")
+        other = talking(engine, system=None)
+        assert other.do("open", f"{tmp_path}/x.kv").startswith("1 messages")
+        assert other.messages == [{"role": "system", "content": "w4"}]
+        assert asked(talk, "w1") == asked(other, "w1") == wanted
+    with pytest.raises(TokenmillError, match="nothing to save: the conversation has no message yet"):
+        talking(engine, system=None).do("save", f"{tmp_path}/y.kv")
 
 
 def test_save_overwrites_nothing_but_conversations(engine, talk, tmp_path):
@@ -393,6 +453,16 @@ def test_a_part_with_ids_of_another_vocabulary_is_refused(engine, talk, tmp_path
         talk.do("open", f"{tmp_path}/x.kv")
 
 
+@pytest.mark.parametrize("columns", [40, 55, 80, 100])
+def test_help_is_as_wide_as_the_terminal(talk, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    help_text = talk.do("help")
+    assert talk.do("") == talk.do("?") == help_text
+    assert columns - 16 < max(map(len, help_text.splitlines())) <= columns
+    assert all(f"  /{name} " in help_text for name in (*talk.commands, "bye"))
+    assert '\\, or type """ before' in " ".join(help_text.split())
+
+
 def test_settings(talk):
     assert talk.do("set", "temperature 0.5") == "temperature 0.5"
     assert "temperature 0.5" in talk.do("stats")
@@ -400,10 +470,6 @@ def test_settings(talk):
     assert talk.do("set", "stop none") == "stop ()"
     assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
     assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
-    help_text = talk.do("help")
-    assert talk.do("") == talk.do("?") == help_text
-    assert max(map(len, help_text.splitlines())) <= 80
-    assert all(f"  /{name} " in help_text for name in (*talk.commands, "bye"))
     for name, argument, message in (
         ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),
         ("set", "temp 1", r"no setting 'temp' \(did you mean temperature\?\); the settings are .*top_k"),

@@ -1,5 +1,6 @@
 """Options: what their help says, how a value that is refused is named, and that one letter means one thing."""
 
+import os
 import re
 import subprocess
 import sys
@@ -91,6 +92,36 @@ def test_what_is_nearly_an_option_or_a_verb(tm):
         assert hint in err and err.count("\n") == 1
 
 
+def test_an_option_without_its_value_points_to_its_verb(tm, model):
+    for line, verb in (
+        ("generate -p", "generate"),
+        ("generate MODEL -p w1 -n", "generate"),
+        ("generate -m", "generate"),
+        ("bench --shape", "bench run"),
+        ("eval perplexity --window", "eval perplexity"),
+    ):
+        code, out, err = tm(*line.replace("MODEL", model).split())
+        assert (code, out) == (2, "")
+        assert err == f"error: Option '{line.split()[-1]}' requires an argument; see `tokenmill {verb} --help`\n"
+
+
+def test_an_output_that_is_no_name_is_refused(tm, model, tmp_path):
+    for verb in ("prefill", "profile", "quantize", "pack", "compile", "pull", "bench", "bench load"):
+        code, out, err = tm(*verb.split(), *([] if verb == "bench load" else [model]), "-o", "-")
+        assert (code, out) == (2, "")
+        assert "'-' (set in --output) is not allowed: the name of a file or directory; nothing of it can go to" in err
+        bad = os.fsdecode(bytes(tmp_path / "x") + b"\xff")
+        code, out, err = tm(*verb.split(), *([] if verb == "bench load" else [model]), "-o", bad)
+        assert (code, out) == (2, "") and err.endswith("(set in --output) is not allowed: a name in UTF-8\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_is_named_as_help_names_it(tm, model, tmp_path):
+    assert tm("pack", model, "-o", tmp_path / "x.packed", "-q")[0] == 0
+    code, _, err = tm("pack", tmp_path / "x.packed", "-o", tmp_path / "y.packed", "-q")
+    assert code == 2 and "(set in MODEL)" in err
+
+
 def verbs():
     """Every verb, the hidden one too, with its parameters."""
 
@@ -164,6 +195,17 @@ def test_the_words_of_the_help(tm):
         assert "batch" not in tm(verb, "--help")[1].partition("Engine:")[0]
 
 
+def test_the_help_of_chat_says_what_holds_there(tm):
+    out = " ".join(tm("chat", "--help")[1].split())
+    for words in (
+        "Maximum number of new tokens of an answer. Default: all that the context leaves.",
+        "Slots in the cache. Default: max-length, and as much again, at most 8192, for /fork.",
+        "The same seed gives the same tokens. Default: a new one for each answer.",
+    ):
+        assert words in out
+    assert "128" not in out and "--json" not in out and "max-sequences times" not in out
+
+
 def test_the_module_is_the_command():
     done = subprocess.run([sys.executable, "-m", "tokenmill", "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("tokenmill ")
@@ -179,6 +221,14 @@ def test_a_request_that_cannot_be_served_names_options(tm, model):
     code, _, err = tm("generate", model, "-p", "w1", "-n", 5000)
     assert code == 2
     assert "--max-new-tokens of 5000 is over --max-length of 128" in err
+    for num_tokens, length, remedy in ((50, 40, "raise --max-length"), (128, 128, "this is the model's own context")):
+        for new in ([], ["-n", 5], ["-n", -1]):
+            code, _, err = tm("generate", model, "-p", "w1 " * num_tokens, "--max-length", length, "-q", *new)
+            assert (code, err) == (
+                2,
+                f"error: the prompt has {num_tokens} tokens, and with --max-length of {length} not one more fits: "
+                f"shorten the prompt ({remedy})\n",
+            )
     code, _, err = tm("generate", model, "-p", "w1", "-n", 60, "--cache-tokens", 32)
     assert code == 2
     assert "change --cache-tokens (more), or --max-new-tokens or the prompt (fewer)" in err

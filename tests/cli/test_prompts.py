@@ -2,10 +2,12 @@
 
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 import tokenmill
+from tokenmill.cli import eval as evaluation
 from tokenmill.cli import prompt_progress
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"
@@ -50,6 +52,26 @@ def test_what_is_not_utf_8_is_named(tm, model, piped, tmp_path):
     missing = "error: /no/such/file cannot be read: No such file or directory\n"
     assert tm("generate", model, "--prompt-file", "/no/such/file")[2] == missing
     assert tm("eval", "perplexity", model, "/no/such/file")[2] == missing
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tm, model, piped, tmp_path):
+    wanted = tm("generate", model, "-p", "w1 w2", "-n", 3, "-q")
+    (tmp_path / "prompt.txt").write_bytes(b"\xef\xbb\xbfw1 w2\n")
+    assert tm("generate", model, "-f", tmp_path / "prompt.txt", "-n", 3, "-q") == wanted
+    for how in ([], ["-p", "-"], ["-f", "-"]):
+        piped(b"\xef\xbb\xbfw1 w2\n")
+        assert tm("generate", model, *how, "-n", 3, "-q") == wanted
+
+
+def test_what_has_no_end_is_refused_by_name(tm, model, monkeypatch):
+    said = "has more than 64.0 MB, which is no text to be read at once: shorten it"
+    assert tm("generate", model, "-f", "/dev/zero")[::2] == (2, f"error: /dev/zero {said}\n")
+    for how in ([], ["-p", "-"], ["-f", "-"]):
+        with Path("/dev/zero").open() as endless:
+            monkeypatch.setattr(sys, "stdin", endless)
+            assert tm("generate", model, *how)[::2] == (2, f"error: the input {said}\n")
+    monkeypatch.setattr(evaluation, "MAX_BYTES", 10)
+    assert "/dev/zero has more than 10 B" in tm("eval", "perplexity", model, "/dev/zero")[2]
 
 
 ALIASES = [
@@ -135,6 +157,17 @@ def test_a_saved_cache_does_not_replace_another_file(tm, model, tmp_path):
     assert tm(*prefill, "-o", tmp_path, "--force")[0] == 2
     assert tm(*prefill, "-o", "/dev/null", "--force")[0] == 2
     assert "cannot be written: No such file" in tm(*prefill, "-o", tmp_path / "none" / "x.kv")[2]
+
+
+def test_a_queue_with_too_few_places_is_refused_before_a_model_is_looked_for(tm):
+    for arguments, needed in ((["-p", "w1", "-p", "w2"], 2), (["-p", "w1", "--n", 3], 3)):
+        for verb in ("generate", "profile"):
+            code, out, err = tm(verb, "no-such-model", *arguments, "--max-waiting", 1)
+            assert (code, out) == (2, "")
+            assert err == (
+                f"error: max_waiting = 1 (set in --max-waiting) is not allowed: at least {needed}, since all texts of "
+                "a run wait at first; or leave it out\n"
+            )
 
 
 def test_log_probabilities_are_shown_after_the_text(tm, model):

@@ -121,6 +121,31 @@ run()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.parametrize("module", ["tokenmill.config", "tokenmill.cli.main"])
+@pytest.mark.parametrize(
+    "how", ["from tokenmill.cli.start import run; run()", "runpy.run_module('tokenmill', None, '__main__')"]
+)
+def test_ctrl_c_while_our_own_modules_are_imported(module, how):
+    code = f"""
+import runpy, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+{how}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_guarded():
+    """Whatever stands here may be interrupted with a traceback."""
+    code = "import sys; before = set(sys.modules); import tokenmill.cli.start; print(*sorted({*sys.modules} - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["tokenmill", "tokenmill.cli", "tokenmill.cli.start", "tokenmill.version"]
+
+
 def test_a_signal_that_is_ignored_stays_ignored(model):
     """As under nohup, and of a command that a script has put into the background."""
     code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")

@@ -260,7 +260,7 @@ def test_settings_that_cannot_be_are_refused_when_the_engine_is_built(path, sett
             [1] * CONTEXT,
             {},
             RequestError,
-            rf"prompt of {CONTEXT} tokens \+ max_new_tokens of 128 is over max_length of 128",
+            rf"the prompt has {CONTEXT} tokens, and with max_length of 128 not one more fits",
         ),
         (
             [1] * 100,

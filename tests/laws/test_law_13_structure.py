@@ -111,9 +111,9 @@ def test_only_registries_import_by_name(path):
             assert isinstance(table, ast.Name) and table.id.isupper(), f"{path}:{node.lineno}: give lookup a registry"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if room(path) != "cli"], ids=module)
+@pytest.mark.parametrize("path", [path for path in FILES if room(path) not in ("cli", "__init__")], ids=module)
 def test_our_own_modules_are_imported_at_the_top_only(path):
-    """A verb of the command line may import what is slow when it runs."""
+    """A verb of the command line may import what is slow when it runs; the public face imports nothing by itself."""
     for function in ast.walk(parsed(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):

@@ -1,7 +1,9 @@
 """Where the time goes: phases add up, traces can be read, levels, refusals, and tokens that stay the same."""
 
+import errno
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -298,9 +300,11 @@ def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_pa
     monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "file").write_text("")
     for arguments, words in (
-        (["-o", tmp_path / "none" / "trace.json"], "a directory that can be written (No such file or directory)"),
+        (["-o", tmp_path / "none" / "trace.json"], "trace.json cannot be written: No such file or directory"),
         (["-o", tmp_path / "file" / "trace.json"], "Not a directory"),
-        (["-o", tmp_path], "this is a directory"),
+        (["-o", tmp_path], "is not a file: give the name of one with --output"),
+        (["-o", "/dev/full"], "/dev/full is not a file"),
+        (["-o", tmp_path / "file"], "is there and is not a trace of tokenmill profile: give another name, or --force"),
         (["-o", tmp_path / "trace.json", "--level", "none"], "none makes no trace"),
         (["--level", "loud"], "--level = 'loud' is not allowed: use one of none, light, verbose"),
     ):
@@ -310,11 +314,39 @@ def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_pa
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_that_is_there_is_replaced_whole(tm, tmp_path):
+def test_only_a_trace_is_replaced_without_force(tm, tmp_path):
     target = tmp_path / "trace.json"
-    target.write_text("old")
-    assert tm("-o", target, "-q")[0] == 0
-    assert json.loads(target.read_text())["traceEvents"]
+    target.write_text("mine")
+    assert tm("-o", target, "-q")[0] == 2 and target.read_text() == "mine"
+    assert tm("-o", target, "-q", "--force")[0] == 0
+    for level in ("verbose", "light"):
+        assert tm("-o", target, "-q", "--level", level)[0] == 0
+        assert json.loads(target.read_text())["traceEvents"]
+
+
+def test_a_full_disk_is_found_before_the_model_is_loaded(tm, tmp_path, monkeypatch):
+    monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
+
+    def full(self, data):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, out, err = tm("-o", tmp_path / "trace.json")
+    assert (code, out) == (2, "")
+    assert err == f"error: {tmp_path / 'trace.json'} cannot be written: No space left on device\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("json", [[], ["--json"]])
+def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(tm, tmp_path, monkeypatch, json):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(verb, "writing", full)
+    code, out, err = tm("-o", tmp_path / "trace.json", "-q", *json)
+    assert code == 2 and ('"trace": null' if json else "cost of measuring") in out
+    assert err.startswith(f"error: {tmp_path / 'trace.json'} cannot be written: No space") and err.count("\n") == 1
 
 
 def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(path, capsys):

@@ -68,12 +68,12 @@ def test_the_tokens_are_the_same_in_any_block_size(compiled, llama):
 
 
 class Interpreted:
-    """A part as it was exported, in the place of its machine code."""
+    """A part as it was exported, in the place of its machine code, which is only its number."""
 
     programs: ClassVar = {}
 
     def __init__(self, path, *_):
-        self.program = self.programs[Path(path).name]
+        self.program = self.programs[Path(path).read_bytes()]
         self.module = self.program.module()
 
     def run(self, tensors):
@@ -90,16 +90,18 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
     """Several sequences and chunks as well, which the tests have no time to compile."""
 
     def keep(program, package_path):
-        Interpreted.programs[Path(package_path).name] = program
-        Path(package_path).write_bytes(b"code")
+        number = str(len(Interpreted.programs)).encode()
+        Interpreted.programs[number] = program
+        package_path.write(number)
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
     monkeypatch.setattr(manifest, "Loader", Interpreted)
     path = save(family, tmp_path)
     for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
+        Interpreted.programs.clear()
         write(path, tmp_path / "x.aot", compile_phases="both", **how)
         engine = engine_for(path, aot_package=str(tmp_path / "x.aot"), **how)
-        assert set(Interpreted.programs) == set(read_manifest(tmp_path / "x.aot")["files"])
+        assert len(Interpreted.programs) == len(read_manifest(tmp_path / "x.aot")["files"])
         same(engine, engine_for(path, program="eager", **how))
 
 
@@ -217,6 +219,21 @@ def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch)
 
     monkeypatch.setattr(exporting, "compile_part", compile_some)
     with pytest.raises(PackageMismatch if isinstance(how, OSError) else KeyboardInterrupt):
+        write(llama, copy)
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_torch_writes_no_file_itself(copy, llama, monkeypatch):
+    """Its writer, where a disk is full, ends the process from a C++ destructor."""
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(exporting, "aoti_compile_and_package", lambda _, package_path: package_path.write(b"code"))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(PackageMismatch, match=r"x\.aot cannot be written: No space left on device"):
         write(llama, copy)
     assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Stream, message_of
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import Progress, Silent
 
 __all__ = ["Ask", "Load", "arrivals_s", "build_asks", "find_model", "send"]
@@ -188,14 +188,15 @@ def find_model(load: Load) -> str:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError("--url", load.url, f"the address of a server that answers ({reason})") from None
     if answer.status_code in (401, 403):
-        raise ConfigError("--api-key", "…" if load.api_key else None, f"a key that {address} accepts")
+        refused = "another key" if load.api_key else "a key"
+        raise TokenmillError(f"{address} wants {refused} (HTTP {answer.status_code}): give it with --api-key")
     if load.model is not None:
         return load.model
     try:
         return str(answer.raise_for_status().json()["data"][0]["id"])
     except (httpx2.HTTPStatusError, ValueError, LookupError, TypeError):
-        allowed = f"a name, since {address} lists none (HTTP {answer.status_code})"
-        raise ConfigError("--model", None, allowed) from None
+        none = f"{address} lists no model (HTTP {answer.status_code})"
+        raise TokenmillError(f"{none}: say with --model which name to ask for") from None
 
 
 def send(

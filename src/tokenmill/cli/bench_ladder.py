@@ -15,6 +15,7 @@ from tokenmill.cli.bench_rows import (
     Row,
     RowFile,
     ShapeName,
+    check_shape,
     ending,
     make_series,
     print_card,
@@ -38,6 +39,7 @@ RUNG = ("program", "scheme", "cache", "block_size", "proposer", "compile", "comp
 
 @with_settings(without=(*OWN, *RUNG), engine=EngineConfig)
 def command(
+    context: typer.Context,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
     shape: ShapeName = None,
@@ -63,16 +65,18 @@ def command(
     """
     point = Point(prompt, new, batch)
     file = RowFile(output)
+    check_shape(context, shape)
     with progress_on_stderr(quiet) as progress:
         with uninterrupted():
             from tokenmill.bench.ladder import climb, rungs
             from tokenmill.model.families import read_config
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "ladder")
-        card = print_card(series, config, [point])
+        card = print_card(series, config, [point], json)
         steps = rungs(config, read_config(series.checkpoint.config))
         rows = file.keep(climb(series, config, steps, point))
-    print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
-    ending(rows)
+    if not json:
+        print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
+    ending(rows, json)
     for rung in steps:
         if rung.refused is not None and not quiet:
             remark(f"no rung {rung.label!r} here: {rung.refused}")

@@ -108,7 +108,9 @@ def command(
             for point in points:
                 prompts = make_prompts(checkpoint, vocabulary, point.prompt, point.batch)
                 rows += file.keep(contest.rows(point, prompts))
-    _print(rows, points, f"{model}, {threads} threads, {config.dtype}")
+    if not json:
+        _print(rows, points, f"{model}, {threads} threads, {config.dtype}")
+    _remark(rows)
     file.finish(rows, {"rows": rows} if json else None)
 
 
@@ -178,7 +180,10 @@ def _print(rows: list[Row], points: list[Point], title: str) -> None:
     if good:
         probes = [row["probe_gb_s"] for row in rows if row["status"] == "ok"]
         typer.echo(f"read bandwidth beside the runs: {min(probes):.0f} to {max(probes):.0f} GB/s (medians per engine)")
-    if any(row["noisy"] for row in good.values()):
+
+
+def _remark(rows: list[Row]) -> None:
+    if any(row["noisy"] for row in rows if row["status"] == "ok"):
         remark("the bandwidth changed while it was measured: ratios are taken round by round; look at their spread")
     for name, status, reason in dict.fromkeys((row["label"], row["status"], row["reason"]) for row in rows):
         if status != "ok":

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.cli.command import is_given
 from tokenmill.cli.display import print_json, print_table, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
 from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError
 from tokenmill.hub.download import Progress
 
 if TYPE_CHECKING:  # these import torch
@@ -26,6 +28,7 @@ __all__ = [
     "Repetitions",
     "RowFile",
     "ShapeName",
+    "check_shape",
     "ending",
     "lines_of",
     "make_series",
@@ -72,6 +75,12 @@ Check = Annotated[
 Row = dict[str, Any]
 
 
+def check_shape(context: typer.Context, shape: str | None) -> None:
+    """ConfigError for a shape beside a MODEL."""
+    if shape is not None and is_given(context, "model"):
+        raise ConfigError("--shape", shape, f"in the place of MODEL, which is {context.params['model']!r}: give one")
+
+
 def make_series(
     engine: EngineConfig, shape: str | None, progress: Progress, repetitions: int, check: bool, kind: str
 ) -> tuple["Series", EngineConfig]:
@@ -88,8 +97,8 @@ def make_series(
     return Series(checkpoint, progress, repetitions=repetitions, check=check, kind=kind), engine
 
 
-def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) -> dict[str, Any]:
-    """Measure the machine if need be, print the cost card, return it."""
+def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any], json: bool) -> dict[str, Any]:
+    """Measure the machine if need be, and return the cost card, printed unless the document is to hold it."""
     from tokenmill.bench.card import card_of, card_rows
     from tokenmill.model.families import read_config
 
@@ -97,8 +106,9 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any]) ->
     longest = max(point.length for point in points)
     planned = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
     card = card_of(planned, model, series.limits(engine), points, series.checkpoint.num_bytes)
-    print_table(f"{engine.model}: what it costs", card_rows(card))
-    typer.echo()
+    if not json:
+        print_table(f"{engine.model}: what it costs", card_rows(card))
+        typer.echo()
     return card
 
 
@@ -138,13 +148,11 @@ class RowFile:
             self._unsaved.append(row)
 
     def finish(self, rows: Sequence[Row], document: dict[str, Any] | None = None) -> None:
-        """Print rows that were not saved, and the document if there is one. Exit code 2 if something is missing."""
+        """Print the document, which has all rows, or rows that were not saved. Exit code 2 if something is missing."""
         if self._unsaved:
             remark(f"error: {self._output} cannot be written ({self._reason}): the rows that it lacks are on stdout")
-            for row in self._unsaved:
-                print_json(row)
-        if document is not None:
-            print_json(document)
+        for one in self._unsaved if document is None else [document]:
+            print_json(one)
         if self._unsaved or not any(row["status"] == "ok" for row in rows):
             raise typer.Exit(2)
 
@@ -192,10 +200,11 @@ def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
     )
 
 
-def ending(rows: Sequence[Row]) -> None:
-    """What belongs under the table: memory, preparation, the text check, and how far to trust the minute."""
+def ending(rows: Sequence[Row], json: bool) -> None:
+    """What belongs under the table, if there is one: memory, preparation, the text check. And on stderr, how far to
+    trust the minute."""
     good = [row for row in rows if row["status"] == "ok"]
-    if good:
+    if good and not json:
         last = good[-1]
         peak = max(row["peak_mb"] or 0.0 for row in good)
         prepared = f"load {last['load_s']:.1f} s, compile {last['compile_s']:.1f} s, warm-up {last['warmup_s']:.1f} s"

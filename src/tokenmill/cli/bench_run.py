@@ -14,6 +14,7 @@ from tokenmill.cli.bench_rows import (
     Repetitions,
     RowFile,
     ShapeName,
+    check_shape,
     ending,
     make_series,
     print_card,
@@ -50,6 +51,7 @@ Batches = Annotated[
 
 @with_settings(without=OWN, engine=EngineConfig)
 def command(
+    context: typer.Context,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
     shape: ShapeName = None,
@@ -69,12 +71,14 @@ def command(
     """
     points = _points(tests, depth, batch)
     file = RowFile(output)
+    check_shape(context, shape)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
-        card = print_card(series, config, points)
+        card = print_card(series, config, points, json)
         rows = file.keep(series.rows(points, config))
-    print_rows(f"{config.model}, medians of {repetitions}", rows)
-    ending(rows)
+    if not json:
+        print_rows(f"{config.model}, medians of {repetitions}", rows)
+    ending(rows, json)
     file.finish(rows, {"card": card, "rows": rows} if json else None)
 
 

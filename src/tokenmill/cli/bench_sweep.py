@@ -18,6 +18,7 @@ from tokenmill.cli.bench_rows import (
     Row,
     RowFile,
     ShapeName,
+    check_shape,
     ending,
     make_series,
     print_card,
@@ -53,6 +54,7 @@ News = Annotated[
 
 @with_settings(without=OWN, engine=EngineConfig)
 def command(
+    context: typer.Context,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
     shape: ShapeName = None,
@@ -73,6 +75,7 @@ def command(
     counts = [parse_counts(text, option) for text, option in ((batch, "--batch"), (prompt, "--prompt"), (new, "--new"))]
     points = sweep(*counts)
     file = RowFile(output)
+    check_shape(context, shape)
     with progress_on_stderr(quiet) as progress:
         series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "sweep")
         mark = _mark(config, repetitions)
@@ -80,11 +83,12 @@ def command(
         left = [point for point in points if _key(point) not in known]
         if known and not quiet:
             remark(f"{len(points) - len(left)} of {len(points)} points are in {output} already")
-        card = print_card(series, config, points)
+        card = print_card(series, config, points, json)
         rows = file.keep({**row, "label": mark} for row in series.rows(left, config))
     rows = _in_order(points, [*known.values(), *rows])
-    print_rows(f"{config.model}, medians of {repetitions}", rows)
-    ending(rows)
+    if not json:
+        print_rows(f"{config.model}, medians of {repetitions}", rows)
+    ending(rows, json)
     if not any(row["status"] == "ok" for row in rows):
         remark("no point of the sweep could be measured")
     file.finish(rows, {"card": card, "rows": rows} if json else None)

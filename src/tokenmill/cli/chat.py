@@ -34,7 +34,19 @@ FORK_TOKENS = 8192
 WORDS = ("exit", "quit")  # typed alone, they hardly are a message
 
 
-@with_settings(without=("n", "logprobs", "max_sequences", "max_waiting"), sampling=SamplingParams, engine=EngineConfig)
+HELP = {
+    "max_new_tokens": "Maximum number of new tokens of an answer. Default: all that the context leaves.",
+    "cache_tokens": f"Slots in the cache. Default: max-length, and as much again, at most {FORK_TOKENS}, for /fork.",
+    "seed": "The same seed gives the same tokens. Default: a new one for each answer.",
+}
+
+
+@with_settings(
+    without=("n", "logprobs", "max_sequences", "max_waiting"),
+    words=HELP,
+    sampling=SamplingParams,
+    engine=EngineConfig,
+)
 def command(
     context: typer.Context,
     sampling: SamplingParams,

@@ -2,8 +2,10 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -11,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.errors import CapacityError, ConfigError, RequestError
 
-__all__ = ["ALIASES", "Verb", "VerbGroup", "is_given"]
+__all__ = ["ALIASES", "Verb", "VerbGroup", "help_width", "is_given"]
 
 ALIASES = {
     "--temp": "--temperature",
@@ -61,14 +63,20 @@ class Verb(TyperCommand):
                 parser.add_option(obj=param, opts=[alias], dest=param.name, action=action, nargs=1)
         return parser
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click's."""
+        with _naming(ctx):
+            return super().parse_args(ctx, args)
+
     def get_help(self, ctx: Any) -> str:
         """The help page."""
         return _help_page(self, ctx)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb. What is refused is named by its option, not by its setting."""
-        options = {param.name: _longest(param) for param in self.params}
+        options = {param.name: _shown(param) for param in self.params}
         try:
+            _check_output(ctx.params.get("output"))
             return super().invoke(ctx)
         except (RequestError, CapacityError) as error:
             error.args = (_SETTING.sub(lambda name: options.get(name[0], name[0]), str(error)),)
@@ -101,8 +109,31 @@ class VerbGroup(TyperGroup):
             ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
 
 
-def _longest(param: Any) -> str:
-    return str(max(param.opts, key=len))
+def _shown(param: Any) -> str:
+    """How a parameter is named in messages: --output, MODEL."""
+    is_argument = param.param_type_name == "argument"
+    return str(param.metavar or param.name.upper() if is_argument else max(param.opts, key=len))
+
+
+def _check_output(path: Path | None) -> None:
+    """Refuse names that are no names to whoever typed them, or that no message could show."""
+    if str(path) == "-":
+        raise ConfigError("output", "-", "the name of a file or directory; nothing of it can go to stdout")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError("output", str(path), "a name in UTF-8") from None
+
+
+@contextmanager
+def _naming(ctx: Any) -> Iterator[None]:
+    """Errors of the parser know the verb, whose --help they advise."""
+    try:
+        yield
+    except Exception as error:
+        if getattr(error, "ctx", ctx) is None:
+            error.ctx = ctx  # type: ignore[attr-defined]
+        raise
 
 
 def _add_model_option(parser: Any, ctx: Any, some_option: Any) -> None:
@@ -125,10 +156,14 @@ def _add_model_option(parser: Any, ctx: Any, some_option: Any) -> None:
 # ---- help
 
 
+def help_width() -> int:
+    """Columns of a help page: those of the terminal, within limits."""
+    return min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
+
+
 def _help_page(command: Any, ctx: Any) -> str:
     """Usage, description, options by panel, and examples, as wide as the terminal."""
-    columns = min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST)
-    page = ctx.formatter_class(width=columns)
+    page = ctx.formatter_class(width=help_width())
     usage = " ".join(command.collect_usage_pieces(ctx))
     page.write_usage(ctx.command_path, usage.replace("{", "").replace("}", ""))
     page.write_paragraph()

@@ -44,7 +44,9 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     """Compile and report."""
     with uninterrupted():
         from tokenmill.engine.compile import save_aot_package
+        from tokenmill.program.aot.manifest import check_folder
 
+    check_folder(output)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(config.model, progress)
         num_bytes = save_aot_package(checkpoint, config, output, progress)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, cast
 
+from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
 from tokenmill.cli.messages import (
     Message,
@@ -31,25 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["HELP", "LEAVE", "Conversation"]
-
-HELP = '''Type a message, or one of these:
-  /retry           answer the last question again, with a new seed
-  /continue        go on with an answer that was stopped
-  /undo            forget the last question and its answer
-  /clear           forget everything but the system message
-  /compact         drop the oldest turns, to make room
-  /system TEXT     set the system message, and begin anew
-  /save FILE       keep the conversation, its computed rows too
-  /open FILE       go on with a saved conversation
-  /fork            try something; /back returns to this point
-  /back            drop what came since /fork
-  /set NAME VALUE  change temperature, top_p, seed, max_new_tokens, ...
-  /stats           show tokens, cache and settings
-  /help            show this text (also /?)
-  /bye             leave (also /quit, /exit, Ctrl-D)
-Ctrl-C stops an answer. A message of several lines: end a line with \\, or type
-""" before and after it, or paste it. A space before / makes it a message.'''
+__all__ = ["LEAVE", "Conversation"]
 
 LEAVE = ("bye", "quit", "exit")
 STOPPED = "stopped by Ctrl-C"
@@ -81,7 +64,7 @@ class Conversation:
             "back": self.back,
             "set": self.set,
             "stats": self.stats,
-            "help": lambda _: HELP,
+            "help": lambda _: chat_help(),
         }
 
     # ---- questions and answers
@@ -98,29 +81,31 @@ class Conversation:
 
         Closed early, what was shown is the answer, and `go_on` asks for the rest of it.
         """
+        from tokenmill.cli.prompt_progress import Known
+
         self.pending = False
         question, part = (
             (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
         )
         prompt = self.engine.chat_prompt(rendered(question)) + (part["tokens"] if part else [])
-        params = self.room.for_answer(self.params, len(prompt), is_rest=part is not None)
+        params = self.room.for_answer(self.params, len(prompt), len(turns(question)), is_rest=part is not None)
         settings = asdict(params)
         if part and params.seed is None:
             del settings["seed"]  # the session's own: the whole answer has one seed
         self.session.revise(prompt)
-        cached, why = self.session.num_cached, STOPPED
+        known, why = Known(), STOPPED
         tokens: list[int] = []
         text = ""
         try:
             stream = cast("Generator[Piece, None, None]", self.session.stream(**settings))
-            with closing(stream) as pieces:
+            with self.engine.core.observed_by(known), closing(stream) as pieces:
                 for piece in pieces:
                     tokens += piece.tokens
                     text += piece.text
                     if piece.done is not None:
                         tokens = list(piece.done.tokens)
                         why = cut_by(piece.done, self.params, self.engine.config)
-                        self.figures = self._figures(piece.done, cached, why)
+                        self.figures = self._figures(piece.done, known.num_tokens or 0, why)
                     yield piece.text
         except TokenmillError:
             why = "stopped by an error"
@@ -149,12 +134,12 @@ class Conversation:
         ids = [*(part["tokens"] if part else []), *tokens]
         return {"role": "assistant", "content": before + text, "tokens": ids, "cut": why}
 
-    def _figures(self, done: "Completion", cached: int, why: str) -> str:
+    def _figures(self, done: "Completion", known: int, why: str) -> str:
         timing = done.timing
         more = "" if self.room.is_full(len(self.session)) else "; /continue goes on"
         return " · ".join(
             [
-                f"{done.num_prompt_tokens - cached} + {len(done.tokens)} tokens, {cached} known",
+                f"{done.num_prompt_tokens - known} + {len(done.tokens)} tokens, {known} known",
                 f"first token {timing.ttft_s:.2f} s",
                 f"{timing.tokens_per_s:.1f} tokens/s",
                 f"{len(self.session)} of {self.room.num_tokens} tokens used",
@@ -173,7 +158,7 @@ class Conversation:
     @property
     def warning(self) -> str:
         """That the end of the room is near, and what to type then; nothing if it is not."""
-        return self.room.warning(len(self.session))
+        return self.room.warning(len(self.session), len(turns(self.messages)))
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
@@ -266,6 +251,10 @@ class Conversation:
         path = path_of(file)
         if path.exists() and not holds_conversation(path):
             raise TokenmillError(f"{file} is there already and is no saved conversation: give another name")
+        if not len(self.session):  # there is a system message at most, or a question that was refused
+            if not self.messages:
+                raise TokenmillError("there is nothing to save: the conversation has no message yet")
+            self.session.append(self.engine.chat_prompt(rendered(self.messages)))
         self.session.notes = {"messages": self.messages}
         num_bytes = self.session.save(path)
         return f"{file}: {len(self.session)} tokens, {num_bytes / 1e6:.1f} MB"
@@ -313,9 +302,10 @@ class Conversation:
         plain = asdict(SamplingParams())
         changed = {name: value for name, value in asdict(self.params).items() if value != plain[name]}
         engine, spec = self.engine, self.engine.core.loaded.pool.spec
+        computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [
             f"{len(self.messages)} messages, {len(self.session)} tokens of {self.room.num_tokens}",
-            f"{self.session.num_cached} computed",
+            *([f"{computed} computed"] if computed or not len(self.session) else []),
             f"{engine.core.num_used_blocks} of {spec.num_blocks} blocks of {spec.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",
             ", ".join(f"{name} {value}" for name, value in changed.items()) or "greedy",

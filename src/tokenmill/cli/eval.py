@@ -30,6 +30,7 @@ EXAMPLES = examples(
     "cat book.txt | tokenmill eval perplexity smollm2-135m - --window 512 --stride 512 --json",
 )
 EVALUATED = "What is evaluated"
+MAX_BYTES = 1_000_000_000
 
 # These follow from the windows, or change nothing there.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
@@ -145,7 +146,7 @@ def command(
 
 def _read(file: str) -> str:
     """The text as it stands, its last line break too."""
-    text = read_stdin() if file == "-" else read_text(Path(file))
+    text = read_stdin(MAX_BYTES) if file == "-" else read_text(Path(file), MAX_BYTES)
     if not text:
         raise RequestError(f"{_called(file)} is empty: perplexity needs a text of at least 2 tokens")
     return text

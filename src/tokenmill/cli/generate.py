@@ -11,7 +11,7 @@ from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
-from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, gather, shown_ids
+from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
@@ -75,6 +75,7 @@ def command(
     if (trace or verify) and engine.proposer == "auto":
         engine = replace(engine, proposer="none")  # a step for each token, to look at
     prompts = gather(prompt, prompt_file, tokens, chat, system, model)
+    check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         if engine.generation_config:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -138,19 +139,22 @@ def parse_ids(texts: Iterable[str], option: str) -> list[int]:
 
 
 def with_settings(
-    without: tuple[str, ...] = (), only: tuple[str, ...] = (), **kinds: type[Any]
+    without: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
+    words: Mapping[str, str] = MappingProxyType({}),
+    **kinds: type[Any],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a verb the options of each settings class; it gets the finished object under the keyword.
 
     EngineConfig's model is the verb's MODEL argument. `without` are fields that the verb sets by itself; `only`, if it
-    is given, are the fields that are options.
+    is given, are the fields that are options. `words` are the help of fields that mean something else here.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(verb).parameters
         parameters = [parameter for name, parameter in own.items() if name not in kinds]
         left_out = without if SamplingParams in kinds.values() else (*without, "generation_config")
-        options = [option for kind in kinds.values() for option in _options(kind)]
+        options = [option for kind in kinds.values() for option in _options(kind, words)]
         parameters += [each for each in options if each.name not in left_out and (not only or each.name in only)]
 
         def run(**values: Any) -> None:
@@ -178,7 +182,7 @@ _METAVARS = {
 }
 
 
-def _options(kind: type[Any]) -> list[inspect.Parameter]:
+def _options(kind: type[Any], words: Mapping[str, str]) -> list[inspect.Parameter]:
     """The options of a settings class in the order of HELP, by which people look for them."""
     hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
     parameters = []
@@ -192,7 +196,7 @@ def _options(kind: type[Any]) -> list[inspect.Parameter]:
         option = typer.Option(
             name,
             *([_SHORT[field]] if field in _SHORT else []),
-            help=text,
+            help=words.get(field, text),
             metavar="NAME" if is_name else _METAVARS.get(field),
             rich_help_panel=ENGINE if kind is EngineConfig else SAMPLING,
             show_default=default is not None and not isinstance(default, bool) and not listed,

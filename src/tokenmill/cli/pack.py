@@ -10,7 +10,9 @@ from tokenmill.cli.display import print_json, progress_on_stderr, size
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.prefill import check_target
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["EXAMPLES", "command", "write"]
 
@@ -47,10 +49,17 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
 
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights
+    check_target(output, "--output", None, is_packed_model, "packed model")
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(config.model, progress)
-        progress.stage(f"packing {checkpoint.path.name}")
-        num_bytes = save_packed_model(checkpoint, config, output, progress.advance)
+        progress.stage(f"loading {checkpoint.path.name}")
+
+        def packing(done: int, total: int) -> None:
+            if not done:  # what is refused, is refused before
+                progress.stage(f"packing {checkpoint.path.name}")
+            progress.advance(done, total)
+
+        num_bytes = save_packed_model(checkpoint, config, output, packing)
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:

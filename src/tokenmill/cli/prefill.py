@@ -1,6 +1,7 @@
 """`tokenmill prefill`: compute a prompt once and keep its rows in a file, for `tokenmill decode`."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -25,10 +26,9 @@ EXAMPLES = examples(
     "tokenmill decode tale.kv -n 64 --temperature 0.8 --seed 7",
 )
 
+TRIAL_BYTES = 4096
 
-Force = Annotated[
-    bool, typer.Option("--force", help="Overwrite a file that is not a saved cache too.", rich_help_panel=OUTPUT)
-]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file of another kind too.", rich_help_panel=OUTPUT)]
 
 
 @with_settings(engine=EngineConfig)
@@ -76,15 +76,27 @@ def command(
     remark(f"computed in {seconds:.2f} s, {num_tokens / seconds:,.0f} tokens/s")
 
 
-def check_target(path: Path, option: str, force: bool) -> None:
-    """Refuse, before anything is computed, a file that cannot be written or holds something else."""
+def check_target(
+    path: Path,
+    option: str,
+    force: bool | None,
+    is_ours: Callable[[Path], bool] = looks_saved,
+    kind: str = "saved cache",
+) -> None:
+    """Refuse, before anything is computed, a file that cannot be written or is not of this kind.
+
+    force: None where the verb has no such option.
+    """
     if path.exists() and not path.is_file():
         raise SnapshotError(f"{path} is not a file: give the name of one with {option}")
-    if path.exists() and not force and not looks_saved(path):
-        raise SnapshotError(f"{path} is there and is not a saved cache: give another name, or --force to overwrite it")
+    if path.exists() and not force and not is_ours(path):
+        forced = "" if force is None else ", or --force to overwrite it"
+        raise SnapshotError(f"{path} is there and is not a {kind}: give another name{forced}")
     trial = beside(path)
     try:
-        trial.touch(exist_ok=False)
-        trial.unlink()
+        try:
+            trial.write_bytes(bytes(TRIAL_BYTES))  # a disk that is full still takes an empty file
+        finally:
+            trial.unlink(missing_ok=True)
     except OSError as error:
         raise SnapshotError(f"{path} cannot be written: {error.strerror}") from None

@@ -11,10 +11,12 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr, r
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
-from tokenmill.cli.prompts import Ids, Texts, gather
+from tokenmill.cli.prefill import Force, check_target
+from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.memory.atomic_file import writing
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine
@@ -50,6 +52,7 @@ def command(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the trace there (JSON).", rich_help_panel=OUTPUT),
     ] = None,
+    force: Force = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -60,32 +63,45 @@ def command(
     a prompt it continues a sentence of 24 words.
     """
     with uninterrupted():
-        from tokenmill.measure.files import check_writable, write_atomically
         from tokenmill.measure.profile import check_level, profile
-        from tokenmill.measure.trace import as_bytes
+        from tokenmill.measure.trace import looks_traced
 
     check_level(level, "--level")
     if output is not None:
         if level == "none":
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
-        check_writable(output, "--output")
+        check_target(output, "--output", force, looks_traced, "trace of tokenmill profile")
     sampling = replace(sampling, ignore_eos=True)
     prompts = gather(prompt, None, tokens) if prompt or tokens else [DEFAULT_PROMPT]
+    check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         found = profile(loaded, prompts, sampling, level, stage=progress.stage)
     document = found.document() | _about(loaded, sampling)
-    if output is not None:
-        data = as_bytes(found.trace or {})
-        write_atomically(output, data, "--output")
-        document["trace"] = str(output)
+    said = "" if output is None else _write(output, found.trace or {}, document)
     if json:
         print_json(document)
     else:
         _show(document)
-    if output is not None and not quiet:
-        remark(f"trace of {size(len(data))} in {output}: open it in ui.perfetto.dev or chrome://tracing")
+    if output is not None and document["trace"] is None:
+        raise TokenmillError(said)
+    if said and not quiet:
+        remark(said)
+
+
+def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str:
+    """Write the trace, and note in the document where it is; a line about it. It does not fail: figures come first."""
+    from tokenmill.measure.trace import as_bytes
+
+    data = as_bytes(trace)
+    try:
+        with writing(output, sync=False) as file:
+            file.write(data)
+    except OSError as error:
+        return f"{output} cannot be written: {error.strerror}; the figures are complete, the trace is not kept"
+    document["trace"] = str(output)
+    return f"trace of {size(len(data))} in {output}: open it in ui.perfetto.dev or chrome://tracing"
 
 
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How much of the prompts is computed, shown on a terminal while that takes longer than a second."""
+"""How much of the prompts is computed: known before, or shown on a terminal while that takes longer than a second."""
 
 import time
 from contextlib import ExitStack
@@ -8,9 +8,20 @@ from tokenmill.engine.observers import Observer
 from tokenmill.hub.download import Progress
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["PromptProgress"]
+__all__ = ["Known", "PromptProgress"]
 
 AFTER_S = 1.0
+
+
+class Known(Observer):
+    """num_tokens: those of the first sequence that runs whose rows were there before, its own or shared ones."""
+
+    num_tokens: int | None = None
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "plan" and plan is not None and plan.work and self.num_tokens is None:
+            self.num_tokens = plan.work[0].start
 
 
 class PromptProgress(Observer):

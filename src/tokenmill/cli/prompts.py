@@ -6,12 +6,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from tokenmill.cli.display import size
 from tokenmill.cli.options import PROMPT, parse_ids
-from tokenmill.config import DEFAULT_MODEL
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import is_there
 
@@ -22,11 +23,15 @@ __all__ = [
     "System",
     "Text",
     "Texts",
+    "check_waiting",
     "gather",
     "read_stdin",
     "read_text",
     "shown_ids",
 ]
+
+MAX_BYTES = 64_000_000
+"""Of a prompt: more than any context holds."""
 
 Texts = Annotated[
     list[str] | None,
@@ -38,7 +43,9 @@ Text = Annotated[
 ]
 Files = Annotated[
     list[Path] | None,
-    typer.Option("--prompt-file", help="Text to continue, from a file in UTF-8.", rich_help_panel=PROMPT),
+    typer.Option(
+        "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.", rich_help_panel=PROMPT
+    ),
 ]
 Ids = Annotated[
     list[str] | None,
@@ -71,12 +78,21 @@ def gather(
     prompts: list[Any] = [
         _checked(read_stdin().removesuffix("\n") if text == "-" else text, "--prompt") for text in texts or []
     ]
-    prompts += [_checked(read_text(path).removesuffix("\n"), str(path)) for path in files or []]
+    for path in files or []:
+        text = read_stdin() if str(path) == "-" else read_text(path)
+        prompts.append(_checked(text.removesuffix("\n"), str(path)))
     prompts += [parse_ids([text], "--tokens") for text in ids or []]
     if not chat:
         return prompts
     first = [] if system is None else [{"role": "system", "content": system}]
     return [[*first, {"role": "user", "content": text}] for text in prompts]
+
+
+def check_waiting(engine: EngineConfig, num_texts: int) -> None:
+    """ConfigError, before a model is loaded, for a queue that has fewer places than there are texts."""
+    if engine.max_waiting is not None and num_texts > engine.max_waiting:
+        allowed = f"at least {num_texts}, since all texts of a run wait at first; or leave it out"
+        raise ConfigError("max_waiting", engine.max_waiting, allowed)
 
 
 def _from_stdin(model: str) -> list[str]:
@@ -88,7 +104,7 @@ def _from_stdin(model: str) -> list[str]:
     data = b""
     if not sys.stdin.isatty():
         with suppress(OSError):  # there may be nothing that can be read
-            data = sys.stdin.buffer.read()
+            data = _all_of(sys.stdin.buffer, "the input", MAX_BYTES)
     text = _decoded(data, "the input").removesuffix("\n")
     if not text:
         raise RequestError(
@@ -97,32 +113,42 @@ def _from_stdin(model: str) -> list[str]:
     return [text]
 
 
-def read_stdin() -> str:
+def read_stdin(max_bytes: int = MAX_BYTES) -> str:
     """All of stdin, which is UTF-8 whatever the locale says."""
     try:
-        return _decoded(sys.stdin.buffer.read(), "the input")
+        return _decoded(_all_of(sys.stdin.buffer, "the input", max_bytes), "the input")
     except OSError as error:
         raise RequestError(f"the input cannot be read: {error.strerror}") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """What a file in UTF-8 holds. RequestError, with its name, for one that cannot be read."""
     try:
-        return _decoded(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            return _decoded(_all_of(file, str(path), max_bytes), str(path))
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _decoded(data: bytes, source: str) -> str:
+def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
+    """What a file holds. RequestError for one without an end, such as /dev/zero."""
+    data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise RequestError(f"{source} has more than {size(max_bytes)}, which is no text to be read at once: shorten it")
+    return data
+
+
+def _decoded(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
+    """As text, without the byte order mark that some editors put before it."""
     try:
-        return data.decode()
+        return data.decode(encoding)
     except UnicodeDecodeError:
         raise RequestError(f"{source} is not valid UTF-8") from None
 
 
 def _checked(text: str, source: str) -> str:
     """A prompt from an option or a file. Options that are not UTF-8 come from the shell with surrogates in them."""
-    text = _decoded(os.fsencode(text), source).removesuffix("\n")
+    text = _decoded(os.fsencode(text), source, "utf-8").removesuffix("\n")
     if not text:
         raise RequestError(f"the prompt of {source} is empty: give a text of at least one character")
     return text

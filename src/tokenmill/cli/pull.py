@@ -8,9 +8,9 @@ import typer
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL
+from tokenmill.config import DEFAULT_MODEL, DTYPES
 from tokenmill.errors import ConfigError
-from tokenmill.hub.names import locate
+from tokenmill.hub.names import SHORT_NAMES, is_there, locate
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -58,13 +58,22 @@ def command(
     """
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
+    if dtype not in (None, "auto", *DTYPES):
+        raise ConfigError("--dtype", dtype, f"use one of auto, {', '.join(DTYPES)}")
+    local = is_there(Path(model).expanduser())
+    if revision is not None and (local or model in SHORT_NAMES):
+        what = "is on this machine already" if local else "is a short name, which stands for one file"
+        raise ConfigError("--revision", revision, f"only with a hub name, owner/name: {model} {what}")
+    if output is not None:
+        with uninterrupted():
+            from tokenmill.weights.write.convert import check_new, convert
+        check_new(output)
     with progress_on_stderr(quiet) as progress:
         path = locate(model, progress=progress, revision=revision, offline=offline)
-        if output is not None:
+        if output is not None or local:
             with uninterrupted():
                 from tokenmill.weights.checkpoint import open_checkpoint
-                from tokenmill.weights.write.convert import convert
-
-            checkpoint = open_checkpoint(path)
+            checkpoint = open_checkpoint(path)  # refuses what is no model
+        if output is not None:
             path = convert(checkpoint, output, dtype or "auto", progress)
     typer.echo(path)

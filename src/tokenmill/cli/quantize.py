@@ -61,8 +61,10 @@ def command(
     loaded. Embeddings, norms and biases stay as they are. A model that is quantised already is rounded once more.
     """
     with uninterrupted():
+        from tokenmill.weights.write.convert import check_new
         from tokenmill.weights.write.quantize import quantize
 
+    check_new(output)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         found = quantize(checkpoint, output, progress, scheme, group, head)

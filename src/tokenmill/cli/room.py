@@ -23,18 +23,21 @@ class Room:
     option: str
     context: int
 
-    def for_answer(self, params: SamplingParams, num_prompt: int, is_rest: bool = False) -> SamplingParams:
+    def for_answer(
+        self, params: SamplingParams, num_prompt: int, num_turns: int, is_rest: bool = False
+    ) -> SamplingParams:
         """The settings with max_new_tokens for all that is left, or fewer if they say so. RequestError if none is.
 
-        is_rest: what is asked for is the rest of an answer.
+        num_turns: of the conversation. is_rest: what is asked for is the rest of an answer.
         """
         left = self.num_tokens - num_prompt
         if left < 1:
             again = "/continue goes on" if is_rest else "/retry asks again"
+            compact = f"/compact drops the oldest turns, then {again}; " if num_turns > 1 else ""
             raise RequestError(
                 f"there is no room for an answer: the conversation would have {num_prompt + 1} tokens at least, and "
-                f"{self.option} is {self.num_tokens}; /compact drops the oldest turns, then {again}; /undo forgets the "
-                f"last question; {self._more(num_prompt)}"
+                f"{self.option} is {self.num_tokens}; {compact}/undo forgets the last question; "
+                f"{self._more(num_prompt)}"
             )
         wanted = left if params.max_new_tokens in (None, -1) else min(params.max_new_tokens, left)
         return replace(params, max_new_tokens=wanted, min_new_tokens=min(params.min_new_tokens, wanted))
@@ -43,15 +46,13 @@ class Room:
         """Whether not one token fits any more."""
         return num_used >= self.num_tokens
 
-    def warning(self, num_used: int) -> str:
+    def warning(self, num_used: int, num_turns: int) -> str:
         """What there is to do, if the conversation is near its end; otherwise nothing."""
         left = self.num_tokens - num_used
         if left >= max(self.num_tokens // 10, min(NEAR_TOKENS, self.num_tokens // 2)):
             return ""
-        return (
-            f"{left} of {self.num_tokens} tokens are left: /compact drops the oldest turns, /undo the last one; "
-            f"{self._more(num_used)}"
-        )
+        drops = "/compact drops the oldest turns, /undo the last one" if num_turns > 1 else "/undo forgets the one turn"
+        return f"{left} of {self.num_tokens} tokens are left: {drops}; {self._more(num_used)}"
 
     def _more(self, num_used: int) -> str:
         wanted = 2 * self.num_tokens

@@ -80,7 +80,7 @@ def from_pipe() -> Iterator[Read]:
     def read(_: str) -> str:
         for number, line in lines:
             try:
-                return line.decode().removesuffix("\n").removesuffix("\r")
+                return line.decode("utf-8" if number > 1 else "utf-8-sig").removesuffix("\n").removesuffix("\r")
             except UnicodeDecodeError:
                 raise RequestError(f"line {number} of the input is not valid UTF-8") from None
         raise EOFError

@@ -143,6 +143,11 @@ class InputProcessor:
         num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
         if num_prompt + (wanted or min_new) > max_length:
             remedy = "raise max_length" if max_length < self._context else "this is the model's own context"
+            if num_prompt >= max_length:
+                raise RequestError(
+                    f"the prompt has {num_prompt} tokens, and with max_length of {max_length} not one more fits: "
+                    f"shorten the prompt ({remedy})"
+                )
             raise RequestError(
                 f"prompt of {num_prompt} tokens + max_new_tokens of {num_new} is over max_length of {max_length}: "
                 f"shorten the prompt or lower max_new_tokens ({remedy})"

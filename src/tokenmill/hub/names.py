@@ -4,6 +4,7 @@ Importing this is cheap: the hub's client is imported when a hub name is met.
 """
 
 import errno
+import os
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,6 +63,8 @@ def locate(model: str, *, progress: Progress | None = None, revision: str | None
         make = lookup(HUBS, "huggingface", "hub")
         repository = make(match["repository"], revision or match["revision"], offline, progress)
         return Path(repository.fetch(match["file"] or match["page"]))
+    if model.strip() and os.path.exists(path):  # noqa: PTH110  (a name that is too long does not exist, and is no error)
+        raise CheckpointError(f"{model} is neither a directory nor a regular file, so it holds no model")
     near = get_close_matches(model, SHORT_NAMES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise CheckpointError(

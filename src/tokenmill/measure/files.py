@@ -1,7 +1,8 @@
 """Output files of measurements: checked before the work begins, and written atomically.
 
-A measurement takes minutes. So a verb checks first that its output can be written (`check_writable`). The file then
-appears under its name only when it is complete (`write_atomically`), or grows a line at a time (`check_appendable`).
+A measurement takes minutes. So a verb checks first that its output can be written (`check_appendable`,
+`make_directory`). A file then grows a line at a time, or appears under its name only when it is complete
+(`write_atomically`).
 """
 
 from pathlib import Path
@@ -9,19 +10,7 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.memory.atomic_file import beside, writing
 
-__all__ = ["check_appendable", "check_writable", "make_directory", "write_atomically"]
-
-
-def check_writable(path: Path, setting: str) -> None:
-    """ConfigError when no file can be written under this name. Tried, since access bits say little to root."""
-    if path.is_dir():
-        raise ConfigError(setting, str(path), "the name of a file, and this is a directory")
-    trial = beside(path)
-    try:
-        trial.touch(exist_ok=False)
-        trial.unlink()
-    except OSError as error:
-        raise ConfigError(setting, str(path), f"a file in a directory that can be written ({error.strerror})") from None
+__all__ = ["check_appendable", "make_directory", "write_atomically"]
 
 
 def check_appendable(path: Path, setting: str) -> None:

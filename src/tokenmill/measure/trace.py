@@ -9,13 +9,26 @@ both, and their distance is the distance of the clocks.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tokenmill.measure.recorder import StepRecord
+from tokenmill.version import __version__
 
-__all__ = ["FORWARD", "PHASES", "MemoryReading", "as_bytes", "kind_of", "merge", "phase_times", "trace_events"]
+__all__ = [
+    "FORWARD",
+    "PHASES",
+    "MemoryReading",
+    "as_bytes",
+    "kind_of",
+    "looks_traced",
+    "merge",
+    "phase_times",
+    "trace_events",
+]
 
+MARK = "tokenmill"
 PHASES = ("plan", "forward", "sampling", "delivery")
 FORWARD = "tokenmill forward"  # what the forward is called in torch's trace
 # Above the largest id that Linux gives a process (2 ** 22): a row of its own beside those of torch's trace.
@@ -99,5 +112,11 @@ def _allocated(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_bytes(document: Mapping[str, Any]) -> bytes:
-    """The file's content."""
-    return json.dumps(document, separators=(",", ":")).encode()
+    """The file's content. Viewers pass over keys that they do not know."""
+    return json.dumps({MARK: __version__, **document}, separators=(",", ":")).encode()
+
+
+def looks_traced(path: Path) -> bool:
+    """Whether it is a file that begins as ours do."""
+    with path.open("rb") as file:
+        return file.read(20).startswith(f'{{"{MARK}":'.encode())

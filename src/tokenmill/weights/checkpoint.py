@@ -36,10 +36,10 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
     elif path.is_dir():
         opened = _open_directory(path)
     else:
+        kind = f"a {path.suffix} file, not" if path.suffix else "not"
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
-            f"{path} is a {path.suffix or 'nameless'} file, not a model: give a directory in Hugging Face layout, "
-            f"a .gguf file or a packed model{inside}"
+            f"{path} is {kind} a model: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
         )
     _check_sizes(opened)
     return opened

@@ -7,6 +7,7 @@ sequence are compiled separately.
 import subprocess
 import warnings
 from collections.abc import Hashable, Mapping
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.kernels.attend import Attend
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.rope import Angles
-from tokenmill.program.aot.manifest import MANIFEST, write_manifest
+from tokenmill.program.aot.manifest import check_folder, write_manifest
 from tokenmill.program.aot.program import End, weights_of
 from tokenmill.program.compiled.program import check_backend
 from tokenmill.quant.quantized import QuantizedLinear
@@ -88,8 +89,7 @@ def write_package(
     attend: the kernel for padded steps. `progress` has stage(text) and advance(done, total). PackageMismatch if the
     directory cannot be written.
     """
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
+    check_folder(folder)
     check_backend("inductor")
     try:
         with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
@@ -153,6 +153,7 @@ def _layer_inputs(
 @torch.no_grad()
 def compile_part(part: Export, path: Path) -> None:
     weights = weights_of(part.module)
+    code = BytesIO()  # torch's own writer of files ends the process where a disk is full
     sizes = {"inputs": part.dynamic_sizes, "weights": dict.fromkeys(weights)}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated", FutureWarning)  # torch's own
@@ -160,10 +161,11 @@ def compile_part(part: Export, path: Path) -> None:
         try:
             # Otherwise the code would always use as many threads as the machine that compiled it has.
             with inductor.patch({"cpp.dynamic_threads": True}):
-                aoti_compile_and_package(program, package_path=str(path))
+                aoti_compile_and_package(program, package_path=code)
         except RuntimeError as error:
             line = (str(error).splitlines() or [""])[0]
             raise ConfigError("program", "compiled", f"its compiler failed for {part.name}: {line}") from error
+    path.write_bytes(code.getvalue())
 
 
 def _compiler() -> str:

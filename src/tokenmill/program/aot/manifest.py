@@ -18,7 +18,7 @@ from tokenmill.config import EngineConfig
 from tokenmill.errors import PackageMismatch
 from tokenmill.memory.atomic_file import seal, unseal
 
-__all__ = ["MANIFEST", "Package", "made_for", "open_package", "read_manifest", "write_manifest"]
+__all__ = ["MANIFEST", "Package", "check_folder", "made_for", "open_package", "read_manifest", "write_manifest"]
 
 Loader = torch._C._aoti.AOTIModelPackageLoader
 
@@ -56,6 +56,12 @@ def _processor() -> str:
     name, flags = found.get("model name", platform.processor()), found.get("flags", found.get("Features", ""))
     features = f"features {zlib.crc32(flags.encode()):08x}"
     return ", ".join([platform.machine(), name, torch.backends.cpu.get_cpu_capability(), features])
+
+
+def check_folder(folder: Path) -> None:
+    """PackageMismatch for a directory or file that is there and no package."""
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> int:

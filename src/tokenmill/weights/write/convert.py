@@ -27,7 +27,7 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
 
-__all__ = ["Unit", "convert", "plain_unit", "weights_of", "write_directory"]
+__all__ = ["Unit", "check_new", "convert", "plain_unit", "weights_of", "write_directory"]
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
@@ -56,8 +56,7 @@ def convert(checkpoint: Checkpoint, out_dir: Path, dtype: str, progress: Progres
     check_choice("dtype", dtype, ("auto", *DTYPES))
     dtype = read_config(checkpoint.config).dtype if dtype == "auto" else dtype
     units = [plain_unit(name, shape, dtype) for name, shape in weights_of(checkpoint).items()]
-    progress.stage("writing weights")
-    write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress)
+    write_directory(checkpoint, out_dir, units, {"torch_dtype": dtype}, progress, "writing weights")
     return out_dir
 
 
@@ -73,17 +72,27 @@ def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
     return Unit(name, {name: (number, shape)}, lambda tensor: {name: tensor.to(number)})
 
 
+def check_new(out_dir: Path) -> None:
+    """ConfigError for a directory that is not empty, or a file."""
+    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
+        raise ConfigError("out", str(out_dir), "a directory that is new or empty")
+
+
 def write_directory(
-    checkpoint: Checkpoint, out_dir: Path, units: Sequence[Unit], config: Mapping[str, Any], progress: Progress
+    checkpoint: Checkpoint,
+    out_dir: Path,
+    units: Sequence[Unit],
+    config: Mapping[str, Any],
+    progress: Progress,
+    stage: str,
 ) -> None:
     """Write a checkpoint whose tensors become `units` to `out_dir`, which must be new or empty.
 
-    config: the keys of config.json that change. ConfigError for a directory that is not empty, CapacityError when the
-    disk has no space for the weights, CheckpointError when writing fails or a tensor cannot be converted; then nothing
-    is left behind.
+    config: the keys of config.json that change. stage: what progress calls the work. ConfigError for a directory that
+    is not empty, CapacityError when the disk has no space for the weights, CheckpointError when writing fails or a
+    tensor cannot be converted; then nothing is left behind.
     """
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise ConfigError("out", str(out_dir), "a directory that is new or empty")
+    check_new(out_dir)
     needed = sum(unit.num_bytes() for unit in units)
     with file_errors(out_dir, "written"):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -94,6 +103,7 @@ def write_directory(
         with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}-") as temporary:
             directory = Path(temporary) / out_dir.name  # which gets its own name when all is in it
             directory.mkdir()
+            progress.stage(stage)
             _write_shards(checkpoint, units, directory, progress)
             progress.stage("writing config and tokenizer")
             kept = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}

@@ -89,8 +89,7 @@ def quantize(
         units.append(unit)
     settings = {"quant_method": "tokenmill", "bits": BITS[scheme], "group_size": group, "version": 1}
     config = {"torch_dtype": model.dtype, "quantization_config": settings}
-    progress.stage(f"rounding to {scheme}, groups of {group}")
-    write_directory(checkpoint, out_dir, units, config, progress)
+    write_directory(checkpoint, out_dir, units, config, progress, f"rounding to {scheme}, groups of {group}")
     return kinds
 
 
