@@ -120,6 +120,26 @@ def test_refusals_and_errors_arrive_in_asyncio(path):
         asyncio.run(completions(core, core.request(prompt(5), SamplingParams(), timeout_s=3)))
 
 
+def test_a_stream_is_an_asynchronous_iterator_and_context(engine):
+    wanted = engine.generate(prompt(5), max_new_tokens=8)
+
+    async def read():
+        async with engine.stream(prompt(5), max_new_tokens=8) as stream:
+            first = await anext(stream)
+            rest = [token async for piece in stream for token in piece.tokens]
+            assert await anext(stream, None) is None
+        return (*first.tokens, *rest)
+
+    async def leave():
+        async with engine.stream(prompt(5), max_new_tokens=40, ignore_eos=True) as stream:
+            await anext(stream)
+        return await anext(stream, None)
+
+    assert asyncio.run(read()) == wanted.tokens
+    assert asyncio.run(leave()) is None
+    assert used(engine) == 0
+
+
 def test_a_task_that_is_cancelled_ends_its_stream(engine):
     async def read(started):
         async for _ in engine.stream(prompt(5), max_new_tokens=100, ignore_eos=True):
@@ -185,6 +205,10 @@ def test_what_is_printed_names_the_thing(engine, path):
     assert repr(session) == "<tokenmill.Session 5 tokens, 0 computed>"
     session.close()
     assert repr(session) == "<tokenmill.Session closed>"
+    stream = engine.stream(prompt(5), max_new_tokens=4)
+    assert repr(stream) == "<tokenmill.Stream open>"
+    list(stream)
+    assert repr(stream) == "<tokenmill.Stream ended>"
     done = engine.generate("w5", max_new_tokens=4)
     assert repr(done).startswith(f"<tokenmill.Completion {done.text!r}")
     assert len(repr(done)) < 200
