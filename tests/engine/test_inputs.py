@@ -35,6 +35,11 @@ def engine(path):
         (None, "None"),
         (5, "5"),
         ({1: 2}, "dict"),
+        (memoryview(b"Hello"), "memoryview"),
+        ({3, 4}, "set"),
+        (np.array(3), "ndarray"),
+        (torch.tensor(3), "Tensor"),
+        (torch.tensor([True]), "True"),
         ([1.5], "1.5"),
         ([None], "None"),
     ],
@@ -66,6 +71,22 @@ def test_a_generator_of_ids_is_one_prompt(engine):
     )
 
 
+@pytest.mark.parametrize("wrong", [None, 5, "w5", np.array(3), {3}, [1.5], [[1]]])
+def test_tokens_before_a_prompt_are_ids(engine, wrong):
+    with pytest.raises(RequestError, match=r"after|token id"):
+        engine.encode([5], after=wrong)
+    assert engine.encode([5], after=np.array([3, 4])) == [5]
+
+
+def test_a_flag_is_true_or_false(engine):
+    with pytest.raises(ConfigError, match="add_special_tokens = 'no' is not allowed: true or false"):
+        engine.encode([5], "no")
+    with pytest.raises(ConfigError, match="allow_special"):
+        engine.chat_prompt([{"role": "user", "content": "w5"}], np.array([1, 2]))
+    with pytest.raises(ConfigError, match="convert"):
+        engine.open("x.kv", "no")
+
+
 def test_an_empty_batch_is_an_empty_list(engine):
     assert engine.generate([]) == []
     assert list(engine.stream([])) == []
@@ -82,6 +103,14 @@ def test_choices_are_a_list(engine):
     with pytest.raises(RequestError, match="list"):
         engine.score(prompt(3), None)
     assert engine.score(prompt(3), []) == []
+
+
+@pytest.mark.parametrize(("wrong", "words"), [([], "empty"), (5, "5 is no prompt"), ([5] * 130, "over max_length")])
+def test_a_choice_that_is_refused_is_named(engine, wrong, words):
+    with pytest.raises(RequestError, match=f"choice 2 of 2: .*{words}"):
+        engine.score(prompt(3), [[1], wrong])
+    with pytest.raises(RequestError, match=f"choice 1 of 1: .*{words}"):
+        engine.score(prompt(3), [wrong])
 
 
 # ---- settings
@@ -154,6 +183,8 @@ def test_what_no_setting_can_be_is_one_line_that_names_it(engine, name):
         with pytest.raises(TokenmillError, match="^" + name) as caught:
             engine.generate(prompt(5), **{name: value})
         assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="params"):
+        engine.session(prompt(5)).generate(params=ODD[0])
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(EngineConfig)])
