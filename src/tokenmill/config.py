@@ -7,10 +7,10 @@ field names are the option names in Python, on the command line and in the docum
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ __all__ = [
     "ResolvedConfig",
     "SamplingParams",
     "check_choice",
+    "check_flag",
     "from_keywords",
 ]
 
@@ -138,11 +139,11 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     generation_config: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("model", "dtype", "device"):  # a path, torch.float32, torch.device("cpu")
+        for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")
             object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
         _check_fields(self)
         for name in self.fused:
-            check_choice("fuse", name, FUSIBLE)
+            _text("fuse", name, FUSIBLE)
         has_package, has_proposer = self.aot_package is not None, self.proposer not in ("auto", "none")
         compiles = self.compile not in ("auto", "no")
         program = f"because program is {self.program!r}"
@@ -221,34 +222,29 @@ class SamplingParams:
     n: int = field(default=1, metadata={"maximum": 1000})
 
     def __post_init__(self) -> None:
-        # Tuples for lists, empty containers for None, and ids for the texts that JSON makes of them.
+        # Tuples for lists, empty containers for None, Python's numbers for numpy's, and ids for the texts of JSON.
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        for name in ("stop", "stop_token_ids"):
+        for name, check in (("stop", _text), ("stop_token_ids", _token_id)):
             value = () if getattr(self, name) is None else getattr(self, name)
             if not isinstance(value, list | tuple):
                 raise ConfigError(name, value, "a list; an empty one for none")
-            object.__setattr__(self, name, tuple(value))
-        biases = {} if self.logit_bias is None else self.logit_bias
-        if not isinstance(biases, Mapping):
-            raise ConfigError("logit_bias", biases, "a mapping of token ids to numbers")
-        ids = {int(key) if isinstance(key, str) and key.isdecimal() else key: value for key, value in biases.items()}
-        object.__setattr__(self, "logit_bias", ids)
+            object.__setattr__(self, name, tuple(check(name, each) for each in value))
+        given, bias = {} if self.logit_bias is None else self.logit_bias, {}
+        if not isinstance(given, Mapping):
+            raise ConfigError("logit_bias", given, "a mapping of token ids to numbers")
+        for key, value in given.items():
+            is_text = isinstance(key, str) and key.isdecimal() and len(key) < 20
+            token = _token_id("logit_bias token id", int(key) if is_text else key)
+            least = -math.inf if isinstance(value, Real) and value == -math.inf else -1000
+            bias[token] = _number(f"logit_bias[{token}]", value, False, least, 1000)
+        object.__setattr__(self, "logit_bias", bias)
         _check_fields(self)
         longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
         if longest == 0:
             raise ConfigError("max_new_tokens", 0, "1 or more; or -1 for all that the context leaves")
         if self.min_new_tokens > longest:
             raise ConfigError("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens, which is {longest}")
-        for token, bias in self.logit_bias.items():
-            _check_number("logit_bias token id", token, True, minimum=0)
-            if bias != -math.inf:
-                _check_number(f"logit_bias[{token}]", bias, False, minimum=-1000, maximum=1000)
-        for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise ConfigError("stop", text, "texts of at least one character")
-        for token in self.stop_token_ids:
-            _check_number("stop_token_ids", token, True, minimum=0)
 
     @cached_property
     def looks_back(self) -> bool:
@@ -267,39 +263,59 @@ def from_keywords(kind: type[Settings], keywords: Mapping[str, Any]) -> Settings
             near = get_close_matches(given, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ConfigError(given, value, f"no such setting{hint}; {kind.__name__} has {', '.join(names)}")
-        if values.setdefault(name, value) != value:
-            raise ConfigError(name, value, f"{values[name]}, which another of its names gives: {', '.join(keywords)}")
+        if (first := values.setdefault(name, value)) is not value and first != value:
+            raise ConfigError(name, value, f"{first}, which another of its names gives: {', '.join(keywords)}")
     return kind(**values)
 
 
 def _check_fields(settings: Any) -> None:
-    """Check flags, numbers and choices. A whole number is at least 1 unless its field says otherwise."""
+    """Check flags, numbers, texts and choices. A whole number is at least 1 unless its field says otherwise."""
     for entry in fields(settings):
-        value = getattr(settings, entry.name)
-        if value is None and entry.default is None:
-            continue
-        if "choices" in entry.metadata:
-            check_choice(entry.name, value, entry.metadata["choices"])
-        elif entry.type is bool and not isinstance(value, bool):
-            raise ConfigError(entry.name, value, "true or false")
-        elif entry.type in (int, int | None, float):
-            _check_number(entry.name, value, entry.type is not float, **entry.metadata)
-            if type(value) not in (int, float):  # of numpy, say
-                object.__setattr__(settings, entry.name, float(value) if entry.type is float else int(value))
+        value, check = getattr(settings, entry.name), CHECKS.get(entry.type)
+        if check is not None and not (value is None and entry.default is None):
+            object.__setattr__(settings, entry.name, check(entry.name, value, **entry.metadata))
 
 
-def _check_number(
-    name: str, value: Any, whole: bool, minimum: float = 1, maximum: float = math.inf, exclusive: bool = False
-) -> None:
-    """exclusive: the minimum itself is not allowed."""
+def check_flag(name: str, value: Any) -> bool:
+    """The value, which must be True or False: any other text or number would count as one of them."""
+    if not isinstance(value, bool):
+        raise ConfigError(name, value, "true or false")
+    return value
+
+
+def _number(
+    name: str, value: Any, whole: bool = True, minimum: float = 1, maximum: float = math.inf, exclusive: bool = False
+) -> Any:
+    """The value as a number of Python. exclusive: the minimum itself is not allowed."""
     is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     if not is_number or not minimum <= value <= maximum or (exclusive and value == minimum):
         kind = "whole number" if whole else "number"
         limits = f"above {minimum} and up" if exclusive else f"from {minimum}"
         allowed = f"a {kind}, {minimum} or more" if maximum == math.inf else f"a {kind} {limits} to {maximum}"
         raise ConfigError(name, value, allowed)
+    return value if type(value) in (int, float) else int(value) if whole else float(value)
 
 
 def check_choice(name: str, value: object, choices: Collection[Any]) -> None:
+    """ConfigError, with the choices, for a value that is none of them."""
     if value not in choices:
         raise ConfigError(name, value, f"use one of {', '.join(map(str, choices))}")
+
+
+def _text(name: str, value: Any, choices: Collection[str] = ()) -> str:
+    """The value, or the path that it is, as a text that is not empty."""
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise ConfigError(name, value, f"use one of {', '.join(choices)}" if choices else "a text that is not empty")
+    check_choice(name, text, choices or (text,))
+    return text
+
+
+_token_id = partial(_number, minimum=0)
+_KINDS: dict[Any, Callable[..., Any]] = {
+    bool: check_flag,
+    int: _number,
+    float: partial(_number, whole=False),
+    str: _text,
+}
+CHECKS = {form: check for kind, check in _KINDS.items() for form in (kind, kind | None)}

@@ -25,10 +25,10 @@ MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged f
 
 
 class TokenmillError(Exception):
-    """Catch this to catch everything that tokenmill refuses. Messages end at MAX_MESSAGE."""
+    """Catch this to catch everything that tokenmill refuses. Messages are one line and end at MAX_MESSAGE."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …")
+        super().__init__(" ".join(message[:MAX_MESSAGE].splitlines()) + " …" * (len(message) > MAX_MESSAGE))
 
 
 class ConfigError(TokenmillError):

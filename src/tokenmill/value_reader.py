@@ -1,16 +1,17 @@
 """Typed reading of values that come from files: JSON objects, GGUF metadata, headers of sessions and packed models.
 
 A reader checks the type and range of every value. It returns what the caller asked for, or raises the error class that
-it was made with, in one line that names the file, the key and what is allowed.
+it was made with, in one line that names the file, the key and what is allowed. `path_of` does so for a path.
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from tokenmill.errors import TokenmillError
+from tokenmill.errors import SnapshotError, TokenmillError
 
-__all__ = ["MAX_COUNT", "MAX_POSITIONS", "ValueReader", "brief"]
+__all__ = ["MAX_COUNT", "MAX_POSITIONS", "ValueReader", "brief", "path_of"]
 
 MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
@@ -20,6 +21,17 @@ _REPR = Repr()
 _REPR.maxstring = _REPR.maxother = 200
 brief = _REPR.repr
 """A value for a message, cut where it is long."""
+
+
+def path_of(given: Any) -> Path:
+    """The path that was given, `~` expanded. SnapshotError for one that no file can have."""
+    try:
+        (path := Path(given).expanduser()).lstat()
+    except FileNotFoundError:
+        pass
+    except (TypeError, OSError, ValueError, RuntimeError) as error:  # such as a null byte, or ~ of nobody
+        raise SnapshotError(f"{brief(given)} cannot be used: {getattr(error, 'strerror', None) or error}") from None
+    return path
 
 
 class ValueReader:
@@ -75,10 +87,10 @@ class ValueReader:
             raise self.refuse(key, value, "true or false")
         return value
 
-    def text(self, key: str, default: Any = ...) -> str:
-        """A text, of the length that names and paths have."""
+    def text(self, key: str, default: Any = ..., longest: float = MAX_TEXT) -> str:
+        """A text, by default of the length that names and paths have."""
         value = self.take(key, default)
-        if not isinstance(value, str) or len(value) > MAX_TEXT:
+        if not isinstance(value, str) or len(value) > longest:
             raise self.refuse(key, value, "a text")
         return value
 

@@ -1,12 +1,15 @@
 """What the engine takes as prompts and settings, and what it refuses: no value is guessed to mean something else."""
 
+import json
+from dataclasses import asdict, fields
+
 import numpy as np
 import pytest
 import torch
 
 import tokenmill
 from tests.tiny_models import prompt, save
-from tokenmill import ConfigError, RequestError, SamplingParams
+from tokenmill import ConfigError, EngineConfig, RequestError, SamplingParams, TokenmillError
 from tokenmill.engine.observers import Observer
 
 
@@ -32,6 +35,11 @@ def engine(path):
         (None, "None"),
         (5, "5"),
         ({1: 2}, "dict"),
+        (memoryview(b"Hello"), "memoryview"),
+        ({3, 4}, "set"),
+        (np.array(3), "ndarray"),
+        (torch.tensor(3), "Tensor"),
+        (torch.tensor([True]), "True"),
         ([1.5], "1.5"),
         ([None], "None"),
     ],
@@ -63,6 +71,22 @@ def test_a_generator_of_ids_is_one_prompt(engine):
     )
 
 
+@pytest.mark.parametrize("wrong", [None, 5, "w5", np.array(3), {3}, [1.5], [[1]]])
+def test_tokens_before_a_prompt_are_ids(engine, wrong):
+    with pytest.raises(RequestError, match=r"after|token id"):
+        engine.encode([5], after=wrong)
+    assert engine.encode([5], after=np.array([3, 4])) == [5]
+
+
+def test_a_flag_is_true_or_false(engine):
+    with pytest.raises(ConfigError, match="add_special_tokens = 'no' is not allowed: true or false"):
+        engine.encode([5], "no")
+    with pytest.raises(ConfigError, match="allow_special"):
+        engine.chat_prompt([{"role": "user", "content": "w5"}], np.array([1, 2]))
+    with pytest.raises(ConfigError, match="convert"):
+        engine.open("x.kv", "no")
+
+
 def test_an_empty_batch_is_an_empty_list(engine):
     assert engine.generate([]) == []
     assert list(engine.stream([])) == []
@@ -81,6 +105,14 @@ def test_choices_are_a_list(engine):
     assert engine.score(prompt(3), []) == []
 
 
+@pytest.mark.parametrize(("wrong", "words"), [([], "empty"), (5, "5 is no prompt"), ([5] * 130, "over max_length")])
+def test_a_choice_that_is_refused_is_named(engine, wrong, words):
+    with pytest.raises(RequestError, match=f"choice 2 of 2: .*{words}"):
+        engine.score(prompt(3), [[1], wrong])
+    with pytest.raises(RequestError, match=f"choice 1 of 1: .*{words}"):
+        engine.score(prompt(3), [wrong])
+
+
 # ---- settings
 
 
@@ -95,6 +127,7 @@ def test_settings_as_python_writes_them(engine):
         {"top_k": np.int32(4)},
         {"logit_bias": {str(first + 1): 0}},
         {"max_tokens": 1},
+        {"max_tokens": np.int64(1)},
     ):
         assert engine.generate(prompt(5), **{"max_new_tokens": 1, **settings}).tokens == (first,)
 
@@ -139,6 +172,38 @@ def test_both_names_of_the_longest_answer_must_not_differ(engine):
         engine.generate(prompt(5), max_tokens=3, max_new_tokens=4)
 
 
+ODD = [np.array([1, 2]), np.array([]), torch.tensor([1, 2]), object(), {1: 2}, float("nan"), "x" * 300_000, [[]]]
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in fields(SamplingParams)])
+def test_what_no_setting_can_be_is_one_line_that_names_it(engine, name):
+    for value in ODD:
+        if (name == "stop" and isinstance(value, str)) or (name == "logit_bias" and isinstance(value, dict)):
+            continue
+        with pytest.raises(TokenmillError, match="^" + name) as caught:
+            engine.generate(prompt(5), **{name: value})
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="params"):
+        engine.session(prompt(5)).generate(params=ODD[0])
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in fields(EngineConfig)])
+def test_what_no_setting_of_an_engine_can_be_is_one_line_too(path, name):
+    for value in (*ODD[:-2], [[]], ""):
+        with pytest.raises(TokenmillError, match=name) as caught:
+            tokenmill.load(**{"model": path, name: value})
+        assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_kept_as_numbers_of_python():
+    params = SamplingParams(stop_token_ids=[np.int64(3)], logit_bias={np.int64(4): np.float32(1)}, top_p=np.float32(1))
+    assert json.dumps(asdict(params)) == json.dumps(
+        asdict(SamplingParams(stop_token_ids=[3], logit_bias={4: 1.0}, top_p=1.0))
+    )
+    with pytest.raises(ConfigError, match="logit_bias"):
+        SamplingParams(logit_bias={"9" * 5000: 1})
+
+
 def test_unknown_settings_name_the_nearest(engine, path):
     with pytest.raises(ConfigError, match="did you mean 'temperature'"):
         engine.generate(prompt(5), temprature=1)
@@ -153,6 +218,20 @@ def test_dtypes_of_torch_are_names_too(path):
     assert tokenmill.load(path, dtype=torch.float32).config.dtype == "float32"
     with pytest.raises(ConfigError, match="dtype"):
         tokenmill.load(path, dtype=torch.int32)
+
+
+def test_paths_are_texts_too(path, tmp_path):
+    assert tokenmill.load(path, prefix_dir=tmp_path).config.prefix_dir == str(tmp_path)
+    for wrong in ("x\0y", "x" * 5000, "\ud800"):
+        with pytest.raises(TokenmillError, match="cannot be used"):
+            tokenmill.load(path, prefix_dir=wrong)
+        with pytest.raises(TokenmillError, match="no model"):
+            tokenmill.load(wrong)
+
+
+def test_progress_is_a_function(path):
+    with pytest.raises(ConfigError, match="progress = True"):
+        tokenmill.load(path, progress=True)
 
 
 def test_devices_of_torch_are_names_too(path):

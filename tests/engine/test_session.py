@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -27,7 +28,7 @@ from tokenmill.config import SamplingParams
 from tokenmill.engine.build import load
 from tokenmill.engine.scoring import last_logits
 from tokenmill.engine.session import Session
-from tokenmill.errors import CapacityError, RequestError, SnapshotError
+from tokenmill.errors import CapacityError, RequestError, SnapshotError, TokenmillError
 from tokenmill.memory import atomic_file as whole_file
 
 START = prompt(20, seed=3)
@@ -69,7 +70,7 @@ def test_threads_that_ask_one_session_at_once_are_told_that_it_answers(llama):
         sys.setswitchinterval(interval)
 
 
-@pytest.mark.parametrize("place", ["a", 1.5, None, -1, 21])
+@pytest.mark.parametrize("place", ["a", 1.5, None, -1, 21, True, np.array([3]), torch.tensor(1.5), np.True_])
 def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
     engine = engine_for(llama)
     with engine.session(START) as session:
@@ -79,6 +80,44 @@ def test_a_place_that_is_none_is_refused_and_changes_nothing(place, llama):
             with pytest.raises(RequestError, match="this session has"):
                 change(place)
         assert session.generate(max_new_tokens=3, ignore_eos=True).tokens == wanted
+
+
+def test_a_place_may_be_a_number_of_numpy_or_torch(llama):
+    with engine_for(llama).session(START) as session:
+        session.rewind(np.int64(15))
+        assert session.tokens == tuple(START[:15])
+        session.edit(torch.tensor(4), np.array(START[4:9]))
+        assert session.tokens == tuple(START[:9])
+        session.revise(torch.tensor(START))
+        assert session.tokens == tuple(START)
+        for wrong in ("w5", None, {3}, [1.5]):
+            with pytest.raises(RequestError, match="token id"):
+                session.revise(wrong)
+
+
+@pytest.mark.parametrize("wrong", ["x\0y", "x" * 5000, "\ud800", "~nobody-of-that-name/x", None, 5, b"x"])
+def test_a_path_that_no_file_can_have_is_refused(wrong, llama):
+    engine = engine_for(llama)
+    for call in (engine.open, engine.session(START).save):
+        with pytest.raises(SnapshotError, match="cannot be used: "):
+            call(wrong)
+
+
+def test_a_path_may_begin_with_the_home_directory(llama, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    engine = engine_for(llama)
+    engine.session(START).save("~/x.kv")
+    assert (tmp_path / "x.kv").is_file()
+    assert engine.open("~/x.kv").tokens == tuple(START)
+
+
+@pytest.mark.parametrize("wrong", [None, [1], {"a": object()}, {"a": {1}}, {(1, 2): 3}])
+def test_notes_that_no_file_can_hold_are_refused_when_they_are_saved(wrong, llama, tmp_path):
+    with engine_for(llama).session(START) as session:
+        session.notes = wrong
+        with pytest.raises(TokenmillError, match=r"notes = |cannot be written: .*JSON|keys must be"):
+            session.save(tmp_path / "x.kv")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from functools import partial
 
+import numpy as np
 import pytest
 
 import tokenmill
@@ -120,6 +121,26 @@ def test_refusals_and_errors_arrive_in_asyncio(path):
         asyncio.run(completions(core, core.request(prompt(5), SamplingParams(), timeout_s=3)))
 
 
+def test_a_stream_is_an_asynchronous_iterator_and_context(engine):
+    wanted = engine.generate(prompt(5), max_new_tokens=8)
+
+    async def read():
+        async with engine.stream(prompt(5), max_new_tokens=8) as stream:
+            first = await anext(stream)
+            rest = [token async for piece in stream for token in piece.tokens]
+            assert await anext(stream, None) is None
+        return (*first.tokens, *rest)
+
+    async def leave():
+        async with engine.stream(prompt(5), max_new_tokens=40, ignore_eos=True) as stream:
+            await anext(stream)
+        return await anext(stream, None)
+
+    assert asyncio.run(read()) == wanted.tokens
+    assert asyncio.run(leave()) is None
+    assert used(engine) == 0
+
+
 def test_a_task_that_is_cancelled_ends_its_stream(engine):
     async def read(started):
         async for _ in engine.stream(prompt(5), max_new_tokens=100, ignore_eos=True):
@@ -155,9 +176,33 @@ def test_chat_renders_the_messages_and_answers(engine):
 
 
 def test_a_chat_that_is_no_list_of_messages_is_refused(engine):
-    for wrong in ("w5", None, [], ["w5"], [{"content": "w5"}]):
-        with pytest.raises(RequestError):
+    for wrong in ("w5", None, [], {"role": "user", "content": "w5"}, np.array([[1, 2], [3, 4]])):
+        with pytest.raises(RequestError, match="give a list of messages") as caught:
             engine.chat(wrong)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("w5", "must be an object with named values, not 'w5'"),
+        ({"content": "w5"}, "has no 'role'"),
+        ({"role": 5, "content": "w5"}, "role = 5 is not allowed: a text"),
+        ({"role": "user"}, "has no 'content'"),
+        ({"role": "user", "content": None}, "has no 'content'"),
+        ({"role": "user", "content": 5}, "content = 5 is not allowed: a text"),
+        ({"role": "user", "content": [{"type": "text", "text": "w5"}]}, "content = .* is not allowed: a text"),
+    ],
+)
+def test_a_message_that_is_none_is_named(engine, wrong, words):
+    with pytest.raises(RequestError, match=f"message 2 of the chat.*{words}"):
+        engine.chat([{"role": "user", "content": "w5"}, wrong])
+
+
+def test_a_call_of_a_tool_needs_no_content(engine):
+    ask, call = {"role": "user", "content": "w5"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
+    assert engine.chat_prompt([ask, call])
+    assert engine.chat_prompt([{**ask, "content": "w5 " * 10_000}])
 
 
 # ---- the end
@@ -185,6 +230,12 @@ def test_what_is_printed_names_the_thing(engine, path):
     assert repr(session) == "<tokenmill.Session 5 tokens, 0 computed>"
     session.close()
     assert repr(session) == "<tokenmill.Session closed>"
+    stream = engine.stream(prompt(5), max_new_tokens=4)
+    assert repr(stream) == "<tokenmill.Stream open>"
+    list(stream)
+    assert repr(stream) == "<tokenmill.Stream ended>"
     done = engine.generate("w5", max_new_tokens=4)
     assert repr(done).startswith(f"<tokenmill.Completion {done.text!r}")
     assert len(repr(done)) < 200
+    engine.close()
+    assert repr(engine).endswith("float32, closed>")

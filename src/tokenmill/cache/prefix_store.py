@@ -32,7 +32,7 @@ class PrefixStore:
         self._pool, self._limit_bytes = pool, limit_bytes
         self._size = pool.spec.block_size
         facts = json.dumps({**header, "block_size": self._size}, sort_keys=True, default=str)
-        self._root = folder.expanduser()
+        self._root = folder
         self._folder = self._root / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -51,9 +51,13 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
     facts, rows = read_snapshot(path)
     reader = _checked(path, facts)
     is_own = check_compatible(path, facts, ours, convert)
+    try:
+        params: SamplingParams = from_keywords(SamplingParams, reader.inside("sampling").values)
+    except ConfigError as error:
+        raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
     tokens, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["num_rows"]
     pool.check_rows(path, rows, num_rows, convert)
-    return SavedSession(tokens, num_rows, facts["answer_from"], _sampling(path, reader), facts["notes"], rows, is_own)
+    return SavedSession(tokens, num_rows, facts["answer_from"], params, facts["notes"], rows, is_own)
 
 
 def _checked(path: Path, facts: Mapping[str, Any]) -> ValueReader:
@@ -69,14 +73,3 @@ def _checked(path: Path, facts: Mapping[str, Any]) -> ValueReader:
     reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the last token is what the next step feeds
     reader.count("answer_from", minimum=0, maximum=num_tokens)
     return reader
-
-
-def _sampling(path: Path, reader: ValueReader) -> SamplingParams:
-    saved = dict(reader.inside("sampling").values)
-    bias = ValueReader(saved.get("logit_bias", {}), f"{path} is damaged: logit_bias", SnapshotError).values
-    if not all(token.isdecimal() and token.isascii() and len(token) < 20 for token in bias):
-        raise reader.refuse("sampling", saved, "token ids in logit_bias")
-    try:
-        return from_keywords(SamplingParams, saved)
-    except ConfigError as error:
-        raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error

@@ -44,13 +44,13 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
     Without `sync` a power cut may leave a file that its checksum refuses.
     """
     tensors = {name: tensor.contiguous() for name, tensor in rows.items()}
-    text = seal({**facts, "data_checksum": _checksum(tensors)}, FORMAT)
     try:
+        text = seal({**facts, "data_checksum": _checksum(tensors)}, FORMAT)
         with writing(path, sync) as out:
             out.write(serialise(tensors, metadata={KEY: text}))
             return out.tell()
-    except OSError as error:
-        raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
+    except (OSError, TypeError, ValueError, RecursionError) as error:  # the last three: facts that JSON cannot hold
+        raise SnapshotError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from error
 
 
 def read_snapshot(path: Path) -> Snapshot:

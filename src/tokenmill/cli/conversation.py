@@ -19,7 +19,6 @@ from tokenmill.cli.messages import (
     holds_conversation,
     is_answer,
     is_question,
-    path_of,
     rendered,
     turns,
 )
@@ -27,6 +26,7 @@ from tokenmill.cli.report import cut_by
 from tokenmill.cli.room import room_of
 from tokenmill.config import SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.value_reader import path_of
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine

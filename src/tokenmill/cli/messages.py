@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import RequestError, SnapshotError, TokenmillError
+from tokenmill.errors import RequestError, SnapshotError
 
 __all__ = [
     "Message",
@@ -17,7 +17,6 @@ __all__ = [
     "holds_conversation",
     "is_answer",
     "is_question",
-    "path_of",
     "rendered",
     "turns",
 ]
@@ -66,18 +65,6 @@ def check_messages(notes: Mapping[str, Any], file: str) -> list[Message]:
         if problem := _problem(message, "system" if not turn else "user" if turn % 2 else "assistant"):
             raise RequestError(f"{file} is damaged: message {number} of its conversation {problem}")
     return [dict(message) for message in messages]
-
-
-def path_of(file: str) -> Path:
-    """The path that was typed. TokenmillError for one that no file can have."""
-    try:
-        path = Path(file).expanduser()
-        path.lstat()
-    except FileNotFoundError:
-        return path
-    except (OSError, ValueError, RuntimeError) as error:  # ValueError: a null byte; RuntimeError: ~ of nobody
-        raise TokenmillError(f"{file[:200]!r} cannot be used: {getattr(error, 'strerror', None) or error}") from None
-    return path
 
 
 def holds_conversation(path: Path) -> bool:

@@ -214,7 +214,7 @@ def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Ma
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The settings object, its names checked before anything is loaded."""
-    settings = {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    settings = {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
     if kind is SamplingParams:
         settings["stop"] = tuple(settings["stop"])
         settings["stop_token_ids"] = tuple(parse_ids(settings["stop_token_ids"], "--stop-token-ids"))

@@ -36,6 +36,7 @@ from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
@@ -54,8 +55,10 @@ def load(
 
     `settings` are the fields of EngineConfig. `progress(done, total)` is called as tensors are loaded.
     """
+    if progress is not None and not callable(progress):
+        raise ConfigError("progress", progress, "a function of how much is done and how much there is")
     if model is not None:
-        settings["model"] = str(model)
+        settings["model"] = model
     config = from_keywords(EngineConfig, settings)
     return build(open_checkpoint(locate(config.model)), config, progress)
 
@@ -73,7 +76,7 @@ def build(
     scheduler = Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
     if config.prefix_dir is not None:
         limit_bytes = config.prefix_limit * 1_000_000
-        store = PrefixStore(Path(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
+        store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     proposer = lookup(PROPOSERS, config.proposer, "proposer")()
     return Engine(Core(loaded, scheduler, proposer))

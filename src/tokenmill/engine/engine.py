@@ -8,14 +8,14 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
+from tokenmill.config import SamplingParams, check_flag
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
-from tokenmill.engine.requests import Prompt, Request, batch_of
+from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
 from tokenmill.engine.scoring import last_logits, score
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
-from tokenmill.errors import RequestError
+from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
 
@@ -48,7 +48,8 @@ class Engine:
 
     def __repr__(self) -> str:
         config = self.config
-        return f"<tokenmill.Engine {config.model}, {self.program_name} {config.dtype}, {config.max_length} tokens>"
+        state = f"{config.max_length} tokens" if hasattr(self.core.loaded, "program") else "closed"
+        return f"<tokenmill.Engine {config.model}, {self.program_name} {config.dtype}, {state}>"
 
     def close(self) -> None:
         """End what runs, and let go of weights and cache. Later calls raise RequestError."""
@@ -70,7 +71,7 @@ class Engine:
         """
         params = self.core.inputs.params(settings, params)
         prompts, many = batch_of(prompt)
-        done = self.core.finish(self._requests(prompts, params))
+        done = self.core.finish(for_each("prompt", prompts, partial(self.core.request, params=params)))
         return done if many or params.n > 1 else done[0]
 
     def stream(
@@ -83,7 +84,7 @@ class Engine:
         sequences and frees their blocks.
         """
         params = self.core.inputs.params(settings, params)
-        requests = self._requests(batch_of(prompt)[0], params)
+        requests = for_each("prompt", batch_of(prompt)[0], partial(self.core.request, params=params))
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
@@ -121,26 +122,16 @@ class Engine:
         `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
         for a file that is damaged or of another model.
         """
-        return Session.open(self.core, Path(path), convert)
+        return Session.open(self.core, path_of(path), check_flag("convert", convert))
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
-        return self.core.inputs.encode(prompt, add_special_tokens, after=after)
+        before = token_ids(after, "value of `after`: that is a list of token ids")
+        return self.core.inputs.encode(prompt, check_flag("add_special_tokens", add_special_tokens), after=before)
 
     def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
         What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
         """
-        return self.core.inputs.chat_prompt(messages, allow_special)
-
-    def _requests(self, prompts: List[Prompt], params: SamplingParams) -> list[Request]:
-        """A request for each prompt, or a refusal that says which prompt it is about."""
-        requests = []
-        for number, prompt in enumerate(prompts, start=1):
-            try:
-                requests.append(self.core.request(prompt, params))
-            except RequestError as error:
-                which = f"prompt {number} of {len(prompts)}: " if len(prompts) > 1 else ""
-                raise RequestError(f"{which}{error}") from None
-        return requests
+        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special))

@@ -55,8 +55,7 @@ class LoadedModel:
     @property
     def compatibility(self) -> dict[str, Any]:
         """The header of rows that this model computes; see cache/snapshot.py."""
-        config, model = self.config, self.model_config
-        name = config.model
+        config, model, name = self.config, self.model_config, self.config.model
         return {
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),

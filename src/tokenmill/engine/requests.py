@@ -7,12 +7,11 @@ which setting to change.
 import logging
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field
 from hashlib import sha512
 from itertools import count
-from operator import index
 from typing import Any
 
 from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams, from_keywords
@@ -23,12 +22,14 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat
 from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["InputProcessor", "Prompt", "Request", "batch_of"]
+__all__ = ["InputProcessor", "Prompt", "Request", "batch_of", "for_each", "plain", "token_ids"]
 
 log = logging.getLogger(__name__)
 
 Prompt = str | List[int]
+NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
 @dataclass(eq=False)
@@ -81,7 +82,7 @@ class InputProcessor:
             tokenizer = self._need_tokenizer()
             tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
         else:
-            tokens = _token_ids(prompt)
+            tokens = token_ids(prompt)
         if not tokens:
             raise RequestError("the prompt is empty: give at least one token of text")
         self._check_ids(tokens)
@@ -90,10 +91,12 @@ class InputProcessor:
     def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
         """See Engine.chat_prompt."""
         if not isinstance(messages, list | tuple) or not messages:
-            raise RequestError(f"{messages!r} is no conversation: give a list of messages with role and content")
-        for message in messages:
-            if isinstance(message, Mapping) and not isinstance(message.get("role"), str):
-                raise RequestError(f"the message {message!r} has no role: user, assistant or system")
+            raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
+        for number, message in enumerate(messages, start=1):
+            reader = ValueReader(message, f"message {number} of the chat", RequestError)
+            reader.text("role")
+            if not reader.values.get("tool_calls"):
+                reader.text("content", longest=math.inf)
         tokens = encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
@@ -166,25 +169,32 @@ class InputProcessor:
         return self._tokenizer
 
 
-def _token_ids(prompt: Any) -> list[int]:
-    if prompt is None or isinstance(prompt, bytes | bytearray | Mapping):
-        kind = "None" if prompt is None else type(prompt).__name__
-        raise RequestError(
-            f"a prompt is text, or a list of whole numbers, not {kind}: decode bytes, and see Engine.chat"
-        )
-    try:
-        return [_token_id(token) for token in prompt]
-    except TypeError:
-        raise RequestError(f"{prompt!r} is no prompt: a prompt is text, or a list of whole numbers") from None
+def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """What `make` makes of each, or a refusal that says which one it is about."""
+    made = []
+    for number, each in enumerate(given, start=1):
+        try:
+            made.append(make(each))
+        except RequestError as error:
+            which = f"{what} {number} of {len(given)}: " if len(given) > 1 or what != "prompt" else ""
+            raise RequestError(f"{which}{error}") from None
+    return made
 
 
-def _token_id(token: Any) -> int:
+def token_ids(given: Any, what: str = "prompt: a prompt is text (no bytes), or a list of whole numbers") -> list[int]:
+    """Token ids out of a list, array, tensor or iterator; RequestError where it is none or has no order."""
     try:
-        if isinstance(token, bool):
-            raise TypeError
-        return index(token)
+        ids = [plain(each) for each in plain(None if isinstance(given, NO_IDS) else given)]
     except TypeError:
-        raise RequestError(f"{token!r} is no token id: a prompt is text, or a list of whole numbers") from None
+        raise RequestError(f"{brief(given)} is no {what}, not {type(given).__name__}") from None
+    if wrong := [each for each in ids if type(each) is not int]:
+        raise RequestError(f"{brief(wrong[0])} is no token id: a prompt is text, or a list of whole numbers")
+    return ids
+
+
+def plain(value: Any) -> Any:
+    """A number, or numbers, of numpy or torch as Python's."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def batch_of(prompt: Any) -> tuple[list[Any], bool]:
@@ -192,9 +202,8 @@ def batch_of(prompt: Any) -> tuple[list[Any], bool]:
 
     One prompt is a text, or ids in a list, tuple, array or tensor. A generator is read to its end.
     """
-    if isinstance(prompt, Iterator):
-        prompt = list(prompt)
-    if isinstance(prompt, str | bytes | bytearray) or not hasattr(prompt, "__len__") or isinstance(prompt, Mapping):
+    prompt = list(prompt) if isinstance(prompt, Iterator) else prompt
+    if isinstance(prompt, NO_IDS) or not hasattr(prompt, "__len__") or getattr(prompt, "ndim", 1) == 0:
         return [prompt], False
     entries = list(prompt)
     many = not entries or isinstance(entries[0], str | list | tuple) or getattr(entries[0], "ndim", 0) > 0

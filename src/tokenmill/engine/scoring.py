@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.core import Core
-from tokenmill.engine.requests import Prompt
+from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Work
 
@@ -35,7 +35,8 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     if not isinstance(choices, list | tuple):
         raise RequestError(f"choices = {choices!r}: give a list of texts, or of lists of token ids")
     start = core.inputs.encode(prompt)
-    tails = [core.inputs.encode(choice, after=start) for choice in choices]
+    tails = for_each("choice", choices, lambda choice: core.inputs.encode(choice, after=start))
+    for_each("choice", tails, lambda tail: core.inputs.check_length(len(start) + len(tail)))
     if not tails:
         return []
     sequence = core.inputs.kept(start + max(tails, key=len), len(start) - 1)

@@ -17,10 +17,11 @@ from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.engine.requests import Prompt, Request
+from tokenmill.engine.requests import Prompt, Request, plain, token_ids
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.value_reader import path_of
 
 __all__ = ["Session"]
 
@@ -81,9 +82,8 @@ class Session:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        if not self._finalizer.alive:
-            return "<tokenmill.Session closed>"
-        return f"<tokenmill.Session {len(self)} tokens, {self.num_cached} computed>"
+        state = f"{len(self)} tokens, {self.num_cached} computed" if self._finalizer.alive else "closed"
+        return f"<tokenmill.Session {state}>"
 
     def __enter__(self) -> "Session":
         return self
@@ -97,15 +97,15 @@ class Session:
 
     def edit(self, position: int, prompt: Prompt) -> None:
         """Put `prompt` in the place of everything from `position` on. A refusal changes nothing."""
-        if not isinstance(position, int) or not 0 <= position <= len(self):
-            raise RequestError(f"edit at {position}: this session has tokens 0 to {len(self)}")
+        if type(place := plain(position)) is not int or not 0 <= place <= len(self):
+            raise RequestError(f"edit at {position!r}: this session has tokens 0 to {len(self)}")
         inputs = self.core.inputs
-        tokens = inputs.encode(prompt, after=self._open().tokens[:position])
-        inputs.check_length(position + len(tokens))
+        tokens = inputs.encode(prompt, after=self._open().tokens[:place])
+        inputs.check_length(place + len(tokens))
         with self.core.lock, self.core.transaction:
             sequence = self._open()
-            if position < len(sequence.tokens):
-                self.core.scheduler.rewind(sequence, position)
+            if place < len(sequence.tokens):
+                self.core.scheduler.rewind(sequence, place)
             sequence.tokens.extend(tokens)
             sequence.counted_from = len(sequence.tokens)
 
@@ -117,17 +117,15 @@ class Session:
         `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in `params`, or else
         as in the last call, so that a text is the same in one call and in several.
         """
-        done = None
-        for piece in self.stream(prompt, params, **settings):
-            done = piece.done
-        assert done is not None, "a stream ends with its completion"
-        return done
+        *_, last = self.stream(prompt, params, **settings)
+        assert last.done is not None, "a stream ends with its completion"
+        return last.done
 
     def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any) -> Stream:
         """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
         sequence = self._open()
         last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})
-        params = self.core.inputs.params(settings, params or last)
+        params = self.core.inputs.params(settings, last if params is None else params)
         if params.n != 1:
             raise RequestError(f"a session has one text: n = {params.n} needs Engine.generate, or forks")
         tokens = list(sequence.tokens)
@@ -212,12 +210,13 @@ class Session:
         """Keep the first `num_tokens` tokens and forget the others."""
         with self.core.lock, self.core.transaction:
             sequence = self._open()
-            if not isinstance(num_tokens, int) or not 0 <= num_tokens <= len(sequence.tokens):
-                raise RequestError(f"rewind to {num_tokens} tokens: this session has 0 to {len(sequence.tokens)}")
-            self.core.scheduler.rewind(sequence, num_tokens)
+            if type(place := plain(num_tokens)) is not int or not 0 <= place <= len(sequence.tokens):
+                raise RequestError(f"rewind to {num_tokens!r} tokens: this session has 0 to {len(sequence.tokens)}")
+            self.core.scheduler.rewind(sequence, place)
 
     def revise(self, tokens: list[int]) -> None:
         """Become exactly `tokens`; the rows of the common beginning stay computed."""
+        tokens = token_ids(tokens, "value of `tokens`: that is a list of token ids")
         pairs = enumerate(zip(self._open().tokens, tokens, strict=False))
         alike = next((index for index, (old, new) in pairs if old != new), min(len(self), len(tokens)))
         if tokens[alike:]:
@@ -227,11 +226,13 @@ class Session:
 
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
-        loaded = self.core.loaded
+        loaded, file = self.core.loaded, path_of(path)
         with self.core.lock, self.core.transaction:  # so that no other sequence takes the rows before they are read
             sequence = self._open()
             if not sequence.tokens:
                 raise RequestError("the session is empty: there is nothing to save")
+            if not isinstance(self.notes, dict):
+                raise RequestError(f"notes = {self.notes!r}: give a dict of what JSON has")
             self.prefill()
             num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
             header = {
@@ -248,7 +249,7 @@ class Session:
                 rows = loaded.pool.converted(sequence.saved(0, num_rows))
             else:
                 rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
-        return write_snapshot(Path(path), header, rows)
+        return write_snapshot(file, header, rows)
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool) -> "Session":

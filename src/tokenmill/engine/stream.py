@@ -6,24 +6,23 @@ waits for a step itself.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager as AsyncContextManager
+from contextlib import AbstractContextManager as ContextManager
+from inspect import GEN_CLOSED, getgeneratorstate
 
 from tokenmill.engine.outputs import Piece
 
 __all__ = ["Stream"]
 
 
-class Stream:
+class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], AsyncContextManager["Stream"]):
     """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
 
     def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None]) -> None:
         """cancel: what lets a thread that waits for the next piece stop waiting."""
         self._pieces, self._cancel = pieces, cancel
         self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
-
-    def __iter__(self) -> "Stream":
-        return self
 
     def __next__(self) -> Piece:
         with self._lock:
@@ -38,20 +37,23 @@ class Stream:
         with self._lock:
             self._pieces.close()
 
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    def __repr__(self) -> str:
+        return f"<tokenmill.Stream {'ended' if getgeneratorstate(self._pieces) == GEN_CLOSED else 'open'}>"
+
+    async def __anext__(self) -> Piece:
         try:
-            while (piece := await asyncio.to_thread(next, self, None)) is not None:
-                yield piece
-        finally:
+            if (piece := await asyncio.to_thread(next, self, None)) is not None:
+                return piece
+        except BaseException:  # a task that is cancelled leaves its thread within the step
             await self.aclose()
+            raise
+        raise StopAsyncIteration
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     async def aclose(self) -> None:
         """As close; it waits for a step that is being made."""
