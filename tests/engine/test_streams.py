@@ -191,12 +191,25 @@ def test_a_chat_that_is_no_list_of_messages_is_refused(engine):
         ({"role": "user"}, "has no 'content'"),
         ({"role": "user", "content": None}, "has no 'content'"),
         ({"role": "user", "content": 5}, "content = 5 is not allowed: a text"),
-        ({"role": "user", "content": [{"type": "text", "text": "w5"}]}, "content = .* is not allowed: a text"),
+        ({"role": "user", "content": []}, "content = .* is not allowed: a text"),
+        ({"role": "user", "content": ["w5"]}, "part 1 must be an object"),
+        ({"role": "user", "content": [{"type": "text"}]}, "part 1 has no 'text'"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
+            "type = 'image_url' is not implemented",
+        ),
     ],
 )
 def test_a_message_that_is_none_is_named(engine, wrong, words):
     with pytest.raises(RequestError, match=f"message 2 of the chat.*{words}"):
         engine.chat([{"role": "user", "content": "w5"}, wrong])
+
+
+def test_parts_of_text_are_one_text(engine):
+    parts = [{"type": "text", "text": "w5"}, {"type": "text", "text": "w6"}]
+    assert engine.chat_prompt([{"role": "user", "content": parts}]) == engine.chat_prompt(
+        [{"role": "user", "content": "w5\nw6"}]
+    )
 
 
 def test_a_call_of_a_tool_needs_no_content(engine):

@@ -92,12 +92,8 @@ class InputProcessor:
         """See Engine.chat_prompt."""
         if not isinstance(messages, list | tuple) or not messages:
             raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
-        for number, message in enumerate(messages, start=1):
-            reader = ValueReader(message, f"message {number} of the chat", RequestError)
-            reader.text("role")
-            if not reader.values.get("tool_calls"):
-                reader.text("content", longest=math.inf)
-        tokens = encode_chat(self._need_tokenizer(), messages, allow_special=allow_special)
+        texts = [_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)]
+        tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special)
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
@@ -167,6 +163,19 @@ class InputProcessor:
         if self._tokenizer is None:
             raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
         return self._tokenizer
+
+
+def _message(message: Any, where: str) -> Mapping[str, Any]:
+    """A message whose content is one text: OpenAI's API also has a list of parts, which are joined by line ends."""
+    reader = ValueReader(message, where, RequestError)
+    reader.text("role")
+    if isinstance(content := reader.values.get("content"), list) and content:
+        parts = [ValueReader(part, f"{where}: part {number}", RequestError) for number, part in enumerate(content, 1)]
+        texts = [part.expect("type", ..., "text") and part.text("text", longest=math.inf) for part in parts]
+        return {**reader.values, "content": "\n".join(texts)}
+    if not reader.values.get("tool_calls"):
+        reader.text("content", longest=math.inf)
+    return reader.values
 
 
 def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:
