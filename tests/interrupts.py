@@ -11,7 +11,8 @@ from types import FrameType
 import tokenmill
 
 ROOMS = tuple(Path(tokenmill.__file__).parent / room for room in ("engine", "schedule", "cache", "sample", "speculate"))
-FILES = [Path(contextlib.__file__), *(path for room in ROOMS for path in room.rglob("*.py"))]
+TEXT = Path(tokenmill.__file__).parent / "text" / "detokenize.py"
+FILES = [Path(contextlib.__file__), TEXT, *(path for room in ROOMS for path in room.rglob("*.py"))]
 
 
 class Lines:

@@ -26,7 +26,9 @@ brief = _REPR.repr
 def path_of(given: Any) -> Path:
     """The path that was given, `~` expanded. SnapshotError for one that no file can have."""
     try:
-        (path := Path(given).expanduser()).lstat()
+        path = Path(given).expanduser()
+        str(path).encode()  # the libraries that read files take no other names
+        path.lstat()
     except FileNotFoundError:
         pass
     except (TypeError, OSError, ValueError, RuntimeError) as error:  # such as a null byte, or ~ of nobody

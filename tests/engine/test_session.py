@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
 from tokenmill.cli.main import main
 from tokenmill.config import SamplingParams
 from tokenmill.engine.build import load
+from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import last_logits
 from tokenmill.engine.session import Session
 from tokenmill.errors import CapacityError, RequestError, SnapshotError, TokenmillError
@@ -716,3 +718,36 @@ def test_an_answer_whose_last_piece_was_not_read_is_not_over(llama):
     tokens += sum((piece.tokens for piece in stream), ())
     assert session.tokens == (*START, *tokens) and len(tokens) == 3
     assert len(session.generate(max_new_tokens=3).tokens) == 3
+
+
+def test_a_pipe_is_not_waited_for(llama, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SnapshotError, match="pipe is a device or a pipe, not a snapshot"):
+        engine_for(llama).open(tmp_path / "pipe")
+
+
+def test_a_name_that_could_not_be_opened_is_not_saved_to(llama, tmp_path):
+    with pytest.raises(SnapshotError, match="cannot be used"):
+        engine_for(llama).session(prompt(5)).save(tmp_path / "\udcff")
+
+
+def test_a_cancel_that_comes_late_does_not_end_the_next_answer(llama):
+    """Between the look at whether an answer has ended and the cancel, it ends and another one begins."""
+    engine = engine_for(llama)
+    core, session = engine.core, engine.session(prompt(5))
+    first = session.stream(max_new_tokens=3, ignore_eos=True)
+    next(first)
+    answers = []
+
+    class Late(deque):
+        def extend(self, entries):
+            entries = list(entries)
+            if entries and not answers:
+                answers.append(sum((piece.tokens for piece in first), ()))
+                answers.append(session.stream(max_new_tokens=4, ignore_eos=True))
+                next(answers[1])
+            super().extend(entries)
+
+    core.abandoned = Late(core.abandoned)
+    core.cancel(Request([], trackers=list(core.trackers.values())))
+    assert len(answers[0]) == 2 and len([token for piece in answers[1] for token in piece.tokens]) == 3

@@ -68,8 +68,8 @@ def read_snapshot(path: Path) -> Snapshot:
 
 def read_facts(path: Path) -> dict[str, Any]:
     """The header alone, checked."""
-    if path.is_dir():
-        raise SnapshotError(f"{path} is a directory, not a snapshot")
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise SnapshotError(f"{path} is a {'directory' if path.is_dir() else 'device or a pipe'}, not a snapshot")
     try:
         with safe_open(path, framework="pt") as opened:
             text = (opened.metadata() or {}).get(KEY)

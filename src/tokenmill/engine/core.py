@@ -7,8 +7,7 @@ it. A request is checked by `request`, queued by `submit`, moved by `step` (whic
 them), and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything
 may be called from several threads, one step at a time.
 
-Whoever changes anything says `with core.lock, core.transaction:`. The two are not one, because only of a context that
-is written in C, as the lock is, a Ctrl-C never interrupts the entering and leaving.
+Whoever changes anything says `with core.lock, core.transaction:`; engine/transaction.py says why.
 """
 
 import os
@@ -29,6 +28,7 @@ from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import InputProcessor, Prompt, Request
+from tokenmill.engine.transaction import Transaction
 from tokenmill.errors import CapacityError, RequestError, TokenmillError
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
@@ -39,31 +39,12 @@ from tokenmill.speculate.verify import verify
 __all__ = ["Core"]
 
 
-class _Transaction:
-    """Ends what was cancelled or dropped before it begins. If it is interrupted or fails, invariants are restored."""
-
-    def __init__(self, core: "Core") -> None:
-        self._core = core
-
-    def __enter__(self) -> None:
-        try:
-            self._core.end_abandoned()
-        except BaseException:
-            self._core.recover()
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, TokenmillError):  # which is a refusal, and changes nothing
-            self._core.recover()
-        self._core.leave_out_finished()
-
-
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
     trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. abandoned:
-    sequences that the next transaction ends, and whether kept ones too. Finalizers append to it: the garbage collector
-    may run them in a thread that holds a lock, so they must not wait for one.
+    sequences that the next transaction ends, each with the tracker that is cancelled, or None if it is to go for good.
+    Finalizers append to it: the garbage collector may run them in a thread that holds a lock, so they wait for none.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
@@ -72,8 +53,8 @@ class Core:
         self.clock: Callable[[], float] = time.perf_counter
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
-        self.abandoned: deque[tuple[Sequence, bool]] = deque()
-        self.lock, self.transaction = threading.RLock(), _Transaction(self)
+        self.abandoned: deque[tuple[Sequence, Tracker | None]] = deque()
+        self.lock, self.transaction = threading.RLock(), Transaction(self._end_abandoned, self._recover)
         self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
         unlock = WeakMethod(self._unlock)
@@ -125,7 +106,7 @@ class Core:
 
     def take(self, request: Request) -> list[Piece]:
         """What is new of each continuation since the last call. Raises the error that ended one, once."""
-        with self.lock:
+        with self.lock, self.transaction:
             return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
     def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Generator[Piece, None, None]:
@@ -164,15 +145,15 @@ class Core:
 
     def cancel(self, request: Request) -> None:
         """The next transaction ends the request; `follow` and `finish` in another thread raise RequestError."""
-        self.abandoned.extend((each.sequence, False) for each in request.trackers if not each.has_ended)
+        self.abandoned.extend((each.sequence, each) for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:
-        """End every sequence with an error, and let go of weights and cache."""
-        with self.lock, self.transaction:
-            for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-                self._fail(sequence, RequestError("this engine is closed"))
-            self._is_closed, self.in_flight = True, None
-            self.loaded.release()
+        """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
+        with self.lock:
+            self._is_closed = True
+            if not self.transaction.is_stepping:
+                with self.transaction:
+                    self._end_all()
 
     def check_open(self) -> None:
         """RequestError after `close`."""
@@ -182,8 +163,10 @@ class Core:
     @property
     def num_used_blocks(self) -> int:
         """Blocks of the cache that some sequence holds."""
-        with self.lock, self.transaction:
-            return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
+        if not self.transaction.is_stepping:
+            with self.lock, self.transaction:
+                pass  # which ends what is abandoned
+        return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
@@ -205,15 +188,19 @@ class Core:
         """Move every running sequence by one step."""
         with self.lock, self.transaction:
             self.check_open()
-            if self._is_undelivered:  # an earlier step was interrupted after its commit
-                self._deliver(list(self.trackers.values()))
-                self._is_undelivered = False
-            self._fail_overdue()
             try:
+                self.transaction.is_stepping = True
+                self._redeliver()
+                self._fail_overdue()
                 self._step()
             except TokenmillError:
-                self.recover()
+                self.transaction.recover()
                 raise
+            finally:
+                self.transaction.is_stepping = False
+            self._end_abandoned()
+            if self._is_closed:
+                self._end_all()
 
     def _step(self) -> None:
         """The loop's body: begin a step unless one is in flight, begin the next one if possible, end this one."""
@@ -308,18 +295,32 @@ class Core:
             except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
                 self._fail(sequence, error)
 
+    def _redeliver(self) -> None:
+        """After an interrupted step: texts are made anew of all tokens, because their decoding may have broken off."""
+        if self._is_undelivered:
+            for tracker in self.trackers.values():
+                tracker.detokenizer = self.inputs.detokenizer(tracker.sequence)
+            self._deliver(list(self.trackers.values()))
+            self._is_undelivered = False
+
     def _unlock(self) -> None:
         """In a forked process there is no thread that could release a lock which another thread held."""
         if self.lock.acquire(blocking=False):
             self.lock.release()
         else:
             self.lock = threading.RLock()
-            self.recover()
+            self.transaction.recover()
 
-    def recover(self) -> None:
-        """After an interrupt or a failure: drop the step in flight, and have the scheduler restore its invariants."""
+    def _recover(self) -> None:
+        """Drop the step in flight, and have the scheduler restore its invariants. It may be called again."""
         self.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
+
+    def _end_all(self) -> None:
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self._fail(sequence, RequestError("this engine is closed"))
+        self.in_flight = None
+        self.loaded.release()
 
     def _phase(self, name: str, plan: Plan | None = None) -> None:
         for observer in self.observers:
@@ -331,20 +332,18 @@ class Core:
                 after = len(tracker.tokens)
                 self._fail(tracker.sequence, RequestError(f"the deadline has passed after {after} tokens"))
 
-    def leave_out_finished(self) -> None:
-        """Take sequences that have ended out of the step in flight, even if they are resumed before it is read."""
-        if self.in_flight is not None and not self.in_flight.leave_out_finished():
-            self.in_flight = None
-
-    def end_abandoned(self) -> None:
+    def _end_abandoned(self) -> None:
         """End what is abandoned. Each is removed last, so that an interrupt before that repeats it."""
         while self.abandoned:
-            sequence, is_dropped = self.abandoned[0]
-            sequence.keep = sequence.keep and not is_dropped
-            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-            if (tracker := self.trackers.get(sequence.id)) is not None:
-                tracker.error = RequestError("this was cancelled, or its session was closed")
-                del self.trackers[sequence.id]
-            sequence.collect = None
+            sequence, tracker = self.abandoned[0]
+            if tracker is None or not tracker.has_ended:  # else the sequence may serve another request already
+                sequence.keep = sequence.keep and tracker is not None
+                (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+                if (tracker := self.trackers.get(sequence.id)) is not None:
+                    tracker.error = RequestError("this was cancelled, or its session was closed")
+                    del self.trackers[sequence.id]
+                sequence.collect = None
             self.abandoned.popleft()
-        self.leave_out_finished()
+        # Those that have ended leave the step in flight, even if they are resumed before it is read.
+        if self.in_flight is not None and not self.in_flight.leave_out_finished():
+            self.in_flight = None

@@ -37,8 +37,9 @@ class Engine:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that were allocated, by kind."""
-        self.core.check_open()
-        return self.core.loaded.memory
+        with self.core.lock:
+            self.core.check_open()
+            return self.core.loaded.memory
 
     def __enter__(self) -> "Engine":
         return self

@@ -116,8 +116,9 @@ class Tracker:
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Append accepted tokens; True if a stop string has ended the text."""
-        self.tokens += tokens
+        del self.times_s[len(self.tokens) :]  # of a call that was interrupted
         self.times_s += [now_s] * len(tokens)
+        self.tokens += tokens
         if self.detokenizer is None:
             return False
         is_due = len(self.tokens) - self.detokenizer.num_tokens_used >= MAX_UNDECODED

@@ -1,6 +1,7 @@
 """Reading without sampling: logits after every token, and the log-probability of given continuations."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as List
 from typing import Any
 
@@ -18,15 +19,15 @@ __all__ = ["last_logits", "score"]
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     """Logits after the last `num_rows` tokens, [R, V] float32; rows that the cache shares are not computed again."""
     core.check_open()
-    rows: list[Tensor] = []
+    rows: dict[int, Tensor] = {}
     sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
     try:
-        sequence.collect = lambda _, logits_RV: rows.append(logits_RV.float().cpu())
+        sequence.collect = lambda work, logits_RV: rows.update(_by_position(work, logits_RV.float().cpu()))
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.abandoned.append((sequence, True))
-    return torch.cat(rows)
+        core.abandoned.append((sequence, None))
+    return torch.stack([rows[position] for position in sorted(rows)])
 
 
 def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
@@ -40,29 +41,36 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     if not tails:
         return []
     sequence = core.inputs.kept(start + max(tails, key=len), len(start) - 1)
-    totals = [torch.zeros((), dtype=torch.float64) for _ in tails]
+    logprobs: list[dict[int, float]] = [{} for _ in tails]
     try:
         for number, tail in enumerate(tails):
             with core.lock, core.transaction:
                 if number:
                     core.scheduler.rewind(sequence, len(start))
                 sequence.tokens, sequence.score_from = start + tail, len(start) - 1
-                sequence.collect = _add_logprobs(totals[number])
+                sequence.collect = _note_logprobs(logprobs[number])
                 core.enqueue(sequence)
             core.run_to_end(sequence)
     finally:
-        core.abandoned.append((sequence, True))
-    return [float(total) for total in totals]
+        core.abandoned.append((sequence, None))
+    return [math.fsum(noted.values()) for noted in logprobs]
 
 
-def _add_logprobs(total: Tensor) -> Callable[[Work, Any], None]:
-    """Adds, row by row, the log-probability of the token that follows in the sequence."""
+# What is collected goes by position, because an interrupted step may hand over the same rows again.
+
+
+def _by_position(work: Work, rows: Iterable[Any]) -> Iterable[tuple[int, Any]]:
+    return enumerate(rows, start=work.start + work.count - work.num_logits)
+
+
+def _note_logprobs(noted: dict[int, float]) -> Callable[[Work, Any], None]:
+    """Notes, row by row, the log-probability of the token that follows in the sequence."""
 
     def collect(work: Work, logits_RV: Tensor) -> None:
         first = work.start + work.count - work.num_logits
         following = work.sequence.tokens[first + 1 : first + 1 + work.num_logits]
         logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
         ids_R1 = torch.tensor(following, dtype=torch.int64, device=logits_RV.device)[:, None]
-        total.add_(logprobs_RV.gather(1, ids_R1).double().sum().cpu())
+        noted.update(_by_position(work, logprobs_RV.gather(1, ids_R1)[:, 0].tolist()))
 
     return collect

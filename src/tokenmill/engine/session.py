@@ -52,7 +52,7 @@ class Session:
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([])
         # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
-        self._finalizer = weakref.finalize(self, core.abandoned.append, (self._sequence, True))
+        self._finalizer = weakref.finalize(self, core.abandoned.append, (self._sequence, None))
         with core.lock, core.transaction:
             core.scheduler.park(self._sequence)
 
@@ -254,9 +254,10 @@ class Session:
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool) -> "Session":
         """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
-        core.check_open()
-        loaded = core.loaded
-        saved = read_session(path, loaded.compatibility, loaded.model_config.vocab_size, loaded.pool, convert)
+        with core.lock:
+            core.check_open()
+            ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
+        saved = read_session(path, ours, size, pool, convert)
         session = cls(core, saved.sampling)
         try:
             session.notes = saved.notes
@@ -275,7 +276,7 @@ class Session:
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
         if self._finalizer.alive:
-            self.core.abandoned.append((self._sequence, True))
+            self.core.abandoned.append((self._sequence, None))
             self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
     def _open(self) -> Sequence:

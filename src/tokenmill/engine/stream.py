@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager as AsyncContextManager
 from contextlib import AbstractContextManager as ContextManager
-from inspect import GEN_CLOSED, getgeneratorstate
+from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
 from tokenmill.engine.outputs import Piece
 
@@ -35,7 +35,10 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
         """
         self._cancel()
         with self._lock:
-            self._pieces.close()
+            if (
+                getgeneratorstate(self._pieces) != GEN_RUNNING
+            ):  # else a signal handler closes what its own thread is reading
+                self._pieces.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
