@@ -469,6 +469,7 @@ def test_settings(talk):
     assert talk.do("set", "stop w7") == "stop ('w7',)"
     assert talk.do("set", "stop none") == "stop ()"
     assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
+    assert talk.do("set", "max_tokens 5") == "max_new_tokens 5"
     assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
     for name, argument, message in (
         ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),
