@@ -404,7 +404,7 @@ def test_a_system_message_alone_is_saved(engine, talk, tmp_path):
         talk.do(forget)
         assert talk.do("save", f"{tmp_path}/x.kv").startswith(f"{tmp_path}/x.kv: ")
         other = talking(engine, system=None)
-        assert other.do("open", f"{tmp_path}/x.kv").startswith("1 messages")
+        assert other.do("open", f"{tmp_path}/x.kv").startswith("1 message, ")
         assert other.messages == [{"role": "system", "content": "w4"}]
         assert asked(talk, "w1") == asked(other, "w1") == wanted
     with pytest.raises(TokenmillError, match="nothing to save: the conversation has no message yet"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
+from tokenmill.cli.display import counted
 from tokenmill.cli.messages import (
     Message,
     brief,
@@ -142,7 +143,7 @@ class Conversation:
             [
                 f"{done.num_prompt_tokens - known} + {len(done.tokens)} tokens, {known} known",
                 f"first token {timing.ttft_s:.2f} s",
-                f"{timing.tokens_per_s:.1f} tokens/s",
+                *([f"{timing.tokens_per_s:.1f} tokens/s"] if timing.tokens_per_s else []),  # one token has none
                 f"{len(self.session)} of {self.room.num_tokens} tokens used",
                 *([why + more] if why else []),
             ]
@@ -275,7 +276,7 @@ class Conversation:
             self.session.append(self.engine.chat_prompt(rendered(self.messages)))
         self.session.notes = {"messages": self.messages}
         num_bytes = self.session.save(path)
-        return f"{file}: {len(self.session)} tokens, {num_bytes / 1e6:.1f} MB"
+        return f"{file}: {counted(len(self.session), 'token')}, {num_bytes / 1e6:.1f} MB"
 
     def open(self, file: str) -> str:
         """Go on with the conversation in a file."""
@@ -292,7 +293,7 @@ class Conversation:
             raise
         self.session.close()
         self.session, self.messages = session, messages
-        said = (f"{len(messages)} messages, {len(session)} tokens", self.state, self.warning)
+        said = (f"{counted(len(messages), 'message')}, {counted(len(session), 'token')}", self.state, self.warning)
         return "\n".join(line for line in said if line)
 
     def fork(self, _: str) -> str:
@@ -307,7 +308,7 @@ class Conversation:
             return "there is no /fork to go back to"
         self.session.close()
         self.session, self.messages = self._kept.pop()
-        return f"back at {len(self.messages)} messages"
+        return f"back at {counted(len(self.messages), 'message')}"
 
     def set(self, words: str) -> str:
         """Change a sampling setting for the answers that follow."""
@@ -322,7 +323,8 @@ class Conversation:
         engine, spec = self.engine, self.engine.core.loaded.pool.spec
         computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [
-            f"{len(self.messages)} messages, {len(self.session)} tokens of {self.room.num_tokens}",
+            counted(len(self.messages), "message")
+            + f", {counted(len(self.session), 'token')} of {self.room.num_tokens}",
             *([f"{computed} computed"] if computed or not len(self.session) else []),
             f"{engine.core.num_used_blocks} of {spec.num_blocks} blocks of {spec.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",
