@@ -250,7 +250,7 @@ def test_what_other_programs_call_it_or_mistake_is_told_in_plain_words(tm, model
 
 def test_a_saved_cache_is_told_from_a_model_and_from_other_files(tm, model, tmp_path):
     file = tmp_path / "x.kv"
-    code, out, err = tm("prefill", model, "-p", "w1", "-o", file)
+    code, out, _ = tm("prefill", model, "-p", "w1", "-o", file)
     assert code == 0 and out.startswith(f"{file}: 1 token, ")
     assert f"{file} is a saved cache, not a model: tokenmill decode {file}" in tm("generate", file, "-p", "w1")[2]
     (tmp_path / "p.txt").write_text("hello")
