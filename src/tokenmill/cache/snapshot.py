@@ -69,7 +69,7 @@ def read_snapshot(path: Path) -> Snapshot:
 def read_facts(path: Path) -> dict[str, Any]:
     """The header alone, checked."""
     if path.is_dir():
-        raise SnapshotError(f"{path} is a directory, not a saved cache")
+        raise SnapshotError(f"{path} is a directory, not a snapshot")
     try:
         with safe_open(path, framework="pt") as opened:
             text = (opened.metadata() or {}).get(KEY)
