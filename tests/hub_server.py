@@ -12,11 +12,12 @@ class HubServer:
     """Serves `repositories` {owner/name: {file: bytes}}; use as a context manager.
 
     fetched lists the files that were sent. `cut` names files whose first answer breaks off in the middle; `lies` maps
-    files to the sha256 that the listing claims.
+    files to the sha256 that the listing claims. tokens: what came as Authorization, None where nothing did.
     """
 
     def __init__(self, repositories):
         self.repositories, self.fetched, self.ranges, self.cut, self.lies = repositories, [], [], set(), {}
+        self.tokens = set()
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
@@ -56,9 +57,10 @@ class _Handler(BaseHTTPRequestHandler):
         parts = self.path.split("?")[0].strip("/").split("/")
         is_api = parts[:2] == ["api", "models"]
         repository = "/".join(parts[2:4] if is_api else parts[:2])
-        revision = parts[5] if is_api and len(parts) > 5 else "main" if is_api else parts[3]
-        if repository not in self.hub.repositories:
+        if repository not in self.hub.repositories:  # or it is no repository that the client asks about
             return self.refuse(404, "RepoNotFound")
+        self.hub.tokens.add(self.headers.get("Authorization"))
+        revision = parts[5] if is_api and len(parts) > 5 else "main" if is_api else parts[3]
         if revision not in ("main", COMMIT):
             return self.refuse(404, "RevisionNotFound")
         if is_api:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -27,7 +27,6 @@ __all__ = [
     "SamplingParams",
     "check_choice",
     "check_flag",
-    "from_keywords",
 ]
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -40,6 +39,27 @@ ALIASES = {"max_tokens": "max_new_tokens"}
 """Other names of settings, which OpenAI's API and vLLM use."""
 
 Settings = TypeVar("Settings")
+
+
+def _by_any_name(kind: type[Settings]) -> type[Settings]:
+    """Take ALIASES as keywords too. An unknown one is an error that names the nearest and lists the valid ones."""
+    names, make = [entry.name for entry in fields(kind)], kind.__init__  # type: ignore[arg-type]
+
+    @wraps(make)
+    def named(self: Settings, /, *given: Any, **keywords: Any) -> None:
+        values: dict[str, Any] = {}
+        for word, value in keywords.items():
+            name = ALIASES.get(word, word)
+            if name not in names:
+                hint = "".join(f"; did you mean {near!r}?" for near in get_close_matches(word, names, n=1))
+                raise ConfigError(word, value, f"no such setting{hint}; {kind.__name__} has {', '.join(names)}")
+            if (first := values.setdefault(name, value)) is not value and first != value:
+                words = " or ".join(each for each in keywords if ALIASES.get(each, each) == name)
+                raise ConfigError(word, value, f"give {words}, not both with different values ({first} and {value})")
+        make(self, *given, **values)
+
+    kind.__init__ = named  # type: ignore[assignment, method-assign]
+    return kind
 
 
 @dataclass(frozen=True)
@@ -107,6 +127,7 @@ class ScheduleSettings:
     num_drafts: int = 4
 
 
+@_by_any_name
 @dataclass(frozen=True)
 class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     """How an engine is built: the model and its program here, the rest in the groups above, under flat names.
@@ -185,6 +206,7 @@ class ResolvedConfig(EngineConfig):
     threads: int = 1
 
 
+@_by_any_name
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one sequence are chosen.
@@ -251,21 +273,6 @@ class SamplingParams:
         """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
         return self.logprobs is not None or any(penalties)
-
-
-def from_keywords(kind: type[Settings], keywords: Mapping[str, Any]) -> Settings:
-    """Build a settings object; an unknown keyword is an error that names the nearest and lists the valid ones."""
-    names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for given, value in keywords.items():
-        name = ALIASES.get(given, given)
-        if name not in names:
-            near = get_close_matches(given, names, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(given, value, f"no such setting{hint}; {kind.__name__} has {', '.join(names)}")
-        if (first := values.setdefault(name, value)) is not value and first != value:
-            raise ConfigError(name, value, f"{first}, which another of its names gives: {', '.join(keywords)}")
-    return kind(**values)
 
 
 def _check_fields(settings: Any) -> None:

@@ -689,7 +689,7 @@ def test_ctrl_c_reports_what_is_complete(bench):
         (["--url", "127.0.0.1:8000"], ["--url = '127.0.0.1:8000'", "http://"]),
         (["--url", "http://h:99999"], ["--url"]),
         (["--detailed"], ["--detailed", "--json"]),
-        (["--url", "http://127.0.0.1:1"], ["--url = 'http://127.0.0.1:1'", "a server that answers"]),
+        (["--url", "http://127.0.0.1:1"], ["no server answers at http://127.0.0.1:1 (", "): start one, or give --url"]),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(bench, options, words):

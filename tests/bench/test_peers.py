@@ -254,7 +254,7 @@ def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--only", "pytorch"), "--only = 'pytorch' is not allowed: one of tokenmill, transformers"),
+        (("--only", "pytorch"), "no peer 'pytorch': there are tokenmill, transformers"),
         (("--peer", "vllm"), "--peer = 'vllm' is not allowed: NAME=PATH"),
         (("--batch", "0"), "--batch = '0' is not allowed: integers of at least 1"),
         (("--peer", "vllm=/nowhere"), "--peer = 'vllm=/nowhere' is not allowed: the path of a Python interpreter"),
@@ -267,4 +267,4 @@ def test_wrong_words_are_named(tm, tmp_path, arguments, says):
 
 def test_an_unknown_peer_is_not_installed(tm):
     code, _, err = tm("install-peer", "pytorch")
-    assert code == 2 and "one of tokenmill, transformers" in err
+    assert code == 2 and "there are tokenmill, transformers" in err

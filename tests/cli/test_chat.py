@@ -1,13 +1,14 @@
 """`tokenmill chat` as it is typed on a terminal, or piped."""
 
 import io
+import sys
 
 import pytest
 
 from tests.cli.terminal import PROMPT, Terminal
 from tests.tiny_models import save
 from tests.word_model import save_chat_model
-from tokenmill.cli import chat
+from tokenmill.cli import chat, prompt_progress
 from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.main import main
 from tokenmill.cli.typed import Typed, read_typed
@@ -178,6 +179,17 @@ def test_ctrl_c_ends_what_is_piped(piped, monkeypatch):
 
 def test_quiet_is_quiet(piped):
     assert piped("w1\n", "-n", 3, "-q")[::2] == (0, "")
+
+
+def test_a_long_question_shows_how_far_it_is_on_a_terminal_only(piped, monkeypatch):
+    monkeypatch.setattr(prompt_progress, "AFTER_S", 0.0)
+    arguments = ("w1 " * 20 + "\n", "-n", 2, "--max-step-tokens", 4)
+    plain = piped(*arguments)
+    assert "computing the prompt" not in plain[2]
+    monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda _: True)
+    code, out, err = piped(*arguments)
+    assert (code, out) == plain[:2] and "computing the prompt" in err
+    assert "computing the prompt" not in piped(*arguments, "-q")[2]
 
 
 def test_an_opened_conversation_has_its_own_system_message(piped):

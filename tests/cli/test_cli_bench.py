@@ -142,6 +142,7 @@ def test_machine(tm):
         (["--output", "x.txt"], ".jsonl"),
         (["--max-sequences", "4"], "--max-sequences"),
         (["no-such-model"], "no-such-model"),
+        (["machine", "--threads", "100000"], "threads = 100000 (set in --threads) is not allowed: at most "),
         (["sweep", "--new", "x"], "--new"),
         (["ladder", "--cache"], "--cache"),
     ],

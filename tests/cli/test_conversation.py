@@ -339,6 +339,21 @@ def test_compact_is_advised_only_where_it_can_help(engine):
     assert "/compact drops the oldest turns, /undo the last one" in talk.warning
 
 
+def test_compact_that_cannot_help_is_not_advised_and_drops_nothing(engine):
+    talk = talking(engine)
+    asked(talk, "w1")
+    asked(talk, "w2")
+    with pytest.raises(RequestError, match="there is no room") as refused:
+        asked(talk, "w1 " * 200)
+    assert "/compact" not in str(refused.value)
+    before = list(talk.messages)
+    said = talk.do("compact")
+    assert said.startswith("nothing is dropped: the last turn alone has 20") and "--max-length is 128; /undo" in said
+    assert talk.messages == before
+    talk.do("undo")
+    assert talk.do("compact").startswith("dropped the oldest turn")
+
+
 def test_after_compact_a_full_answer_goes_on(engine):
     talk = talking(engine, SamplingParams(max_new_tokens=50))
     for text in ("w1", "w2", "w3"):
@@ -389,7 +404,7 @@ def test_a_system_message_alone_is_saved(engine, talk, tmp_path):
         talk.do(forget)
         assert talk.do("save", f"{tmp_path}/x.kv").startswith(f"{tmp_path}/x.kv: ")
         other = talking(engine, system=None)
-        assert other.do("open", f"{tmp_path}/x.kv").startswith("1 messages")
+        assert other.do("open", f"{tmp_path}/x.kv").startswith("1 message, ")
         assert other.messages == [{"role": "system", "content": "w4"}]
         assert asked(talk, "w1") == asked(other, "w1") == wanted
     with pytest.raises(TokenmillError, match="nothing to save: the conversation has no message yet"):
@@ -469,6 +484,7 @@ def test_settings(talk):
     assert talk.do("set", "stop w7") == "stop ('w7',)"
     assert talk.do("set", "stop none") == "stop ()"
     assert talk.do("set", "--top-p 0.9") == "top_p 0.9"
+    assert talk.do("set", "max_tokens 5") == "max_new_tokens 5"
     assert talk.do("set", "max_new_tokens none") == "max_new_tokens None"
     for name, argument, message in (
         ("foo", "", r"^unknown command /foo \(did you mean /fork\?\); there are /retry, .*/bye.*begin|space"),

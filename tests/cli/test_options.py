@@ -232,3 +232,38 @@ def test_a_request_that_cannot_be_served_names_options(tm, model):
     code, _, err = tm("generate", model, "-p", "w1", "-n", 60, "--cache-tokens", 32)
     assert code == 2
     assert "change --cache-tokens (more), or --max-new-tokens or the prompt (fewer)" in err
+
+
+def test_what_other_programs_call_it_or_mistake_is_told_in_plain_words(tm, model):
+    for line, said in (
+        ("-p w1 --temperature abc", "--temperature needs a number, not 'abc'; see `tokenmill generate --help`"),
+        ("-p w1 -n x", "--max-new-tokens needs a whole number, not 'x'; see"),
+        ("w2", "(w2): a prompt is given with -p; see"),
+        ("-p w1 --max-model-len 5", "did you mean --max-length?"),
+        ("-p w1 --ctx 5", "did you mean --max-length?"),
+        ("-p w1 --n-predict 5", "did you mean --max-new-tokens?"),
+        ("-p w1 --device mps", "this machine has no mps device: use --device cpu, or auto"),
+    ):
+        code, out, err = tm("generate", model, *line.split())
+        assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_a_saved_cache_is_told_from_a_model_and_from_other_files(tm, model, tmp_path):
+    file = tmp_path / "x.kv"
+    code, out, _ = tm("prefill", model, "-p", "w1", "-o", file)
+    assert code == 0 and out.startswith(f"{file}: 1 token, ")
+    assert f"{file} is a saved cache, not a model: tokenmill decode {file}" in tm("generate", file, "-p", "w1")[2]
+    (tmp_path / "p.txt").write_text("hello")
+    assert f"{tmp_path / 'p.txt'} is no saved cache, or is damaged" in tm("decode", tmp_path / "p.txt")[2]
+    shown = tm("info", file)[1]
+    assert "Rope(" not in shown and "theta 10000.0" in shown
+
+
+def test_one_is_singular_and_one_token_has_no_speed(tm, model):
+    err = tm("generate", model, "-p", "w1", "-n", 1, "--threads", 1)[2].splitlines()[-1]
+    assert "1 new token · " in err and ", 1 thread · " in err and "tokens/s" not in err
+
+
+def test_an_unknown_peer_is_told_which_there_are(tm):
+    for verb in (["install-peer", "foo"], ["peers", "--peer", "foo=/x"]):
+        assert "error: no peer 'foo': there are " in tm("bench", *verb)[2]

@@ -1,7 +1,8 @@
 """What the engine takes as prompts and settings, and what it refuses: no value is guessed to mean something else."""
 
 import json
-from dataclasses import asdict, fields
+import pickle
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -170,6 +171,38 @@ def test_both_names_of_the_longest_answer_must_not_differ(engine):
     assert len(engine.generate(prompt(5), max_tokens=3).tokens) == 3
     with pytest.raises(ConfigError, match="max_tokens"):
         engine.generate(prompt(5), max_tokens=3, max_new_tokens=4)
+    words = "give max_tokens or max_new_tokens, not both with different values \\(3 and 4\\)"
+    with pytest.raises(ConfigError, match=words):
+        SamplingParams(max_tokens=3, max_new_tokens=4)
+
+
+def test_settings_objects_take_the_other_names_and_name_the_nearest(engine):
+    assert SamplingParams(max_tokens=2) == SamplingParams(max_new_tokens=2) == SamplingParams(2)
+    assert replace(SamplingParams(2), max_tokens=2).max_new_tokens == 2
+    assert pickle.loads(pickle.dumps(SamplingParams(2))) == SamplingParams(2)
+    for kind, wrong, near in ((SamplingParams, "temprature", "temperature"), (EngineConfig, "maxlength", "max_length")):
+        with pytest.raises(ConfigError, match=f"did you mean '{near}'"):
+            kind(**{wrong: 1})
+
+
+def test_settings_in_a_wrong_place_are_told_the_right_one(engine):
+    with pytest.raises(ConfigError, match=r"^sampling_params = 'SamplingParams' .*: the keyword is params$"):
+        engine.generate(prompt(5), sampling_params=SamplingParams(2))
+    for call in (engine.generate, engine.stream, engine.session().generate):
+        with pytest.raises(RequestError, match=r"^settings are no prompt: give a SamplingParams as params=$"):
+            call(SamplingParams(2))
+    with pytest.raises(ConfigError, match=r"use tokenmill\.load"):
+        tokenmill.Engine("smollm2-135m")
+
+
+def test_an_engine_may_be_loaded_from_its_settings(path):
+    config = EngineConfig(model=path, max_length=64, threads=1)
+    assert tokenmill.load(config).config.max_length == 64
+    engine = tokenmill.load(config, max_length=32)
+    assert engine.config.max_length == 32
+    assert tokenmill.load(engine.config).config == engine.config
+    with pytest.raises(ConfigError, match="maxlength"):
+        tokenmill.load(config, maxlength=32)
 
 
 ODD = [np.array([1, 2]), np.array([]), torch.tensor([1, 2]), object(), {1: 2}, float("nan"), "x" * 300_000, [[]]]

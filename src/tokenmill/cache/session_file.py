@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import check_compatible, read_facts, read_snapshot
-from tokenmill.config import SamplingParams, from_keywords
+from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.value_reader import ValueReader, brief
 
@@ -52,7 +52,7 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
     reader = _checked(path, facts)
     is_own = check_compatible(path, facts, ours, convert)
     try:
-        params: SamplingParams = from_keywords(SamplingParams, reader.inside("sampling").values)
+        params = SamplingParams(**reader.inside("sampling").values)
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
     tokens, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["num_rows"]

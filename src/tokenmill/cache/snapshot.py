@@ -76,9 +76,9 @@ def read_facts(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise SnapshotError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
-        raise SnapshotError(f"{path} is damaged or no snapshot: {brief(str(error))}") from error
+        raise SnapshotError(f"{path} is no saved cache, or is damaged: {brief(str(error))}") from error
     if text is None:
-        raise SnapshotError(f"{path} is a safetensors file, but no snapshot: it has no {KEY!r} header")
+        raise SnapshotError(f"{path} is a safetensors file, but no saved cache: it has no {KEY!r} header")
     try:
         return unseal(text, FORMAT)
     except ValueError as error:

@@ -36,7 +36,7 @@ def command(
     from tokenmill.bench.peers.install import install
     from tokenmill.bench.peers.known import find_peer
 
-    peer = find_peer(name, "NAME")
+    peer = find_peer(name)
     with progress_on_stderr(quiet) as progress:
         python = install(peer, again, progress)
     typer.echo(f"{name}: {python}")

@@ -40,8 +40,9 @@ def command(
         from tokenmill.engine.resolve import find_device
         from tokenmill.measure.machine import limits
 
-    where = find_device(device)
-    count = threads or torch.get_num_threads()
+    config = EngineConfig(device=device, threads=threads)  # refuses what every verb refuses
+    where = find_device(config.device)
+    count = config.threads or torch.get_num_threads()
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"measuring {where} with {count} threads")
         found = asdict(limits(where, count, again))

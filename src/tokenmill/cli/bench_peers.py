@@ -131,10 +131,10 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
         name, equals, path = text.partition("=")
         if not equals or not path:
             raise ConfigError("--peer", text, "NAME=PATH, as llama.cpp=/opt/llama/bin/python")
-        command_for(find_peer(name, "--peer"), path)  # refused now, not minutes later
+        command_for(find_peer(name), path)  # refused now, not minutes later
         paths[name] = path
     names = [word.strip() for word in only.split(",")] if only is not None else [*AUTOMATIC, *paths]
-    chosen = dict.fromkeys(["tokenmill", *(find_peer(name, "--only").name for name in names), *paths])
+    chosen = dict.fromkeys(["tokenmill", *(find_peer(name).name for name in names), *paths])
     return {name: paths.get(name) for name in chosen}
 
 

@@ -13,6 +13,7 @@ from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
+from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
 
@@ -148,7 +149,8 @@ def _serve(talk: Conversation, typed: Typed, quiet: bool) -> None:
     if not talk.pending:
         return
     try:
-        _show(talk)
+        with prompt_progress(talk.engine, quiet):
+            _show(talk)
         said = talk.figures
     except KeyboardInterrupt:
         if not sys.stdin.isatty():

@@ -4,7 +4,7 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from tokenmill.config import SamplingParams
+from tokenmill.config import ALIASES, SamplingParams
 from tokenmill.errors import TokenmillError
 
 __all__ = ["meant", "read_setting"]
@@ -16,6 +16,7 @@ def read_setting(words: str) -> tuple[str, Any]:
     """Name and value of a sampling setting. TokenmillError for one that there is not; the value is not checked."""
     name, _, value = words.partition(" ")
     name, value = name.replace("-", "_").lstrip("_"), value.strip()
+    name = ALIASES.get(name, name)
     known = sorted(field.name for field in fields(SamplingParams) if field.name not in NOT_TYPED)
     if name not in known or not value:
         problem = f"no setting {name!r}{meant(name, known)}" if name and name not in known else "/set NAME VALUE"

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.errors import CapacityError, ConfigError, RequestError, TokenmillError
 
-__all__ = ["ALIASES", "Verb", "VerbGroup", "help_width", "is_given"]
+__all__ = ["ALIASES", "ELSEWHERE", "Verb", "VerbGroup", "help_width", "is_given"]
 
 ALIASES = {
     "--temp": "--temperature",
@@ -29,6 +29,9 @@ ALIASES = {
 }
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
 whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
+
+ELSEWHERE = {"--max-model-len": "--max-length", "--ctx": "--max-length", "--n-predict": "--max-new-tokens"}
+"""More such names, which are refused with a question."""
 
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"\b[a-z]+_\w+")  # a word with "_" in it; one without may be just a word
@@ -87,6 +90,9 @@ class Verb(TyperCommand):
             where = error.where or options.get("output" if field == "out" else field, "")
             allowed = _SETTING.sub(lambda name: options.get(name[0], name[0]), error.allowed)
             raise ConfigError(error.name, error.value, allowed, where) from error
+        except TokenmillError as error:
+            error.args = (str(error).replace("use device ", "use --device "),)
+            raise
 
 
 class VerbGroup(TyperGroup):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
+from tokenmill.cli.display import counted
 from tokenmill.cli.messages import (
     Message,
     brief,
@@ -88,7 +89,8 @@ class Conversation:
             (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
         )
         prompt = self.engine.chat_prompt(rendered(question)) + (part["tokens"] if part else [])
-        params = self.room.for_answer(self.params, len(prompt), len(turns(question)), is_rest=part is not None)
+        compacted = self._compacted(question, part) if len(prompt) >= self.room.num_tokens else None
+        params = self.room.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
         settings = asdict(params)
         if part and params.seed is None:
             del settings["seed"]  # the session's own: the whole answer has one seed
@@ -141,7 +143,7 @@ class Conversation:
             [
                 f"{done.num_prompt_tokens - known} + {len(done.tokens)} tokens, {known} known",
                 f"first token {timing.ttft_s:.2f} s",
-                f"{timing.tokens_per_s:.1f} tokens/s",
+                *([f"{timing.tokens_per_s:.1f} tokens/s"] if timing.tokens_per_s else []),  # one token has none
                 f"{len(self.session)} of {self.room.num_tokens} tokens used",
                 *([why + more] if why else []),
             ]
@@ -158,7 +160,18 @@ class Conversation:
     @property
     def warning(self) -> str:
         """That the end of the room is near, and what to type then; nothing if it is not."""
-        return self.room.warning(len(self.session), len(turns(self.messages)))
+        return self.room.warning(len(self.session), len(turns(self.messages)), self._compacted(self.messages))
+
+    def _compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
+        """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
+
+        part: of the answer that is to go on.
+        """
+        starts = turns(messages)
+        if len(starts) < 2:
+            return None
+        kept = [*messages[: starts[0]], *messages[starts[-1] :]]
+        return len(self.engine.chat_prompt(rendered(kept))) + (len(part["tokens"]) if part else 0)
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
@@ -230,6 +243,12 @@ class Conversation:
         starts = turns(self.messages)
         if len(starts) < 2:
             return "there is one turn at most, which stays: /undo forgets it, /clear everything"
+        least = self._compacted(self.messages)
+        if least is not None and not self.room.has_room(least):
+            return (
+                f"nothing is dropped: the last turn alone has {least} tokens, and {self.room.option} is "
+                f"{self.room.num_tokens}; /undo forgets it"
+            )
         system, num_dropped = self.messages[: starts[0]], 0
         for start in starts[1:]:
             kept, num_dropped = [*system, *self.messages[start:]], num_dropped + 1
@@ -257,7 +276,7 @@ class Conversation:
             self.session.append(self.engine.chat_prompt(rendered(self.messages)))
         self.session.notes = {"messages": self.messages}
         num_bytes = self.session.save(path)
-        return f"{file}: {len(self.session)} tokens, {num_bytes / 1e6:.1f} MB"
+        return f"{file}: {counted(len(self.session), 'token')}, {num_bytes / 1e6:.1f} MB"
 
     def open(self, file: str) -> str:
         """Go on with the conversation in a file."""
@@ -274,7 +293,7 @@ class Conversation:
             raise
         self.session.close()
         self.session, self.messages = session, messages
-        said = (f"{len(messages)} messages, {len(session)} tokens", self.state, self.warning)
+        said = (f"{counted(len(messages), 'message')}, {counted(len(session), 'token')}", self.state, self.warning)
         return "\n".join(line for line in said if line)
 
     def fork(self, _: str) -> str:
@@ -289,7 +308,7 @@ class Conversation:
             return "there is no /fork to go back to"
         self.session.close()
         self.session, self.messages = self._kept.pop()
-        return f"back at {len(self.messages)} messages"
+        return f"back at {counted(len(self.messages), 'message')}"
 
     def set(self, words: str) -> str:
         """Change a sampling setting for the answers that follow."""
@@ -304,7 +323,8 @@ class Conversation:
         engine, spec = self.engine, self.engine.core.loaded.pool.spec
         computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [
-            f"{len(self.messages)} messages, {len(self.session)} tokens of {self.room.num_tokens}",
+            counted(len(self.messages), "message")
+            + f", {counted(len(self.session), 'token')} of {self.room.num_tokens}",
             *([f"{computed} computed"] if computed or not len(self.session) else []),
             f"{engine.core.num_used_blocks} of {spec.num_blocks} blocks of {spec.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",

@@ -12,7 +12,16 @@ import typer
 
 from tokenmill.hub.download import Progress, Silent
 
-__all__ = ["print_json", "print_table", "progress_on_stderr", "remark", "say_on_stderr", "size", "table_text"]
+__all__ = [
+    "counted",
+    "print_json",
+    "print_table",
+    "progress_on_stderr",
+    "remark",
+    "say_on_stderr",
+    "size",
+    "table_text",
+]
 
 
 def remark(text: str) -> None:
@@ -71,6 +80,11 @@ def table_text(
     with console.capture() as capture:
         console.print(table)
     return f"{title}\n{capture.get()}" if title else capture.get()
+
+
+def counted(number: int, word: str) -> str:
+    """1 → "1 token", 2 → "2 tokens"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def size(num_bytes: float) -> str:

@@ -1,5 +1,6 @@
 """`tokenmill info`: what is in a model."""
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from json import dumps, loads
@@ -10,7 +11,7 @@ import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
 from tokenmill.cli.imports import uninterrupted
-from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
@@ -29,6 +30,8 @@ EXAMPLES = examples(
     "tokenmill info tale.kv",
     "tokenmill info smollm2.aot",
 )
+
+_ROPE = re.compile(r"(?:dim|theta|kind)=[^,()]+")
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,6 @@ def command(
         print_table("", rows, ("tensor", "shape", "type", "size"))
 
 
-def looks_saved(path: Path) -> bool:
-    """Whether it is a safetensors file with the header of a snapshot; `tokenmill decode` says what is wrong with it."""
-    try:
-        with path.open("rb") as opened:
-            start = opened.read(200)
-    except OSError:
-        return False
-    return start[8:9] == b"{" and b'"tokenmill"' in start
-
-
 def _show_snapshot(path: Path, json: bool) -> None:
     from tokenmill.cache.session_file import read_session_facts
 
@@ -111,7 +104,7 @@ def _show_snapshot(path: Path, json: bool) -> None:
         ("model", facts["model"]),
         ("fingerprint", ", ".join(f"{part} {digest}" for part, digest in facts["fingerprint"].items())),
         ("rows", f"{facts['cache_format']} {facts['dtype']}, of weights in {facts['scheme']}, by {facts['program']}"),
-        ("rope", facts["rope"]),
+        ("rope", ", ".join(part.replace("=", " ") for part in _ROPE.findall(facts["rope"])) or "none"),
         ("sampling", ", ".join(f"{name} {value}" for name, value in settings.items()) or "greedy"),
         ("written by", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
         ("on disk", size(facts["num_bytes"])),

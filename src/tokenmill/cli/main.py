@@ -6,15 +6,16 @@ a traceback for a bug of ours. A reader that goes away (`| head -1`) has got wha
 
 import gc
 import os
+import re
 import sys
 import threading
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tokenmill.cli import chat, compile, decode, generate, image, info, pack, plan, prefill, profile, pull, quantize
 from tokenmill.cli.bench import bench
-from tokenmill.cli.command import Verb, VerbGroup
+from tokenmill.cli.command import ELSEWHERE, Verb, VerbGroup
 from tokenmill.cli.display import remark
 from tokenmill.cli.eval import evaluate
 from tokenmill.cli.streams import Unwritable, prepare_streams, silence_stdout
@@ -98,11 +99,27 @@ def _run(arguments: list[str]) -> int:
 
 def _usage(error: Exception) -> str:
     """What is wrong with the command line, in a line."""
-    where = error.ctx.command_path if error.ctx else "tokenmill"  # type: ignore[attr-defined]
-    near = getattr(error, "possibilities", None)  # of an unknown option, the nearest first
-    message = error.message if near else error.format_message()  # type: ignore[attr-defined]
+    context: Any = getattr(error, "ctx", None)
+    where = context.command_path if context else "tokenmill"
+    known = {option for param in context.command.params for option in param.opts} if context else set()
+    near = list(getattr(error, "possibilities", None) or ())  # of an unknown option, the nearest first
+    meant = ELSEWHERE.get(getattr(error, "option_name", ""))
+    near = [meant] if meant in known else near
+    message = _number_wanted(error) or (error.message if near else error.format_message())  # type: ignore[attr-defined]
     hint = f" (did you mean {near[0]}?)" if near else ""
+    if "unexpected extra argument" in message and "-p" in known:
+        hint = ": a prompt is given with -p"
     return f"{message.rstrip('.')}{hint}; see `{where} --help`"
+
+
+def _number_wanted(error: Any) -> str:
+    """What to say of a word in the place of a number; nothing if the error is another."""
+    kind = re.search("valid (number|float|integer)", error.message)
+    causes = getattr(error.__cause__, "errors", None)
+    word = causes()[0]["input"] if causes else error.message.partition("'")[2].partition("'")[0]
+    if kind is None or getattr(error, "param", None) is None:
+        return ""
+    return f"{max(error.param.opts, key=len)} needs a {'whole ' * (kind[1] == 'integer')}number, not {word!r}"
 
 
 def _refuse(message: str) -> int:

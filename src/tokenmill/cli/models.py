@@ -1,11 +1,13 @@
 """Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
 
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import EngineConfig
+from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import Progress, Silent
 from tokenmill.hub.names import locate
 from tokenmill.model.config import ModelConfig
@@ -15,7 +17,7 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["find_checkpoint", "load_engine", "read_model_config"]
+__all__ = ["find_checkpoint", "load_engine", "looks_saved", "read_model_config"]
 
 NEW = 2
 """Tokens that a text needs for one step of decoding."""
@@ -37,9 +39,21 @@ def read_model_config(model: str, progress: Progress) -> ModelConfig:
     return read_config(read_config_json(path) if path.is_dir() else open_checkpoint(path).config)
 
 
+def looks_saved(path: Path) -> bool:
+    """Whether it is a safetensors file with the header of a snapshot; `tokenmill decode` says what is wrong with it."""
+    try:
+        with path.open("rb") as opened:
+            start = opened.read(200)
+    except OSError:
+        return False
+    return start[8:9] == b"{" and b'"tokenmill"' in start
+
+
 def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     """As tokenmill.load, with progress for the fetch as well."""
     path = locate(config.model, progress=progress)
+    if looks_saved(path):
+        raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
     progress.stage(f"loading {path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()

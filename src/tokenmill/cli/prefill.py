@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr, remark, size
-from tokenmill.cli.info import looks_saved
-from tokenmill.cli.models import load_engine
+from tokenmill.cli.display import counted, print_json, progress_on_stderr, remark, size
+from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
 from tokenmill.cli.watch import prompt_progress
@@ -72,7 +71,7 @@ def command(
     if quiet:
         return
     if not json:
-        typer.echo(f"{output}: {num_tokens} tokens, {size(num_bytes)}")
+        typer.echo(f"{output}: {counted(num_tokens, 'token')}, {size(num_bytes)}")
     remark(f"computed in {seconds:.2f} s, {num_tokens / seconds:,.0f} tokens/s")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.cli.display import counted
 from tokenmill.cli.options import option_name
 from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.measure.memory import peak_bytes
@@ -42,13 +43,13 @@ def summary(
     prompt = sum(done.num_prompt_tokens for done in completions)
     first, timing = completions[0], completions[0].timing
     rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
-    where = f"{config.threads or torch.get_num_threads()} threads" if config.device == "cpu" else config.device
+    where = counted(config.threads or torch.get_num_threads(), "thread") if config.device == "cpu" else config.device
     return " · ".join(
         [
             *([f"{len(completions)} texts"] if len(completions) > 1 else []),
-            f"{prompt} prompt + {new} new tokens",
+            f"{prompt} prompt + {counted(new, 'new token')}",
             f"first token {timing.ttft_s:.2f} s",
-            f"{rate:.1f} tokens/s",
+            *([f"{rate:.1f} tokens/s"] if rate else []),  # one token has none
             f"{config.dtype} {engine.program_name}, {where}",
             *([first.hash] if len(completions) == 1 else []),
             *_limits([cut_by(done, params, config) for done in completions]),

@@ -24,16 +24,18 @@ class Room:
     context: int
 
     def for_answer(
-        self, params: SamplingParams, num_prompt: int, num_turns: int, is_rest: bool = False
+        self, params: SamplingParams, num_prompt: int, num_compacted: int | None, is_rest: bool = False
     ) -> SamplingParams:
         """The settings with max_new_tokens for all that is left, or fewer if they say so. RequestError if none is.
 
-        num_turns: of the conversation. is_rest: what is asked for is the rest of an answer.
+        num_compacted: tokens that /compact would leave at least; None if it has nothing to drop. is_rest: what is asked
+        for is the rest of an answer.
         """
         left = self.num_tokens - num_prompt
         if left < 1:
             again = "/continue goes on" if is_rest else "/retry asks again"
-            compact = f"/compact drops the oldest turns, then {again}; " if num_turns > 1 else ""
+            helps = num_compacted is not None and self.has_room(num_compacted)
+            compact = f"/compact drops the oldest turns, then {again}; " if helps else ""
             raise RequestError(
                 f"there is no room for an answer: the conversation would have {num_prompt + 1} tokens at least, and "
                 f"{self.option} is {self.num_tokens}; {compact}/undo forgets the last question; "
@@ -46,12 +48,18 @@ class Room:
         """Whether not one token fits any more."""
         return num_used >= self.num_tokens
 
-    def warning(self, num_used: int, num_turns: int) -> str:
-        """What there is to do, if the conversation is near its end; otherwise nothing."""
+    def has_room(self, num_prompt: int) -> bool:
+        """Whether an answer may have a token after so many."""
+        return num_prompt < self.num_tokens
+
+    def warning(self, num_used: int, num_turns: int, num_compacted: int | None) -> str:
+        """What there is to do, if the conversation is near its end; otherwise nothing. num_compacted: as above."""
         left = self.num_tokens - num_used
         if left >= max(self.num_tokens // 10, min(NEAR_TOKENS, self.num_tokens // 2)):
             return ""
-        drops = "/compact drops the oldest turns, /undo the last one" if num_turns > 1 else "/undo forgets the one turn"
+        drops = f"/undo forgets the {'last' if num_turns > 1 else 'one'} turn"
+        if num_compacted is not None and self.has_room(num_compacted):
+            drops = "/compact drops the oldest turns, /undo the last one"
         return f"{left} of {self.num_tokens} tokens are left: {drops}; {self._more(num_used)}"
 
     def _more(self, num_used: int) -> str:

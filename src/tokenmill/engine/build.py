@@ -16,7 +16,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.snapshot import shared_fields
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import EngineConfig, ResolvedConfig, from_keywords
+from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loaded import LoadedModel
@@ -46,27 +46,26 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 __all__ = ["build", "load", "load_model"]
 
 log = logging.getLogger(__name__)
+Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
-def load(
-    model: str | Path | None = None, *, progress: Callable[[int, int], None] | None = None, **settings: Any
-) -> Engine:
+def load(model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Any) -> Engine:
     """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
 
-    `settings` are the fields of EngineConfig. `progress(done, total)` is called as tensors are loaded.
+    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load.
     """
     if progress is not None and not callable(progress):
         raise ConfigError("progress", progress, "a function of how much is done and how much there is")
-    if model is not None:
+    if model is not None and not isinstance(model, EngineConfig):
         settings["model"] = model
-    config = from_keywords(EngineConfig, settings)
+    config = replace(model, **settings) if isinstance(model, EngineConfig) else EngineConfig(**settings)
     return build(open_checkpoint(locate(config.model)), config, progress)
 
 
 def build(
     checkpoint: Checkpoint,
     config: EngineConfig,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Told | None = None,
     fill: Callable[..., None] = load_decoder,
 ) -> Engine:
     """An engine for a checkpoint that is open already: one loaded model, with the loop around it."""
@@ -85,7 +84,7 @@ def build(
 def load_model(
     checkpoint: Checkpoint,
     config: EngineConfig,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Told | None = None,
     fill: Callable[..., None] = load_decoder,
 ) -> LoadedModel:
     """A model with its program and its own cache. `fill` gives the empty decoder its weights."""

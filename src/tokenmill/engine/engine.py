@@ -15,6 +15,7 @@ from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token
 from tokenmill.engine.scoring import last_logits, score
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
+from tokenmill.errors import ConfigError
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
@@ -29,6 +30,8 @@ class Engine:
     """
 
     def __init__(self, core: Core) -> None:
+        if not isinstance(core, Core):
+            raise ConfigError("Engine", core, "use tokenmill.load, which takes a model and makes its engine")
         self.core, loaded = core, core.loaded
         self.config, self.model_config, self.tokenizer = loaded.config, loaded.model_config, loaded.tokenizer
         self.program_name, self.program_reason = loaded.program_name, loaded.program_reason

@@ -14,7 +14,7 @@ from hashlib import sha512
 from itertools import count
 from typing import Any
 
-from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams, from_keywords
+from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
@@ -74,7 +74,9 @@ class InputProcessor:
             raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
         named = {ALIASES.get(name, name) for name in settings}
         start = self.defaults if given is None else asdict(given)
-        return from_keywords(SamplingParams, {k: v for k, v in start.items() if k not in named} | dict(settings))
+        if wrong := [name for name, value in settings.items() if isinstance(value, SamplingParams)]:
+            raise ConfigError(wrong[0], "SamplingParams", "the keyword is params")
+        return SamplingParams(**({k: v for k, v in start.items() if k not in named} | dict(settings)))
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """See Engine.encode."""
@@ -192,6 +194,8 @@ def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[An
 
 def token_ids(given: Any, what: str = "prompt: a prompt is text (no bytes), or a list of whole numbers") -> list[int]:
     """Token ids out of a list, array, tensor or iterator; RequestError where it is none or has no order."""
+    if isinstance(given, SamplingParams):
+        raise RequestError("settings are no prompt: give a SamplingParams as params=")
     try:
         ids = [plain(each) for each in plain(None if isinstance(given, NO_IDS) else given)]
     except TypeError:

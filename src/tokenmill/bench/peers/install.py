@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.bench.peers.known import TORCH, Peer, environment
-from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import Progress
 
 __all__ = ["install"]
@@ -32,7 +32,7 @@ def install(peer: Peer, again: bool, progress: Progress) -> Path:
             _run([str(folder / "bin" / "python"), "-m", "pip", *arguments], variables)
         done = True
     except OSError as error:
-        raise ConfigError("TOKENMILL_CACHE", folder, f"a folder that can be written ({error.strerror})") from None
+        raise TokenmillError(f"{folder} cannot be written: {error.strerror}; set TOKENMILL_CACHE to a folder") from None
     finally:
         if not done:
             shutil.rmtree(folder, ignore_errors=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from tokenmill.errors import ConfigError
+from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder
 
 __all__ = ["PEERS", "TORCH", "Peer", "command_for", "environment", "find_peer"]
@@ -100,10 +100,10 @@ PEERS = {
 }
 
 
-def find_peer(name: str, setting: str) -> Peer:
-    """ConfigError with the names there are."""
+def find_peer(name: str) -> Peer:
+    """TokenmillError with the names there are."""
     if name not in PEERS:
-        raise ConfigError(setting, name, f"one of {', '.join(PEERS)}")
+        raise TokenmillError(f"no peer {name!r}: there are {', '.join(PEERS)}")
     return PEERS[name]
 
 
