@@ -1,6 +1,5 @@
 """How a prompt reaches a verb: options, files, stdin, the words of other engines, and what happens when it does not."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -20,17 +19,6 @@ def test_stdin_is_the_prompt_where_no_other_is_given(tm, model, piped):
     assert tm("generate", model, "-n", 5, "-q") == wanted
     piped(b"w4\n")
     assert tm("generate", model, "-p", "w1 w2 w3", "-n", 5, "-q") == wanted
-
-
-def test_decode_and_profile_take_what_is_piped_as_their_prompt(tm, model, piped, tmp_path):
-    assert tm("prefill", model, "-p", "w1 w2", "-o", tmp_path / "x.kv", "-q")[0] == 0
-    for verb in (["decode", tmp_path / "x.kv"], ["profile", model, "--level", "none"]):
-        run = [*verb, "-n", 3, "--json", "-q"]
-        answers = []
-        for data, more in ((b"", ["-p", "w3 w4"]), (b"w3 w4\n", []), (b"", [])):
-            piped(data)
-            answers.append(json.loads(tm(*run, *more)[1])["num_prompt_tokens"])
-        assert answers[0] == answers[1] != answers[2]
 
 
 def test_no_prompt_says_what_to_type(tm, model, piped, monkeypatch):

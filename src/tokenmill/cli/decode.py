@@ -15,7 +15,7 @@ from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
 from tokenmill.cli.prefill import Force, check_target
-from tokenmill.cli.prompts import Ids, Text, gather, piped_in
+from tokenmill.cli.prompts import Ids, Text, gather
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
@@ -68,8 +68,7 @@ def command(
 ) -> None:
     """Go on from a saved KV cache: the text that one run would have given.
 
-    What no option sets is as it was when the file was written: model, dtype, scheme, sampling and seed. A text on stdin
-    is added as one of -p is.
+    What no option sets is as it was when the file was written: model, dtype, scheme, sampling and seed.
     """
     with uninterrupted():
         from tokenmill.cache.snapshot import read_facts
@@ -77,7 +76,6 @@ def command(
     facts = read_facts(file)
     if output is not None:
         check_target(output, "--output", force)
-    prompt = prompt or (None if tokens else piped_in())
     more = gather(prompt, None, tokens) if prompt or tokens else []
     if len(more) > 1:
         raise ConfigError("--prompt", f"{len(more)} prompts", "one: the file holds one text")

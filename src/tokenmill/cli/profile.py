@@ -12,7 +12,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
-from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather, piped_in
+from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
 from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, TokenmillError
@@ -60,7 +60,7 @@ def command(
 
     The trace opens in ui.perfetto.dev and chrome://tracing. The generation runs unmeasured, measured, and unmeasured
     again; the tokens are the same. It goes on past the model's own end, so that there is something to measure. Without
-    a prompt, by option or on stdin, it continues a sentence of 24 words.
+    a prompt it continues a sentence of 24 words.
     """
     with uninterrupted():
         from tokenmill.measure.profile import check_level, profile
@@ -72,8 +72,7 @@ def command(
             raise ConfigError("--output", str(output), "only with --level light or verbose: none makes no trace")
         check_target(output, "--output", force, looks_traced, "trace of tokenmill profile")
     sampling = replace(sampling, ignore_eos=True)
-    texts = prompt or (None if tokens else piped_in() or [DEFAULT_PROMPT])
-    prompts = gather(texts, None, tokens)
+    prompts = gather(prompt, None, tokens) if prompt or tokens else [DEFAULT_PROMPT]
     check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)

@@ -25,7 +25,6 @@ __all__ = [
     "Texts",
     "check_waiting",
     "gather",
-    "piped_in",
     "read_stdin",
     "read_text",
     "shown_ids",
@@ -102,22 +101,16 @@ def _from_stdin(model: str) -> list[str]:
     hint = f"{model!r} was read as the name of a model; if it is the prompt, type -p {shlex.quote(model)}"
     if misread and " " in model.strip():
         raise RequestError(f"no prompt: {hint}")
-    texts = piped_in()
-    if not texts:
-        raise RequestError(
-            f"no prompt: give one with -p TEXT, with --prompt-file FILE, or on stdin{f' ({hint})' if misread else ''}"
-        )
-    return texts
-
-
-def piped_in() -> list[str]:
-    """The prompt that was piped in, if there is one."""
     data = b""
     if not sys.stdin.isatty():
         with suppress(OSError):  # there may be nothing that can be read
             data = _all_of(sys.stdin.buffer, "the input", MAX_BYTES)
     text = _decoded(data, "the input").removesuffix("\n")
-    return [text] if text else []
+    if not text:
+        raise RequestError(
+            f"no prompt: give one with -p TEXT, with --prompt-file FILE, or on stdin{f' ({hint})' if misread else ''}"
+        )
+    return [text]
 
 
 def read_stdin(max_bytes: int = MAX_BYTES) -> str:
