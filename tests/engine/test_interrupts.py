@@ -184,7 +184,7 @@ def test_the_text_of_another_request_is_whole(stop, tmp_path):
     with lines() as counted:
         engine.generate([PROMPTS[1], PROMPTS[0]], params)
     numbers = random.Random(stop)
-    for _ in range(4 * TIMES):
+    for _ in range(2 * TIMES):
         request = core.request(PROMPTS[0], params)
         core.submit(request)
         with pytest.raises(KeyboardInterrupt), lines(numbers.randrange(counted.count // 2)) as at:
@@ -219,7 +219,7 @@ def test_rows_count_once(what, llama, monkeypatch):
     wanted = use()
     monkeypatch.setattr(core, "run_to_end", interrupted)
     while at[1]:
-        at[0] += 5
+        at[0] += 9
         found = use()
         assert found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-4), at[0]
 
