@@ -116,7 +116,7 @@ class ScheduleSettings:
     the device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
     proposer: a name in the registry of proposers. "auto" is multi_step with program native, where greedy texts then
     come several tokens at a time, at most 25 ms of them; else none.
-    num_drafts: max tokens that a proposer may guess for each sequence and step.
+    num_drafts: max tokens that a proposer may guess for each sequence and step (default: by proposer).
     """
 
     max_sequences: int = 1
@@ -124,7 +124,7 @@ class ScheduleSettings:
     max_waiting: int | None = None
     async_scheduling: str = field(default="auto", metadata={"choices": ("auto", "on", "off")})
     proposer: str = "auto"
-    num_drafts: int = 4
+    num_drafts: int | None = None
 
 
 @_by_any_name
@@ -204,6 +204,7 @@ class ResolvedConfig(EngineConfig):
     block_size: int = DEFAULT_MAX_LENGTH
     cache_tokens: int = DEFAULT_MAX_LENGTH
     threads: int = 1
+    num_drafts: int = 4
 
 
 @_by_any_name

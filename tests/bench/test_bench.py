@@ -152,7 +152,7 @@ def test_without_a_cache_the_steps_after_the_first_token_are_decode(path):
     assert taken.decode_tokens == 4
 
 
-@pytest.mark.parametrize("proposer", ["auto", "prompt_lookup"])
+@pytest.mark.parametrize("proposer", ["auto", "suffix"])
 def test_speculation_counts_what_was_accepted(path, proposer):
     point = Point(30, 40)
     taken, _, done = sample(path, point, proposer=proposer)

@@ -118,7 +118,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
         "native, q8 weights",
         "native, q4 weights",
         "native, file weights",
-        "fastest, prompt_lookup",
+        "fastest, suffix",
     ]
     config = EngineConfig(compile_backend="eager")  # the others take ten seconds
     rows = list(climb(tiny, config, steps, Point(20, 6)))
@@ -129,7 +129,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
     assert rows[0]["over_below"] is None and rows[0]["over_first"] == 1
     for below, row in pairwise(rows):
         assert row["over_below"] == pytest.approx(row["decode_tok_s"] / below["decode_tok_s"])
-    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["proposer"]) == (False, 16, "prompt_lookup")
+    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["proposer"]) == (False, 16, "suffix")
 
 
 # ---- shapes

@@ -324,7 +324,7 @@ BAD = [
     (["-p", "w1", "--max-length", "4096"], "128"),
     (["-p", "w1", "--threads", "0"], "--threads"),
     (["-p", "w1", "--scheme", "q5"], "q4"),
-    (["-p", "w1", "--proposer", "quantum"], "prompt_lookup"),
+    (["-p", "w1", "--proposer", "quantum"], "suffix"),
     (["-p", "w1 " * 200], "200 tokens"),
     (["-p", "w1", "--no-such-option"], "--no-such-option"),
 ]

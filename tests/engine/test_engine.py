@@ -224,7 +224,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"program": "warp"}, ConfigError, r"program = 'warp' .*eager"),
         ({"kernel": "rowz"}, ConfigError, r"kernel = 'rowz' .*did you mean 'rows'"),
         ({"scheme": "q3"}, ConfigError, r"scheme = 'q3' .*dense, file, packed, q4, q8"),
-        ({"proposer": "oracle"}, ConfigError, r"proposer = 'oracle' .*none, prompt_lookup"),
+        ({"proposer": "oracle"}, ConfigError, r"proposer = 'oracle' .*none, suffix"),
         ({"cache_format": "int3"}, ConfigError, r"cache_format = 'int3' .*dense"),
         ({"max_length": 4096}, ConfigError, r"max_length = 4096 .*context, 128"),
         ({"max_length": 0}, ConfigError, r"max_length = 0 .*1 or more"),

@@ -14,6 +14,7 @@ from tests.tiny_models import prompt, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, RequestError, SamplingParams
 from tokenmill.engine.outputs import Tracker
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.speculate.proposer import Proposer
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -25,7 +26,7 @@ def path(tmp_path_factory):
 
 def test_scored_sequences_get_no_drafts(path):
     tokens = [1, 2, 3, 4] * 5 + [1]
-    engine = tokenmill.load(path, proposer="prompt_lookup", max_step_tokens=20)
+    engine = tokenmill.load(path, proposer="suffix", max_step_tokens=20)
     plain = tokenmill.load(path)
     torch.testing.assert_close(engine.logits(tokens), plain.logits(tokens))
     choices = [[2, 3, 4, 1, 2], [2], [3, 4]]
@@ -111,10 +112,10 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
 
 
 def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
-    engine = tokenmill.load(path, num_drafts=3, proposer="prompt_lookup")
+    engine = tokenmill.load(path, num_drafts=3, proposer="suffix")
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
 
-    class Wrong:
+    class Wrong(Proposer):
         def propose(self, sequences, limit):
             nexts = {s.id: expected[len(s.tokens) - 6 : len(s.tokens) - 5] for s in sequences}
             return {number: [(token[0] + 1) % 211, 5] for number, token in nexts.items() if token}

@@ -99,10 +99,8 @@ def test_arrivals_while_others_are_running(family, sampling, singles, models):
     assert [tokens[i] for i in range(len(PROMPTS))] == singles
 
 
-def test_drafts_of_the_prompt_lookup_proposer(family, sampling, singles, models):
-    engine = load(
-        save(family, models), dtype="float32", proposer="prompt_lookup", block_size=8, max_sequences=4, num_drafts=3
-    )
+def test_drafts_of_the_suffix_proposer(family, sampling, singles, models):
+    engine = load(save(family, models), dtype="float32", proposer="suffix", block_size=8, max_sequences=4, num_drafts=3)
     assert batch(engine, PROMPTS, sampling) == singles
 
 

@@ -5,6 +5,7 @@ import pytest
 from tests.tiny_models import FAMILY_NAMES, VOCABULARY, prompt, save
 from tokenmill import load
 from tokenmill.measure.recorder import record
+from tokenmill.speculate.proposer import Proposer
 
 SAMPLING = {
     "greedy": {},
@@ -15,7 +16,7 @@ PROMPTS = [prompt(length, seed=8) for length in (4, 9, 17)]
 NEW = 15
 
 
-class Oracle:
+class Oracle(Proposer):
     """Knows the text to come and tells the truth in some places only."""
 
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]], lies) -> None:

@@ -28,7 +28,7 @@ PROGRAMS = {
     "native": {"program": "native", "proposer": "multi_step"},
     "eager": {"program": "eager"},
     "eager, async": {"program": "eager", "async_scheduling": "on"},
-    "eager, drafts": {"program": "eager", "proposer": "prompt_lookup"},
+    "eager, drafts": {"program": "eager", "proposer": "suffix"},
 }
 
 

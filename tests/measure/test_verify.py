@@ -45,7 +45,7 @@ def test_all_rows_are_compared(llama, how):
 
 
 def test_drafts_are_compared_too(llama):
-    engine = load(llama, dtype="float32", proposer="prompt_lookup")
+    engine = load(llama, dtype="float32", proposer="suffix")
     with verified(engine, eager(llama)) as distance:
         engine.generate([1, 2, 3] * 5, max_new_tokens=12, ignore_eos=True)
     assert distance.min_correlation > 0.9999

@@ -54,7 +54,8 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
             if settings != slowest:
                 reason = _refused(config, settings, model)
                 found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
-    guessers = [name for name in PROPOSERS if name not in ("none", "multi_step")]  # native has multi_step by itself
+    # Native takes several steps in one call by itself; adaptive chooses between that and suffix.
+    guessers = [name for name in PROPOSERS if name not in ("none", "adaptive", "multi_step")]
     found += [Rung(f"fastest, {name}", {"proposer": name}, True) for name in guessers]
     return found
 

@@ -33,7 +33,7 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.speculate.proposer import PROPOSERS, Facts
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import path_of
@@ -77,7 +77,7 @@ def build(
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    proposer = lookup(PROPOSERS, config.proposer, "proposer")()
+    proposer = lookup(PROPOSERS, config.proposer, "proposer")(Facts(loaded.program.finds_drafts))
     return Engine(Core(loaded, scheduler, proposer))
 
 

@@ -255,6 +255,7 @@ class Core:
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
         self.loaded.runner.store(stores)
         self._deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
+        self.proposer.learn(current.plan, accepted)
         self._phase("deliver")
 
     def _note(

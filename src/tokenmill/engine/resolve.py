@@ -13,6 +13,7 @@ from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.speculate.proposer import default_drafts
 
 __all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
 
@@ -40,6 +41,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
             "max_length": max_length,
             "block_size": config.block_size or max_length,
             "cache_tokens": config.cache_tokens or max_length,
+            "num_drafts": config.num_drafts or default_drafts(config.proposer),
             "threads": config.threads or torch.get_num_threads(),
             "async_scheduling": scheduling,
         }

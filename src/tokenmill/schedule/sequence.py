@@ -25,7 +25,7 @@ def unread_mark(row: int) -> int:
     return UNKNOWN - 1 - row
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
     """Prompt and output of one text.
 

@@ -10,17 +10,18 @@ from collections.abc import Sequence as List
 
 from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
+from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["MultiStep"]
+__all__ = ["MultiStep", "several_steps", "take_largest"]
 
 MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
 MAX_ROWS = 32  # of logits, which are kept until the end of the call
 
 
-class MultiStep:
+class MultiStep(Proposer):
     """Estimates the time of a step from the time between two calls."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, _: Facts | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
@@ -28,20 +29,24 @@ class MultiStep:
         now_s = self._clock()
         step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S
         self._called_s = now_s
-        if not sequences or not all(map(_takes_largest, sequences)):
-            self._num_steps = 0
-            return {}
-        num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
-        count = max(num_steps - 1, 0)
-        self._num_steps = 1 + count
-        return {sequence.id: [UNKNOWN] * count for sequence in sequences} if count else {}
+        drafts = several_steps(sequences, limit, step_s)
+        self._num_steps = 1 + max(map(len, drafts.values()), default=0) if take_largest(sequences) else 0
+        return drafts
 
 
-def _takes_largest(sequence: Sequence) -> bool:
-    """Whether it decodes, and every token from here on is the largest of the model's logits."""
-    num_generated = len(sequence.tokens) - sequence.num_prompt_tokens
-    return (
+def several_steps(sequences: List[Sequence], limit: int, step_s: float) -> dict[int, list[int]]:
+    """As many unknown tokens for every sequence as fit into a call; none unless all of them are greedy."""
+    if not take_largest(sequences):
+        return {}
+    num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
+    return {sequence.id: [UNKNOWN] * (num_steps - 1) for sequence in sequences} if num_steps > 1 else {}
+
+
+def take_largest(sequences: List[Sequence]) -> bool:
+    """Whether all decode, and every token from here on is the largest of the model's logits. None do not."""
+    return bool(sequences) and all(
         sequence.num_pending_tokens == 1
         and sequence.score_from is None
-        and choice_kind(sequence.params, num_generated) is ChoiceKind.LARGEST
+        and choice_kind(sequence.params, len(sequence.tokens) - sequence.num_prompt_tokens) is ChoiceKind.LARGEST
+        for sequence in sequences
     )

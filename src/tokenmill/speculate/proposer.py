@@ -5,41 +5,64 @@ is sampled by the target model itself, with that position's own number (arXiv 24
 import warnings
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple
 
-from tokenmill.config import EngineConfig, ResolvedConfig
+from tokenmill.config import ResolvedConfig
 from tokenmill.errors import ConfigError
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import Plan, Sequence
 
-__all__ = ["PROPOSERS", "NoProposer", "Proposer", "choose"]
+__all__ = ["PROPOSERS", "Facts", "NoProposer", "Proposer", "choose", "default_drafts"]
 
 PROPOSERS = {
     "none": "tokenmill.speculate.proposer:NoProposer",
+    "adaptive": "tokenmill.speculate.controller:Controller",
     "multi_step": "tokenmill.speculate.multi_step:MultiStep",
-    "prompt_lookup": "tokenmill.speculate.prompt_lookup:PromptLookup",
+    "suffix": "tokenmill.speculate.suffix:Suffix",
 }
 
 
-class Proposer(Protocol):
+class Facts(NamedTuple):
+    """What a proposer may know of the engine. finds_drafts: as its Program says."""
+
+    finds_drafts: bool
+
+
+class Proposer:
+    """Made with the engine's Facts."""
+
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """Sequence id → at most `limit` tokens that may follow its own. Sequences may be left out."""
+        raise NotImplementedError
+
+    def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
+        """Called when a step is done: what was computed, and for each of its work items the accepted tokens."""
 
 
-class NoProposer:
+class NoProposer(Proposer):
     """Proposer none: speculation is off."""
 
+    def __init__(self, _: Facts) -> None:
+        pass
+
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        del sequences, limit
         return {}
 
 
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
+    is_given = config.num_drafts != default_drafts(config.proposer)
     if config.proposer == "auto":
-        several = finds_drafts and config.cache and config.async_scheduling == "off"
-        config = replace(config, proposer="multi_step" if several else "none")
+        is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
+        config = replace(config, proposer="multi_step" if is_exact else "none")
     if config.proposer == "multi_step" and not finds_drafts:
-        allowed = "auto, none or prompt_lookup, because several steps in one call are what program native does"
+        allowed = "auto, none, adaptive or suffix, because several steps in one call are what program native does"
         raise ConfigError("proposer", config.proposer, allowed)
-    if config.proposer == "none" and config.num_drafts != EngineConfig.num_drafts:
+    if config.proposer == "none" and is_given:
         warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
     return config
+
+
+def default_drafts(proposer: str) -> int:
+    """num_drafts where it is not given."""
+    return {"adaptive": 15, "suffix": 8}.get(proposer, 4)

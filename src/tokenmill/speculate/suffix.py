@@ -1,0 +1,102 @@
+"""Suffix: guesses what followed the longest suffix of a sequence that occurred in it before, however long.
+
+It needs no second model, and guesses well where a text copies: quotes, edits of code, tables, its own words again
+(SuffixDecoding, arXiv 2411.04975; prompt lookup, Saxena 2023, is the same with suffixes of a fixed length).
+"""
+
+from collections.abc import Sequence as List
+from weakref import WeakKeyDictionary
+
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.speculate.proposer import Facts, Proposer
+
+__all__ = ["Suffix", "SuffixAutomaton"]
+
+SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
+TAIL = 4  # last tokens by which a sequence that was edited is known
+COUNTED = 16  # suffixes of each token whose occurrences are counted, longest first
+
+
+class SuffixAutomaton:
+    """All substrings of a list of tokens, in at most twice as many states (Blumer et al. 1985).
+
+    A state stands for the substrings that end at the same places; length: of the longest of them; link: the state of
+    the longest suffix that also ends elsewhere. A token is appended in constant time on average.
+    """
+
+    def __init__(self) -> None:
+        self._last, self.tokens = 0, list[int]()
+        self._next: list[dict[int, int]] = [{}]
+        self._link, self._length, self._count = [-1], [0], [0]
+
+    def append(self, token: int) -> None:
+        link, length, following = self._link, self._length, self._next
+        new = self._add({}, length[self._last] + 1, 0, 0)
+        state = self._last
+        while state >= 0 and token not in following[state]:
+            following[state][token] = new
+            state = link[state]
+        if state >= 0:
+            found = following[state][token]
+            if length[found] > length[state] + 1:
+                split = self._add(dict(following[found]), length[state] + 1, link[found], self._count[found])
+                while state >= 0 and following[state].get(token) == found:
+                    following[state][token] = split
+                    state = link[state]
+                link[found] = found = split
+            link[new] = found
+        self.tokens.append(token)
+        self._last = new
+        for _ in range(COUNTED):
+            if new <= 0:
+                break
+            self._count[new] += 1
+            new = link[new]
+
+    def guess(self, limit: int) -> tuple[list[int], int]:
+        """What follows the longest suffix that occurred before, the most frequent token each time; its length.
+
+        Where the earlier occurrence runs into the end of the text, the text is taken to repeat itself.
+        """
+        link, following, count = self._link, self._next, self._count
+        state, guessed = link[self._last], list[int]()
+        matched = self._length[state] if state > 0 else 0
+        while len(guessed) < limit and self._length[state] >= SHORTEST:
+            if following[state]:
+                token, state = max(following[state].items(), key=lambda step: (count[step[1]], step[1]))
+                guessed.append(token)
+            else:
+                state = link[state]
+        return guessed, matched
+
+    def _add(self, following: dict[int, int], length: int, link: int, count: int) -> int:
+        self._next.append(following)
+        self._length.append(length)
+        self._link.append(link)
+        self._count.append(count)
+        return len(self._next) - 1
+
+
+class Suffix(Proposer):
+    """An automaton for each sequence, which goes when the sequence does."""
+
+    def __init__(self, _: Facts | None = None) -> None:
+        self._automata: WeakKeyDictionary[Sequence, SuffixAutomaton] = WeakKeyDictionary()
+
+    def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        """See Proposer."""
+        decoding = [sequence for sequence in sequences if sequence.num_pending_tokens == 1]
+        return {sequence.id: self.automaton(sequence).guess(limit)[0] for sequence in decoding}
+
+    def automaton(self, sequence: Sequence) -> SuffixAutomaton:
+        """That of all its tokens."""
+        # Taken out while it grows, so that an interrupt leaves none that is half grown.
+        automaton, tokens = self._automata.pop(sequence, None), sequence.tokens
+        done = len(automaton.tokens) if automaton is not None else 0
+        # A sequence that was rewound begins anew. An edit that leaves these few as they were only costs guesses.
+        if automaton is None or automaton.tokens[-TAIL:] != tokens[max(done - TAIL, 0) : done]:
+            automaton, done = SuffixAutomaton(), 0
+        for token in tokens[done:]:
+            automaton.append(token)
+        self._automata[sequence] = automaton
+        return automaton

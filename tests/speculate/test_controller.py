@@ -1,0 +1,130 @@
+"""The controller drafts where its own measurements say that it pays, whatever the clock says."""
+
+import pytest
+
+from tests.empty import check_empty
+from tests.speculate.test_multi_step import needs_native
+from tests.tiny_models import prompt
+from tokenmill import load
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
+from tokenmill.speculate.controller import Controller, MatchChances, PassCosts
+from tokenmill.speculate.proposer import Facts
+
+
+class Scripted:
+    """A clock by which a pass takes what a function of its number of tokens says."""
+
+    def __init__(self, seconds):
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self):
+        return self.now
+
+    def run(self, controller, sequences, follows, limit=15):
+        """One step: propose, take the time, accept what `follows` says; the number of drafts."""
+        drafts = controller.propose(sequences, limit)
+        plan, accepted = Plan(), []
+        for sequence in sequences:
+            own = drafts.get(sequence.id, [])
+            if UNKNOWN in own:
+                own = [follows(sequence.tokens, len(sequence.tokens) + i) for i in range(len(own))]
+            tokens = []
+            for place in range(len(own) + 1):
+                tokens.append(follows(sequence.tokens, len(sequence.tokens) + place))
+                if place == len(own) or own[place] != tokens[-1]:
+                    break
+            plan.work.append(Work(sequence, len(sequence.tokens) - 1, 1 + len(own), 1 + len(own), tuple(own)))
+            accepted.append(tokens)
+        self.now += self.seconds(sum(work.count for work in plan.work))
+        for sequence, tokens in zip(sequences, accepted, strict=True):
+            sequence.tokens += tokens
+            sequence.num_computed_tokens = len(sequence.tokens) - 1
+        controller.learn(plan, accepted)
+        return max((len(work.drafts) for work in plan.work), default=0)
+
+
+def decoding(tokens, number=1):
+    return Sequence(number, list(tokens), len(tokens), 10**6, num_computed_tokens=len(tokens) - 1)
+
+
+def repeats(tokens, place):
+    return place % 10
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_repeats_is_drafted(several):
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    controller, sequence = Controller(Facts(several), clock), decoding([i % 10 for i in range(30)])
+    assert [clock.run(controller, [sequence], repeats) for _ in range(20)][-5:] == [15] * 5
+
+
+def test_what_costs_as_much_as_it_saves_is_not_drafted():
+    clock = Scripted(float)
+    controller, sequence = Controller(Facts(False), clock), decoding([i % 10 for i in range(30)])
+    counts = [clock.run(controller, [sequence], repeats) for _ in range(60)]
+    assert sum(counts[-20:]) == 0
+
+
+def test_guesses_that_are_wrong_are_not_tried_for_long():
+    clock = Scripted(lambda count: 1.0 + 0.1 * count)
+    controller, sequence = Controller(Facts(False), clock), decoding([1, 2, 3, 4, 5])
+
+    def lies(tokens, place):
+        return (1, 2, 100 + place)[place % 3]  # after 1, 2 comes each time something new
+
+    counts = [clock.run(controller, [sequence], lies) for _ in range(300)]
+    assert sum(map(bool, counts[-60:])) == 0
+
+
+def test_it_goes_on_again_when_guesses_become_right():
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    controller, sequence = Controller(Facts(False), clock), decoding([1, 2, 3, 4, 5])
+
+    def turns(tokens, place):
+        return (1, 2, 100 + place)[place % 3] if place < 300 else place % 10
+
+    while len(sequence.tokens) < 300:
+        clock.run(controller, [sequence], turns)
+    counts = [clock.run(controller, [sequence], turns) for _ in range(60)]
+    assert min(counts[-10:]) > 5
+
+
+def test_the_sequence_with_the_better_guesses_gets_the_drafts():
+    clock = Scripted(lambda count: 1.0 + 0.2 * max(count - 6, 0))
+    controller = Controller(Facts(False), clock)
+    good, bad = decoding([i % 10 for i in range(30)]), decoding([1, 2, 3, 4, 5], number=2)
+
+    def follows(tokens, place):
+        return repeats(tokens, place) if tokens is good.tokens else (1, 2, 100 + place)[place % 3]
+
+    for _ in range(100):
+        clock.run(controller, [good, bad], follows)
+    drafts = controller.propose([good, bad], 15)
+    assert len(drafts.get(good.id, ())) >= 4 > len(drafts.get(bad.id, ()))
+
+
+def test_costs_follow_the_machine_and_keep_their_ratios():
+    costs = PassCosts()
+    for speed in (1.0, 1.8, 1.0) * 40:
+        costs.learn(1, False, speed)
+        costs.learn(4, False, 1.5 * speed)
+    assert costs.of(4, False) / costs.of(1, False) == pytest.approx(1.5, rel=0.1)
+
+
+def test_chances_fall_along_a_guess():
+    chances = list(MatchChances().along(2, 6))
+    assert chances == sorted(chances, reverse=True) and 0 < chances[-1] < chances[0] < 1
+
+
+@needs_native
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("shape", [{}, {"max_sequences": 4, "block_size": 4}], ids=["alone", "together"])
+def test_the_text_is_that_of_no_proposer(shape, sampling, llama):
+    how = {"dtype": "float32", "program": "native", **shape}
+    prompts = [prompt(5) * 4, prompt(9, seed=1) * 2, prompt(3, seed=2)]
+    plain, engine = load(llama, **how, proposer="none"), load(llama, **how, proposer="adaptive")
+    settings = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
+    for _ in range(3):
+        ours, theirs = engine.generate(prompts, **settings), plain.generate(prompts, **settings)
+        assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+    check_empty(engine.core)

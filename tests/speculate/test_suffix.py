@@ -1,0 +1,67 @@
+"""Suffix: the longest suffix that occurred before, and the most frequent continuation of it."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.speculate.suffix import SHORTEST, Suffix, SuffixAutomaton
+
+
+def longest_match(tokens):
+    """Length of the longest suffix that ends elsewhere too."""
+    lengths = range(len(tokens) - 1, 0, -1)
+    return next((n for n in lengths if any(tokens[i - n : i] == tokens[-n:] for i in range(n, len(tokens)))), 0)
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 6, 20])
+def test_the_longest_match_and_what_followed_it_most(vocabulary):
+    for seed in range(60):
+        numbers, automaton, tokens = random.Random(seed), SuffixAutomaton(), []
+        for _ in range(numbers.randrange(5, 50)):
+            tokens.append(numbers.randrange(vocabulary))
+            automaton.append(tokens[-1])
+            guessed, matched = automaton.guess(8)
+            assert matched == longest_match(tokens)
+            assert bool(guessed) == (matched >= SHORTEST)
+            if guessed:
+                ends = [i for i in range(matched, len(tokens)) if tokens[i - matched : i] == tokens[-matched:]]
+                followers = Counter(tokens[i] for i in ends)
+                assert followers[guessed[0]] == max(followers.values())
+
+
+def test_a_text_that_repeats_itself_is_taken_to_go_on_so():
+    automaton = SuffixAutomaton()
+    for token in [1, 2, 3, 1, 2, 3]:
+        automaton.append(token)
+    assert automaton.guess(7) == ([1, 2, 3, 1, 2, 3, 1], 3)
+
+
+def test_no_guess_is_longer_than_the_limit():
+    automaton = SuffixAutomaton()
+    for token in [1, 2, 3, 4, 1, 2]:
+        automaton.append(token)
+    assert automaton.guess(0) == ([], 2)
+    assert automaton.guess(1) == ([3], 2)
+
+
+def decoding(tokens, number=1):
+    return Sequence(number, list(tokens), len(tokens), 100, num_computed_tokens=len(tokens) - 1)
+
+
+def test_a_sequence_that_was_rewound_is_guessed_by_what_it_is_now():
+    proposer, sequence = Suffix(), decoding([5, 6, 7, 8, 5, 6])
+    assert proposer.propose([sequence], 2) == {1: [7, 8]}
+    sequence.tokens[:] = [1, 2, 3, 1, 2]
+    sequence.num_computed_tokens = 4
+    assert proposer.propose([sequence], 1) == {1: [3]}
+    sequence.tokens[2:] = [9, 9, 9, 1, 2]
+    sequence.num_computed_tokens = 6
+    assert proposer.propose([sequence], 1) == {1: [9]}
+
+
+def test_sequences_that_compute_a_prompt_are_left_out():
+    sequence = decoding([1, 2, 1, 2])
+    sequence.num_computed_tokens = 1
+    assert Suffix().propose([sequence], 4) == {}
