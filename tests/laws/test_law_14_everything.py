@@ -26,6 +26,7 @@ BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
 PROGRAMS = {
     "native": {"program": "native", "proposer": "multi_step"},
+    "native, adaptive": {"program": "native", "proposer": "adaptive"},
     "eager": {"program": "eager"},
     "eager, async": {"program": "eager", "async_scheduling": "on"},
     "eager, drafts": {"program": "eager", "proposer": "suffix"},

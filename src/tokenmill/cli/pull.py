@@ -8,7 +8,7 @@ import typer
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, DTYPES
+from tokenmill.config import DEFAULT_MODEL, DTYPES, check_choice
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import SHORT_NAMES, is_there, locate
 
@@ -58,8 +58,8 @@ def command(
     """
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
-    if dtype not in (None, "auto", *DTYPES):
-        raise ConfigError("--dtype", dtype, f"use one of auto, {', '.join(DTYPES)}")
+    if dtype is not None:
+        check_choice("--dtype", dtype, ("auto", *DTYPES))
     local = is_there(Path(model).expanduser())
     if revision is not None and (local or model in SHORT_NAMES):
         what = "is on this machine already" if local else "is a short name, which stands for one file"

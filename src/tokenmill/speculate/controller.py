@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import mul
 
 from tokenmill.schedule.sequence import Plan, Sequence
-from tokenmill.speculate.multi_step import several_steps, take_largest
+from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_largest
 from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.speculate.suffix import Suffix
 
@@ -52,7 +52,8 @@ class Controller(Proposer):
             drafts = self._best(count, MARGIN * count / self._costs.of(count, can_be_several))
         self._is_several = can_be_several and not drafts
         if self._is_several:
-            drafts = several_steps(sequences, min(limit, STEPS - 1), self._costs.seconds(count, True))
+            step_s = self._costs.seconds(count, True) or MAX_CALL_S  # one step, until it is known how long it takes
+            drafts = several_steps(sequences, min(limit, STEPS - 1), step_s)
         return drafts
 
     def _best(self, num_sequences: int, plain: float) -> dict[int, list[int]]:
@@ -115,8 +116,8 @@ class PassCosts:
     def learn(self, num_tokens: int, several: bool, seconds: float) -> None:
         size = _size(num_tokens)
         ratio, count, _ = self._ratios.get((size, several), (self.of(num_tokens, several), 0, 0))
-        self._unit_s = self._unit_s or seconds / ratio
-        off = seconds / (self._unit_s * ratio)
+        self._unit_s = self._unit_s or max(seconds, 1e-9) / ratio
+        off = max(seconds, 1e-9) / (self._unit_s * ratio)
         self._num_passes += 1
         self._ratios[size, several] = ratio * off ** max(0.05, 1 / (count + 1)), count + 1, self._num_passes
         self._unit_s *= off ** (0.3 if count else 0.0)  # a size that is new says nothing about the machine

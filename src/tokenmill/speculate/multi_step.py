@@ -12,7 +12,7 @@ from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["MultiStep", "several_steps", "take_largest"]
+__all__ = ["MAX_CALL_S", "MultiStep", "several_steps", "take_largest"]
 
 MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
 MAX_ROWS = 32  # of logits, which are kept until the end of the call
@@ -29,15 +29,16 @@ class MultiStep(Proposer):
         now_s = self._clock()
         step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S
         self._called_s = now_s
+        if not take_largest(sequences):
+            self._num_steps = 0
+            return {}
         drafts = several_steps(sequences, limit, step_s)
-        self._num_steps = 1 + max(map(len, drafts.values()), default=0) if take_largest(sequences) else 0
+        self._num_steps = 1 + max(map(len, drafts.values()), default=0)
         return drafts
 
 
 def several_steps(sequences: List[Sequence], limit: int, step_s: float) -> dict[int, list[int]]:
-    """As many unknown tokens for every sequence as fit into a call; none unless all of them are greedy."""
-    if not take_largest(sequences):
-        return {}
+    """As many unknown tokens for each of these sequences, which `take_largest`, as fit into a call."""
     num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
     return {sequence.id: [UNKNOWN] * (num_steps - 1) for sequence in sequences} if num_steps > 1 else {}
 
