@@ -11,7 +11,8 @@ cli/start.py in charge as soon as anything takes time.
 
 from tokenmill.version import __version__ as __version__
 
-TYPE_CHECKING = False  # as mypy knows it, without the milliseconds of `typing`
+# Type checkers know this name. Importing it from `typing` takes milliseconds, in which Ctrl-C would show a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

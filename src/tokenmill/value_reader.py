@@ -31,7 +31,7 @@ def path_of(given: Any) -> Path:
         path.lstat()
     except FileNotFoundError:
         pass
-    except (TypeError, OSError, ValueError, RuntimeError) as error:  # such as a null byte, or ~ of nobody
+    except (TypeError, OSError, ValueError, RuntimeError) as error:  # a null byte, or the home (~name) of no user
         raise SnapshotError(f"{brief(given)} cannot be used: {getattr(error, 'strerror', None) or error}") from None
     return path
 

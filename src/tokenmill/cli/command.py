@@ -122,7 +122,7 @@ def _shown(param: Any) -> str:
 
 
 def _check_output(path: Path | None) -> None:
-    """Refuse names that are no names to whoever typed them, or that no message could show."""
+    """ConfigError for an output path of `-`, or one that is not UTF-8 and could not be printed."""
     if str(path) == "-":
         raise ConfigError("output", "-", "the name of a file or directory; nothing of it can go to stdout")
     try:
@@ -133,7 +133,7 @@ def _check_output(path: Path | None) -> None:
 
 @contextmanager
 def _naming(ctx: Any) -> Iterator[None]:
-    """Errors of the parser know the verb, whose --help they advise."""
+    """Give the parser's errors the context of this verb, so that they point to its own --help."""
     try:
         yield
     except Exception as error:

@@ -14,7 +14,7 @@ AFTER_S = 1.0
 
 
 class Known(Observer):
-    """num_tokens: those of the first sequence that runs whose rows were there before, its own or shared ones."""
+    """num_tokens: how many tokens of the first sequence that runs were in the KV cache before it ran."""
 
     num_tokens: int | None = None
 

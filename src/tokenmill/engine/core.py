@@ -7,7 +7,7 @@ it. A request is checked by `request`, queued by `submit`, moved by `step` (whic
 them), and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything
 may be called from several threads, one step at a time.
 
-Whoever changes anything says `with core.lock, core.transaction:`; engine/transaction.py says why.
+Changes to the scheduler or to requests are made inside `with core.lock, core.transaction:` (engine/transaction.py).
 """
 
 import os

@@ -168,7 +168,7 @@ class InputProcessor:
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """A message whose content is one text: OpenAI's API also has a list of parts, which are joined by line ends."""
+    """A checked message whose content is a string: a list of text parts, as in OpenAI's API, is joined by newlines."""
     reader = ValueReader(message, where, RequestError)
     reader.text("role")
     if isinstance(content := reader.values.get("content"), list) and content:

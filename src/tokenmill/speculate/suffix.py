@@ -14,7 +14,7 @@ __all__ = ["Suffix", "SuffixAutomaton"]
 
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
-COUNTED = 16  # suffixes of each token whose occurrences are counted, longest first
+COUNTED = 16  # a new token counts as an occurrence of this many suffixes of the text, the longest ones
 
 
 class SuffixAutomaton:
