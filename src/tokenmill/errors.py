@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tokenmill.units import size
+
 __all__ = [
     "CapacityError",
     "CheckpointError",
@@ -62,11 +64,12 @@ def file_errors(path: Path, done: str) -> Iterator[None]:
 
 
 class CapacityError(TokenmillError):
-    """Something does not fit. `setting` names what to change."""
+    """Something does not fit. `setting` names what to change. in_bytes: both numbers are shown as sizes."""
 
-    def __init__(self, what: str, needed: int, available: int, setting: str) -> None:
+    def __init__(self, what: str, needed: int, available: int, setting: str, in_bytes: bool = False) -> None:
         self.needed, self.available, self.setting = needed, available, setting
-        super().__init__(f"{what}: {needed} needed, {available} available; change {setting}")
+        wanted, left = (size(needed), size(available)) if in_bytes else (needed, available)
+        super().__init__(f"{what}: {wanted} needed, {left} available; change {setting}")
 
 
 class NoKernel(TokenmillError):

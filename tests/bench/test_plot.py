@@ -157,7 +157,7 @@ def test_sweep_has_a_line_per_prompt_and_says_what_all_rows_share():
     assert decode.get_xlabel() == "sequences in a batch"
     assert texts(decode.get_xticklabels()) == ["1", "2", "4"]
     assert decode.get_ylim()[0] == 0
-    for word in ("Tokens per second", "SmolLM2-135M", "Some Processor", "2 threads", "commit abc1234"):
+    for word in ("Tokens per second", "SmolLM2-135M", "Some Processor", "threads 2", "commit abc1234"):
         assert word in words_of(figure)
 
 
@@ -218,10 +218,10 @@ def test_many_lines_differ_in_marker_or_dash():
 def test_series_are_named_by_what_differs_and_nothing_else():
     rows = [row(program=program, threads=threads) for program in ("eager", "native") for threads in (1, 2)]
     assert [one.name for one in group(rows)] == [
-        "eager · 1 threads",
-        "eager · 2 threads",
-        "native · 1 threads",
-        "native · 2 threads",
+        "eager · threads 1",
+        "eager · threads 2",
+        "native · threads 1",
+        "native · threads 2",
     ]
     assert [one.name for one in group([row(), row()])] == [""]
     # scheme differs only together with program: one of them is enough
@@ -245,7 +245,7 @@ def test_the_fingerprint_that_labels_a_sweep_is_named_only_where_nothing_else_di
 
 def test_cores_stand_in_for_threads_that_nobody_set():
     rows = [row(batch=batch, decode_tok_s=9.0, threads=None, cores=16) for batch in (1, 2)]
-    assert "16 cores" in words_of(figures(rows)[0]["sweep"])
+    assert "cores 16" in words_of(figures(rows)[0]["sweep"])
     assert "cores" not in words_of(figures([one | {"threads": 4} for one in rows])[0]["sweep"])
 
 

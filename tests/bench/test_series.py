@@ -67,7 +67,7 @@ def test_a_point_that_does_not_fit_is_marked_before_it_is_tried(tiny, monkeypatc
     monkeypatch.setattr(series, "available_bytes", lambda: 800_000)
     rows = list(tiny.rows([Point(8, 4), Point(8, 4, batch=100)], EngineConfig(dtype="float32")))
     assert [row["status"] for row in rows] == ["ok", "out of memory"]
-    assert "800000 available" in rows[1]["reason"]
+    assert "800.0 kB available" in rows[1]["reason"]
 
 
 def test_memory_that_runs_out_in_the_middle_is_marked_and_the_series_goes_on(tiny, monkeypatch):

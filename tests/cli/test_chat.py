@@ -107,6 +107,18 @@ def test_several_lines(model):
         assert 'forgot: "w1 w2 w3 w4"' in terminal.type("/bye")
 
 
+def test_a_block_is_one_message_where_answers_go_to_a_file(model, tmp_path):
+    log = tmp_path / "log"
+    redirect = f"import os; os.dup2(os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT), 1)"
+    with Terminal("chat", model, "-n", "2", prepare=redirect) as terminal:
+        terminal.wait(PROMPT)
+        terminal.send("\x1b[200~w1 w2\nw3 w4\n\x1b[201~\r")
+        assert len(terminal.type("/undo").split("first token")) == 2
+        assert 'forgot: "w1 w2 w3 w4"' in terminal.type("/bye")
+        terminal.end()
+    assert log.read_text().count("\n") == 1 and ">" not in log.read_text()
+
+
 def test_a_history_that_cannot_be_kept_costs_a_remark(model, tmp_path):
     (tmp_path / "file").write_text("")
     with Terminal("chat", model, "-n", "2", env={"TOKENMILL_CACHE": str(tmp_path / "file" / "cache")}) as terminal:

@@ -15,10 +15,11 @@ import tokenmill
 from tests.cli.conftest import TEMPLATE
 from tests.tiny_models import VOCABULARY
 from tokenmill.cli import generate
-from tokenmill.cli.display import progress_on_stderr, size
+from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.main import app
 from tokenmill.cli.options import HELP, option_name
 from tokenmill.config import EngineConfig, SamplingParams
+from tokenmill.units import size
 
 COMMAND = [sys.executable, "-c", "from tokenmill.cli.main import run; run()"]
 
@@ -370,7 +371,9 @@ def test_pull_prints_where_it_lies(tm, model, tmp_path):
     assert (code, out) == (0, f"{tmp_path / 'out'}\n")
     assert tokenmill.load(tmp_path / "out").config.dtype == "bfloat16"
     assert "--output" in tm("pull", model, "--dtype", "float32")[2]
-    refused = f"error: out = '{tmp_path / 'out'}' (set in --output) is not allowed: a directory that is new or empty\n"
+    refused = (
+        f"error: output = '{tmp_path / 'out'}' (set in --output) is not allowed: a directory that is new or empty\n"
+    )
     for verb in ("pull", "quantize"):  # before a model is looked for, or anything is said to begin
         assert tm(verb, "no-such-model", "-o", tmp_path / "out") == (2, "", refused)
     config = tmp_path / "out" / "config.json"

@@ -86,10 +86,30 @@ def test_what_is_nearly_an_option_or_a_verb(tm):
         ("generat", "Did you mean 'generate'?"),
         ("bench swep", "Did you mean 'sweep'?"),
         ("eval perplexty", "Did you mean 'perplexity'?"),
+        ("run smollm2-135m", "No such command 'run'. Did you mean 'chat' or 'generate'? See `tokenmill --help`"),
+        ("eval perplexity README.md", "Missing argument 'FILE': tokenmill eval perplexity [OPTIONS] MODEL FILE; see"),
     ):
         code, out, err = tm(*line.split())
         assert (code, out) == (2, "")
         assert hint in err and err.count("\n") == 1
+
+
+def test_a_text_without_a_verb_says_what_to_type(tm):
+    assert "To continue that text, type tokenmill generate -p …" in tm("Once upon a time")[2]
+
+
+def test_a_prefix_dir_that_is_a_file_is_refused_before_the_weights_are_read(tm, model, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("important")
+    monkeypatch.setattr("tokenmill.engine.build.load_decoder", None)
+    code, _, err = tm("generate", model, "-p", "w1", "--prefix-dir", tmp_path / "notes.txt")
+    assert code == 2 and "(set in --prefix-dir) is not allowed: a directory, which may be new" in err
+
+
+def test_a_missing_device_is_a_sentence_of_its_own(tm, model, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    code, _, err = tm("generate", model, "-p", "w1", "--device", "cuda")
+    assert (code, err) == (2, "error: this machine has no cuda device; use cpu, or auto\n")
 
 
 def test_an_option_without_its_value_points_to_its_verb(tm, model):
@@ -242,7 +262,7 @@ def test_what_other_programs_call_it_or_mistake_is_told_in_plain_words(tm, model
         ("-p w1 --max-model-len 5", "did you mean --max-length?"),
         ("-p w1 --ctx 5", "did you mean --max-length?"),
         ("-p w1 --n-predict 5", "did you mean --max-new-tokens?"),
-        ("-p w1 --device mps", "this machine has no mps device: use --device cpu, or auto"),
+        ("-p w1 --device mps", "this machine has no mps device; use cpu, or auto"),
     ):
         code, out, err = tm("generate", model, *line.split())
         assert (code, out, err.count("\n")) == (2, "", 1) and said in err

@@ -8,7 +8,10 @@ import pytest
 
 import tokenmill
 from tokenmill.cli import eval as evaluation
-from tokenmill.cli import prompt_progress
+from tokenmill.cli import models, prompt_progress
+from tokenmill.cli.generate import show
+from tokenmill.config import EngineConfig
+from tokenmill.hub.download import Progress
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"
 
@@ -131,6 +134,28 @@ def test_a_long_prompt_shows_how_far_it_is_on_a_terminal_only(tm, model, monkeyp
     assert "computing the prompt" not in tm(*arguments, "-q")[2]
     monkeypatch.setattr(prompt_progress, "AFTER_S", 3600.0)
     assert "computing the prompt" not in tm(*arguments)[2]
+
+
+def test_a_text_that_never_began_has_no_line_break(model, capsys):
+    """Ctrl-C while the prompt is computed: the bar, which then goes away, must be on the last line."""
+
+    def pieces():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        show(tokenmill.load(model), pieces())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_of_the_hub_is_loaded_by_its_name(model, tmp_path, monkeypatch):
+    """And not by that of its folder in the hub's cache, which is a commit."""
+    (tmp_path / "0123abcd").symlink_to(model)
+    monkeypatch.setattr(models, "locate", lambda *_, **__: tmp_path / "0123abcd")
+    told = []
+    monkeypatch.setattr(Progress, "stage", lambda _, text: told.append(text))
+    models.load_engine(EngineConfig(model="owner/name"), Progress())
+    assert told[0] == "loading owner/name"
 
 
 def test_a_saved_cache_does_not_replace_another_file(tm, model, tmp_path):

@@ -174,7 +174,9 @@ def test_the_default_pool_holds_every_sequence_at_its_longest(path):
     assert engine.core.scheduler.allocator.num_blocks == 8
     with pytest.raises(ConfigError, match=r"block_size = 5000 .*max_length, which is 128"):
         tokenmill.load(path, block_size=5000)
-    with pytest.raises(CapacityError, match=r"bytes for a cache of 10000000000032 tokens: .*cache_tokens") as caught:
+    with pytest.raises(
+        CapacityError, match=r"memory for a cache of 10000000000032 tokens: .* TB needed, .*cache_tokens"
+    ) as caught:
         tokenmill.load(path, cache_tokens=10**13 + 1)
     assert "\n" not in str(caught.value)
 

@@ -14,7 +14,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A room may import rooms of a lower rank, and files of its own room.
 RANKS = [
-    {"errors", "version"},
+    {"units", "version"},
+    {"errors"},
     {"registry", "config", "value_reader"},
     {"memory"},
     {"text", "schedule"},

@@ -30,6 +30,7 @@ from tokenmill.measure.cost import available_bytes, cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
 from tokenmill.model.families import read_config
+from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import load_decoder
 
@@ -65,7 +66,7 @@ class Series:
         """Of the device and the threads that the engines use."""
         device, threads = find_device(config.device), config.threads or torch.get_num_threads()
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
-            self.progress.stage(f"measuring what this machine can do ({device}, {threads} threads)")
+            self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")
             self._limits = limits(device, threads)
         return self._limits
 
@@ -142,7 +143,7 @@ class Series:
         needed = cost_of(resolved, model, device).total_bytes
         available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
         if needed > available:
-            raise CapacityError("bytes of memory", needed, available, "batch, prompt or new tokens")
+            raise CapacityError("memory", needed, available, "batch, prompt or new tokens", in_bytes=True)
 
     def _engine(self, config: EngineConfig) -> Engine:
         self._check_memory(config)

@@ -10,6 +10,7 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import HELP, Json, Quiet, examples
 from tokenmill.config import EngineConfig
+from tokenmill.units import counted
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -44,7 +45,7 @@ def command(
     where = find_device(config.device)
     count = config.threads or torch.get_num_threads()
     with progress_on_stderr(quiet) as progress:
-        progress.stage(f"measuring {where} with {count} threads")
+        progress.stage(f"measuring {where} with {counted(count, 'thread')}")
         found = asdict(limits(where, count, again))
     if json:
         print_json(found)

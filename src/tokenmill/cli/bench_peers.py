@@ -17,6 +17,7 @@ from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.units import counted
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -109,7 +110,7 @@ def command(
                 prompts = make_prompts(checkpoint, vocabulary, point.prompt, point.batch)
                 rows += file.keep(contest.rows(point, prompts))
     if not json:
-        _print(rows, points, f"{model}, {threads} threads, {config.dtype}")
+        _print(rows, points, f"{model}, {counted(threads, 'thread')}, {config.dtype}")
     _remark(rows)
     file.finish(rows, {"rows": rows} if json else None)
 

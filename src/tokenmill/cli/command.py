@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.errors import CapacityError, ConfigError, RequestError, TokenmillError
+from tokenmill.errors import CapacityError, ConfigError, RequestError
 
 __all__ = ["ALIASES", "ELSEWHERE", "Verb", "VerbGroup", "help_width", "is_given"]
 
@@ -32,6 +32,9 @@ whose name it does not use itself; --help does not list them. MODEL is --model w
 
 ELSEWHERE = {"--max-model-len": "--max-length", "--ctx": "--max-length", "--n-predict": "--max-new-tokens"}
 """More such names, which are refused with a question."""
+
+VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}
+"""What verbs of ours are called elsewhere."""
 
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"\b[a-z]+_\w+")  # a word with "_" in it; one without may be just a word
@@ -87,12 +90,9 @@ class Verb(TyperCommand):
         except ConfigError as error:
             options = {name: option for name, option in options.items() if is_given(ctx, name)}
             field = error.name.partition("[")[0].partition(" ")[0]
-            where = error.where or options.get("output" if field == "out" else field, "")
+            where = error.where or options.get(field, "")
             allowed = _SETTING.sub(lambda name: options.get(name[0], name[0]), error.allowed)
             raise ConfigError(error.name, error.value, allowed, where) from error
-        except TokenmillError as error:
-            error.args = (str(error).replace("use device ", "use --device "),)
-            raise
 
 
 class VerbGroup(TyperGroup):
@@ -110,9 +110,12 @@ class VerbGroup(TyperGroup):
 
     def suggest(self, ctx: Any, name: str) -> None:
         """A usage error for what is nearly the name of a verb."""
-        near = get_close_matches(name, self.commands, n=1)
+        near = get_close_matches(name, self.commands, n=1) or VERBS_ELSEWHERE.get(name, [])
+        near = [verb for verb in near if verb in self.commands]
         if near:
-            ctx.fail(f"No such command {name!r}. Did you mean {near[0]!r}?")
+            ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
+        if " " in name and "generate" in self.commands:
+            ctx.fail(f"No such command {name!r}. To continue that text, type {ctx.command_path} generate -p …")
 
 
 def _shown(param: Any) -> str:

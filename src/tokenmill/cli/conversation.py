@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
-from tokenmill.cli.display import counted
 from tokenmill.cli.messages import (
     Message,
     brief,
@@ -27,6 +26,7 @@ from tokenmill.cli.report import cut_by
 from tokenmill.cli.room import room_of
 from tokenmill.config import SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.units import counted
 from tokenmill.value_reader import path_of
 
 if TYPE_CHECKING:

@@ -13,13 +13,11 @@ import typer
 from tokenmill.hub.download import Progress, Silent
 
 __all__ = [
-    "counted",
     "print_json",
     "print_table",
     "progress_on_stderr",
     "remark",
     "say_on_stderr",
-    "size",
     "table_text",
 ]
 
@@ -80,20 +78,6 @@ def table_text(
     with console.capture() as capture:
         console.print(table)
     return f"{title}\n{capture.get()}" if title else capture.get()
-
-
-def counted(number: int, word: str) -> str:
-    """1 → "1 token", 2 → "2 tokens"."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def size(num_bytes: float) -> str:
-    """1536 → "1.5 kB"; decimal units, as disks and papers count."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 class _Lines(Progress):

@@ -113,15 +113,16 @@ def _serve(
 
 
 def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "Completion":
-    """Print pieces as they come; the text so far ends with a line break also when it is interrupted."""
-    done = None
+    """Print pieces as they come; a text that has begun ends with a line break also when it is interrupted."""
+    done, is_begun = None, False
     try:
         for piece in pieces:
+            is_begun = True
             if visible:
                 typer.echo(piece.text if engine.tokenizer else shown_ids(piece.tokens), nl=False)
             done = piece.done
     finally:
-        if visible:
+        if visible and is_begun:
             typer.echo()
     assert done is not None, "the last piece carries the completion"
     return done

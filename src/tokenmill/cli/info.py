@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
+from tokenmill.units import size
 from tokenmill.weights.packed.reader import is_packed_model, read_header
 
 if TYPE_CHECKING:  # these import torch

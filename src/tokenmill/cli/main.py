@@ -109,7 +109,11 @@ def _usage(error: Exception) -> str:
     hint = f" (did you mean {near[0]}?)" if near else ""
     if "unexpected extra argument" in message and "-p" in known:
         hint = ": a prompt is given with -p"
-    return f"{message.rstrip('.')}{hint}; see `{where} --help`"
+    if "Missing argument" in message and context:
+        usage = " ".join(context.command.collect_usage_pieces(context))
+        hint = f": {where} {usage.replace('{', '').replace('}', '')}"
+    said = message.rstrip(".") + hint
+    return f"{said}{' See' if said.endswith('?') else '; see'} `{where} --help`"
 
 
 def _number_wanted(error: Any) -> str:

@@ -9,7 +9,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import Progress, Silent
-from tokenmill.hub.names import locate
+from tokenmill.hub.names import is_there, locate
 from tokenmill.model.config import ModelConfig
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 
@@ -54,7 +54,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     path = locate(config.model, progress=progress)
     if looks_saved(path):
         raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
-    progress.stage(f"loading {path.name}")
+    is_snapshot = path.is_dir() and not is_there(Path(config.model))  # its name is that of a commit
+    progress.stage(f"loading {config.model if is_snapshot else path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()
     reader = PackedReader(path) if is_packed_model(path) else None

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr, size
+from tokenmill.cli.display import print_json, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prefill import check_target
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.units import size
 from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["EXAMPLES", "command", "write"]

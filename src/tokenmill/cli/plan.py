@@ -5,12 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.model.config import ModelConfig
+from tokenmill.units import size
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import counted, print_json, progress_on_stderr, remark, size
+from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
@@ -16,6 +16,7 @@ from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.memory.atomic_file import beside
+from tokenmill.units import counted, size
 
 __all__ = ["EXAMPLES", "Force", "check_target", "command"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark, size
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
@@ -17,6 +17,7 @@ from tokenmill.cli.report import versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.atomic_file import writing
+from tokenmill.units import size
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine

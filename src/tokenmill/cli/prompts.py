@@ -10,11 +10,11 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from tokenmill.cli.display import size
 from tokenmill.cli.options import PROMPT, parse_ids
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import is_there
+from tokenmill.units import size
 
 __all__ = [
     "Chat",

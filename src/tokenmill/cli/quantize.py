@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, size
+from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL
+from tokenmill.units import size
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.write.quantize import Kind

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.display import counted
 from tokenmill.cli.options import option_name
 from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.measure.memory import peak_bytes
+from tokenmill.units import counted
 from tokenmill.version import __version__
 
 if TYPE_CHECKING:

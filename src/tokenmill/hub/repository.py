@@ -32,14 +32,14 @@ class Repository:
     def fetch(self, gguf: str | None) -> Path:
         """The snapshot's directory; with `gguf`, or where there is nothing but one, that file."""
         if self.offline:
-            return self._cached(gguf)
+            return self._cached(gguf, "offline or HF_HUB_OFFLINE forbids asking the hub")
         self.progress.stage(f"asking the hub for {self.name}")
         try:
             with self._plain_errors():
                 info = HfApi().model_info(self.name, revision=self.revision, files_metadata=True)
         except ConnectionError:
             self.progress.stage("the hub does not answer: looking in its cache on this machine")
-            return self._cached(gguf)
+            return self._cached(gguf, "the hub was not reached")
         files = {entry.rfilename: entry for entry in info.siblings or []}
         names = self._choose(list(files), gguf)
         paths = [self._file(files[name], str(info.sha), f"{i}/{len(names)}") for i, name in enumerate(names, 1)]
@@ -90,8 +90,8 @@ class Repository:
             raise CheckpointError(f"{self.name}: {name} has not the sha256 {sha256}: deleted; run it again")
         return path
 
-    def _cached(self, gguf: str | None) -> Path:
-        """The snapshot in the hub's cache, whatever of it was fetched."""
+    def _cached(self, gguf: str | None, why: str) -> Path:
+        """The snapshot in the hub's cache, whatever of it was fetched. why: there is nothing else."""
         try:
             with self._plain_errors():
                 directory = Path(snapshot_download(self.name, revision=self.revision, local_files_only=True))
@@ -100,7 +100,7 @@ class Repository:
         except (ConnectionError, CheckpointError) as error:
             reason = str(error) if isinstance(error, CheckpointError) else "nothing of it was fetched before"
             raise CheckpointError(
-                f"{self.name} is neither a directory here nor in the hub's cache, and the hub was not reached: {reason}"
+                f"{self.name} is neither a directory here nor in the hub's cache, and {why}: {reason}"
             ) from error
         return directory / chosen[0] if chosen[0].endswith(".gguf") else directory
 

@@ -116,8 +116,8 @@ def _about(rows: Sequence[Row]) -> str:
         ("dtype", "{}"),
         ("processor", "{}"),
         ("device", "{}"),
-        ("threads", "{} threads"),
-        ("cores", "{} cores"),
+        ("threads", "threads {}"),
+        ("cores", "cores {}"),
         ("commit", "commit {}"),
     ):
         if field == "cores" and any(row.get("threads") for row in rows):

@@ -105,7 +105,7 @@ def _roofs(rows: Sequence[Row]) -> list[Roof]:
     telling = [place for place in range(len(keys)) if len({key[place] for key in found}) > 1]
     roofs = []
     for key, values in found.items():
-        words = [f"{key[place]} threads" if keys[place] == "threads" else str(key[place]) for place in telling]
+        words = [f"threads {key[place]}" if keys[place] == "threads" else str(key[place]) for place in telling]
         middle = median(read for read, _ in values), median(flops for _, flops in values)
         roofs.append(Roof(" · ".join(words), *middle))
     return roofs

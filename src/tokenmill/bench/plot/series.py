@@ -31,7 +31,7 @@ _WORDS = {
     "cache_format": "{} cache",
     "proposer": "proposer {}",
     "device": "{}",
-    "threads": "{} threads",
+    "threads": "threads {}",
     "block_size": "blocks of {}",
     "kernel": "kernel {}",
     "processor": "{}",

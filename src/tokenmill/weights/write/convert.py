@@ -75,7 +75,7 @@ def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
 def check_new(out_dir: Path) -> None:
     """ConfigError for a directory that is not empty, or a file."""
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise ConfigError("out", str(out_dir), "a directory that is new or empty")
+        raise ConfigError("output", str(out_dir), "a directory that is new or empty")
 
 
 def write_directory(
@@ -99,7 +99,7 @@ def write_directory(
         free = shutil.disk_usage(out_dir.parent).free
         if free < needed:
             setting = "the output directory, the dtype or the scheme"
-            raise CapacityError(f"bytes on disk for {out_dir}", needed, free, setting)
+            raise CapacityError(f"disk space for {out_dir}", needed, free, setting, in_bytes=True)
         with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}-") as temporary:
             directory = Path(temporary) / out_dir.name  # which gets its own name when all is in it
             directory.mkdir()
