@@ -56,7 +56,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
         device="cpu",
         dtype="float32",
         async_scheduling="off",
-        proposer="none",
+        speculate="off",
     )
     model = ModelConfig("mock", VOCABULARY, 8, 1, 1, 1, 8, 8, LENGTH)
     spec = CacheSpec(1, 1, 8, "float32", "dense", block_size, tokens // block_size)

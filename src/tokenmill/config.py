@@ -114,17 +114,17 @@ class ScheduleSettings:
     max_waiting: sequences that may wait to run; one more is refused. None: any number.
     async_scheduling: "on" begins each step before the tokens of the one before are read: they go from step to step on
     the device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
-    proposer: a name in the registry of proposers. "auto" is multi_step with program native, where greedy texts then
-    come several tokens at a time, at most 25 ms of them; else none.
-    num_drafts: max tokens that a proposer may guess for each sequence and step (default: by proposer).
+    speculate: who proposes draft tokens, a name in the registry of proposers. "auto" is multi_step with program native,
+    where greedy texts then come several tokens at a time, at most 25 ms of them; else off.
+    num_draft_tokens: max tokens that a proposer may guess for each sequence and step (default: by proposer).
     """
 
     max_sequences: int = 1
     max_step_tokens: int = 512
     max_waiting: int | None = None
     async_scheduling: str = field(default="auto", metadata={"choices": ("auto", "on", "off")})
-    proposer: str = "auto"
-    num_drafts: int | None = None
+    speculate: str = "auto"
+    num_draft_tokens: int | None = None
 
 
 @_by_any_name
@@ -165,10 +165,10 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
         _check_fields(self)
         for name in self.fused:
             _text("fuse", name, FUSIBLE)
-        has_package, has_proposer = self.aot_package is not None, self.proposer not in ("auto", "none")
+        has_package, has_proposer = self.aot_package is not None, self.speculate not in ("auto", "off")
         compiles = self.compile not in ("auto", "no")
         program = f"because program is {self.program!r}"
-        reads = f"auto or off, because proposer {self.proposer!r} reads every token"
+        reads = f"auto or off, because speculation by {self.speculate!r} reads every token"
         shares = self.prefix_cache and self.cache
         cores = os.cpu_count() or 1
         max_threads = max(16, 4 * cores)
@@ -181,7 +181,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
             "program": self.program == "aot" and not has_package and "auto, or aot with an AOT package as aot_package",
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
             "async_scheduling": self.async_scheduling == "on" and has_proposer and reads,
-            "proposer": has_proposer and not self.cache and "none, because cache is off and guesses need one",
+            "speculate": has_proposer and not self.cache and "off, because cache is off and guesses need one",
             "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",
             "max_step_tokens": is_crowded and f"at least max_sequences, which is {self.max_sequences}",
             "threads": (self.threads or 1) > max_threads and f"at most {max_threads} on this machine of {cores} cores",
@@ -204,7 +204,7 @@ class ResolvedConfig(EngineConfig):
     block_size: int = DEFAULT_MAX_LENGTH
     cache_tokens: int = DEFAULT_MAX_LENGTH
     threads: int = 1
-    num_drafts: int = 4
+    num_draft_tokens: int = 4
 
 
 @_by_any_name

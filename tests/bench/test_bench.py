@@ -32,7 +32,7 @@ def path(tmp_path_factory):
 
 def sample(path, point, **settings):
     engine = tokenmill.load(path, max_length=128, max_sequences=point.batch, prefix_cache=False, **settings)
-    if engine.config.proposer == "multi_step":  # as many in each call of both runs, however long they take
+    if engine.config.speculate == "multi_step":  # as many in each call of both runs, however long they take
         engine.core.proposer = MultiStep(clock=lambda: 0.0)
     clock = Clock()
     engine.core.clock = clock
@@ -108,16 +108,16 @@ def test_the_numbers_reconcile(path, point):
 
 def test_decode_counts_steps_of_the_whole_batch_only(path):
     point = Point(17, 9, batch=3)
-    taken, steps, _ = sample(path, point, max_step_tokens=16, proposer="none")
+    taken, steps, _ = sample(path, point, max_step_tokens=16, speculate="off")
     whole = [step for step in steps if step.is_decode and step.num_sequences == 3]
     assert taken.decode_steps == len(whole) < 8, "prompts end in different steps, so sequences do too"
     assert taken.decode_tokens == 3 * len(whole)
 
 
-@pytest.mark.parametrize("proposer", ["auto", "none"])
-def test_of_calls_with_several_steps_only_whole_ones_count(path, proposer):
+@pytest.mark.parametrize("speculate", ["auto", "off"])
+def test_of_calls_with_several_steps_only_whole_ones_count(path, speculate):
     """The last calls have sequences that end within them."""
-    taken, steps, _ = sample(path, Point(17, 9, batch=3), max_step_tokens=18, proposer=proposer)
+    taken, steps, _ = sample(path, Point(17, 9, batch=3), max_step_tokens=18, speculate=speculate)
     whole = [step for step in steps if step.is_decode and step.num_new == 3 * step.num_passes]
     assert taken.decode_steps == sum(step.num_passes for step in whole) > 0
     assert taken.decode_tokens == 3 * taken.decode_steps
@@ -152,10 +152,10 @@ def test_without_a_cache_the_steps_after_the_first_token_are_decode(path):
     assert taken.decode_tokens == 4
 
 
-@pytest.mark.parametrize("proposer", ["auto", "suffix"])
-def test_speculation_counts_what_was_accepted(path, proposer):
+@pytest.mark.parametrize("speculate", ["auto", "suffix"])
+def test_speculation_counts_what_was_accepted(path, speculate):
     point = Point(30, 40)
-    taken, _, done = sample(path, point, proposer=proposer)
+    taken, _, done = sample(path, point, speculate=speculate)
     assert taken.decode_tokens == len(done[0].tokens) - 1
     assert taken.decode_steps <= taken.decode_tokens
 

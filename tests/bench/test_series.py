@@ -129,7 +129,7 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
     assert rows[0]["over_below"] is None and rows[0]["over_first"] == 1
     for below, row in pairwise(rows):
         assert row["over_below"] == pytest.approx(row["decode_tok_s"] / below["decode_tok_s"])
-    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["proposer"]) == (False, 16, "suffix")
+    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["speculate"]) == (False, 16, "suffix")
 
 
 # ---- shapes

@@ -48,7 +48,7 @@ def commands():
 
 ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
 --compile-in-background --compile-phases --device --dtype --fingerprint --fuse --kernel --max-length --max-sequences
---max-step-tokens --max-waiting --num-drafts --prefix-cache --prefix-dir --prefix-limit --program --proposer
+--max-step-tokens --max-waiting --num-draft-tokens --prefix-cache --prefix-dir --prefix-limit --program --speculate
 --async-scheduling --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
@@ -64,7 +64,9 @@ POINT = {
     "--aot-fallback",
 }
 FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
-RUNG = set("--block-size --cache --compile --compile-phases --aot-package --fuse --program --proposer --scheme".split())
+RUNG = set(
+    "--block-size --cache --compile --compile-phases --aot-package --fuse --program --speculate --scheme".split()
+)
 OPTIONS = {
     "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
         --trace --verbose -v --verify
@@ -325,7 +327,7 @@ BAD = [
     (["-p", "w1", "--max-length", "4096"], "128"),
     (["-p", "w1", "--threads", "0"], "--threads"),
     (["-p", "w1", "--scheme", "q5"], "q4"),
-    (["-p", "w1", "--proposer", "quantum"], "suffix"),
+    (["-p", "w1", "--speculate", "quantum"], "suffix"),
     (["-p", "w1 " * 200], "200 tokens"),
     (["-p", "w1", "--no-such-option"], "--no-such-option"),
 ]

@@ -24,7 +24,7 @@ REGISTRIES = {
     "kernel": ATTEND,
     "cache_format": FORMATS,
     "scheme": SCHEMES,
-    "proposer": PROPOSERS,
+    "speculate": PROPOSERS,
 }
 
 

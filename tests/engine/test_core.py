@@ -230,7 +230,7 @@ def test_whoever_follows_what_another_thread_ends_gets_an_error(llama):
     ],
 )
 def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama, monkeypatch):
-    engine = load(llama, dtype="float32", max_length=64, max_step_tokens=4, proposer="none", threads=1)
+    engine = load(llama, dtype="float32", max_length=64, max_step_tokens=4, speculate="off", threads=1)
     step, steps = engine.core.step, []
 
     def closing():
@@ -277,7 +277,7 @@ def test_a_forked_process_is_not_stopped_by_a_lock_of_a_thread_that_it_does_not_
 
 
 def test_a_stream_that_waits_for_its_turn_is_closed_after_one_step(llama):
-    engine = load(llama, dtype="float32", max_length=64, max_sequences=1, proposer="none", threads=1)
+    engine = load(llama, dtype="float32", max_length=64, max_sequences=1, speculate="off", threads=1)
     cancel, cancelled = engine.core.cancel, threading.Event()
     engine.core.cancel = lambda request: (cancel(request), cancelled.set())
     first, second = (engine.stream(START, max_new_tokens=40, ignore_eos=True) for _ in range(2))

@@ -41,7 +41,7 @@ def test_hash_is_sha256_of_comma_separated_ids():
 
 
 def test_times_add_up_on_a_scripted_clock(path):
-    engine = tokenmill.load(path, proposer="none")
+    engine = tokenmill.load(path, speculate="off")
     ticks = itertools.count(start=10.0, step=0.5)
     engine.core.clock = lambda: next(ticks)
     timing = engine.generate(prompt(5), max_new_tokens=4).timing
@@ -224,7 +224,7 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(path):
         ({"program": "warp"}, ConfigError, r"program = 'warp' .*eager"),
         ({"kernel": "rowz"}, ConfigError, r"kernel = 'rowz' .*did you mean 'rows'"),
         ({"scheme": "q3"}, ConfigError, r"scheme = 'q3' .*dense, file, packed, q4, q8"),
-        ({"proposer": "oracle"}, ConfigError, r"proposer = 'oracle' .*none, suffix"),
+        ({"speculate": "oracle"}, ConfigError, r"speculate = 'oracle' .*off, suffix"),
         ({"cache_format": "int3"}, ConfigError, r"cache_format = 'int3' .*dense"),
         ({"max_length": 4096}, ConfigError, r"max_length = 4096 .*context, 128"),
         ({"max_length": 0}, ConfigError, r"max_length = 0 .*1 or more"),

@@ -26,7 +26,7 @@ def path(tmp_path_factory):
 
 def test_scored_sequences_get_no_drafts(path):
     tokens = [1, 2, 3, 4] * 5 + [1]
-    engine = tokenmill.load(path, proposer="suffix", max_step_tokens=20)
+    engine = tokenmill.load(path, speculate="suffix", max_step_tokens=20)
     plain = tokenmill.load(path)
     torch.testing.assert_close(engine.logits(tokens), plain.logits(tokens))
     choices = [[2, 3, 4, 1, 2], [2], [3, 4]]
@@ -112,7 +112,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_a_plan_waits_for_the_next(p
 
 
 def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
-    engine = tokenmill.load(path, num_drafts=3, proposer="suffix")
+    engine = tokenmill.load(path, num_draft_tokens=3, speculate="suffix")
     expected = engine.generate(prompt(6), max_new_tokens=8).tokens
 
     class Wrong(Proposer):
@@ -214,8 +214,8 @@ def test_what_cannot_be_meant_is_refused(path, tokens, settings, error, message)
 
 
 def test_settings_without_effect_are_named(path):
-    with pytest.warns(UserWarning, match="num_drafts = 9 is ignored: proposer is 'none'"):
-        tokenmill.load(path, num_drafts=9, program="eager")
+    with pytest.warns(UserWarning, match="num_draft_tokens = 9 is ignored: speculate is 'off'"):
+        tokenmill.load(path, num_draft_tokens=9, program="eager")
 
 
 def test_the_same_number_said_twice_is_no_error_but_two_numbers_are(tmp_path):

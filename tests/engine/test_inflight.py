@@ -276,7 +276,7 @@ def test_with_others_that_come_and_go(llama):
 
 def test_a_proposer_needs_the_tokens(llama):
     with pytest.raises(ConfigError, match="async_scheduling"):
-        load(llama, async_scheduling="on", proposer="suffix")
+        load(llama, async_scheduling="on", speculate="suffix")
 
 
 def test_an_interrupt_while_a_sequence_is_left_out_moves_no_row_to_another(llama):
@@ -308,7 +308,7 @@ def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
     for device, settings, wanted in (
         ("cpu", {}, "off"),
         ("cuda", {}, "on"),
-        ("cuda", {"proposer": "suffix"}, "off"),
+        ("cuda", {"speculate": "suffix"}, "off"),
         ("cuda", {"async_scheduling": "off"}, "off"),
     ):
         monkeypatch.setattr(module_of_devices, "find_device", lambda _, device=device: torch.device(device))

@@ -20,7 +20,7 @@ SHAPES = {
     "scarce": {"max_sequences": 3, "cache_tokens": 44, "max_step_tokens": 7},
     "async": {"max_sequences": 3, "async_scheduling": "on"},
     "async, scarce": {"max_sequences": 3, "cache_tokens": 44, "max_step_tokens": 7, "async_scheduling": "on"},
-    "drafts": {"max_sequences": 3, "proposer": "suffix"},
+    "drafts": {"max_sequences": 3, "speculate": "suffix"},
 }
 PROMPTS = [prompt(9), prompt(14, seed=1), [*prompt(9), 7, 7]]
 NEW = 8

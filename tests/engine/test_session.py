@@ -708,7 +708,7 @@ def test_a_device_is_not_replaced_by_a_file(llama, tmp_path):
 
 def test_an_answer_whose_last_piece_was_not_read_is_not_over(llama):
     """Steps of another request have ended its sequence; where the answer ends is known with its last piece."""
-    engine = load(llama, max_length=40, block_size=4, max_sequences=2, proposer="none")
+    engine = load(llama, max_length=40, block_size=4, max_sequences=2, speculate="off")
     session = engine.session(START)
     stream = session.stream(max_new_tokens=3, ignore_eos=True)
     tokens = next(stream).tokens

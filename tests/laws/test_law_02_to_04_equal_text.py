@@ -100,7 +100,9 @@ def test_arrivals_while_others_are_running(family, sampling, singles, models):
 
 
 def test_drafts_of_the_suffix_proposer(family, sampling, singles, models):
-    engine = load(save(family, models), dtype="float32", proposer="suffix", block_size=8, max_sequences=4, num_drafts=3)
+    engine = load(
+        save(family, models), dtype="float32", speculate="suffix", block_size=8, max_sequences=4, num_draft_tokens=3
+    )
     assert batch(engine, PROMPTS, sampling) == singles
 
 

@@ -20,7 +20,7 @@ class Oracle(Proposer):
     """Knows the text to come and tells the truth in some places only."""
 
     def __init__(self, texts: dict[tuple[int, ...], tuple[int, ...]], lies) -> None:
-        self.texts, self.lies, self.num_drafts = texts, lies, 0
+        self.texts, self.lies, self.num_draft_tokens = texts, lies, 0
 
     def propose(self, sequences, limit):
         guesses = {}
@@ -30,7 +30,7 @@ class Oracle(Proposer):
             done = len(sequence.tokens) - start
             truth = text[done : done + limit]
             guess = [(t + 1) % VOCABULARY if self.lies(done + i) else t for i, t in enumerate(truth)]
-            self.num_drafts += len(guess)
+            self.num_draft_tokens += len(guess)
             guesses[sequence.id] = guess
         return guesses
 
@@ -44,11 +44,11 @@ def test_drafts_do_not_change_the_text(family, sampling, lies, models):
     plain = load(path, dtype="float32").generate
     expected = [plain(p, **settings) for p in PROMPTS]
     for shape in ({}, {"block_size": 4, "max_sequences": 3, "max_step_tokens": 10}):
-        engine = load(path, dtype="float32", num_drafts=4, **shape)
+        engine = load(path, dtype="float32", num_draft_tokens=4, **shape)
         engine.core.proposer = Oracle({tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies)
         done = engine.generate(PROMPTS, **settings)
         assert [d.tokens for d in done] == [d.tokens for d in expected]
-        assert engine.core.proposer.num_drafts > 0
+        assert engine.core.proposer.num_draft_tokens > 0
         for ours, theirs in zip(done, expected, strict=True):
             # Float32 rounding of a chunk of several rows against single rows.
             assert [e.logprob for e in ours.logprobs or ()] == pytest.approx(
@@ -61,7 +61,7 @@ def test_drafts_do_not_change_the_text(family, sampling, lies, models):
 def test_drafts_that_agree_save_steps(models):
     path = save("llama", models)
     text = load(path, dtype="float32").generate(PROMPTS[0], max_new_tokens=NEW).tokens
-    engine = load(path, dtype="float32", num_drafts=4)
+    engine = load(path, dtype="float32", num_draft_tokens=4)
     engine.core.proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
     with record(engine) as recorder:
         assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == text

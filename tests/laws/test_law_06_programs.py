@@ -15,7 +15,7 @@ PROMPTS = [prompt(length, seed=6) for length in (1, 9, 22)]
 needs_native = pytest.mark.skipif(why_not() is not None, reason=f"the library {why_not()}")
 PROGRAMS = {
     "native": pytest.param({"program": "native"}, marks=needs_native, id="native"),
-    "native, one step a call": pytest.param({"program": "native", "proposer": "none"}, marks=needs_native, id="steps"),
+    "native, one step a call": pytest.param({"program": "native", "speculate": "off"}, marks=needs_native, id="steps"),
     "compiled": pytest.param({"program": "compiled", "compile": "no", "compile_phases": "both"}, id="compiled"),
 }
 

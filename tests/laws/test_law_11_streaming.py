@@ -141,7 +141,7 @@ def engines(models):
             shutil.copytree(save(family, models), path)
             write(path, letters())
         shared = {"dtype": "float32", "max_length": 64, "threads": 1}
-        return [load(path, proposer=how, **shared) for how in ("none", "suffix", "auto")]
+        return [load(path, speculate=how, **shared) for how in ("off", "suffix", "auto")]
 
     return engines
 

@@ -25,11 +25,11 @@ THREADS = 4
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
 PROGRAMS = {
-    "native": {"program": "native", "proposer": "multi_step"},
-    "native, adaptive": {"program": "native", "proposer": "adaptive"},
+    "native": {"program": "native", "speculate": "multi_step"},
+    "native, adaptive": {"program": "native", "speculate": "adaptive"},
     "eager": {"program": "eager"},
     "eager, async": {"program": "eager", "async_scheduling": "on"},
-    "eager, drafts": {"program": "eager", "proposer": "suffix"},
+    "eager, drafts": {"program": "eager", "speculate": "suffix"},
 }
 
 
@@ -37,7 +37,7 @@ class Quiet:
     """What an engine with room for all says, one prompt at a time, without shared rows."""
 
     def __init__(self, path, **settings):
-        settings = {**settings, "proposer": "none", "async_scheduling": "off"}
+        settings = {**settings, "speculate": "off", "async_scheduling": "off"}
         self.engine = load(path, prefix_cache=False, max_length=96, dtype="float32", threads=1, **settings)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 

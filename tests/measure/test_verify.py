@@ -25,7 +25,7 @@ def eager(path):
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_what_was_fed(llama, cache):
-    engine = load(llama, cache=cache, max_step_tokens=16, proposer="none")
+    engine = load(llama, cache=cache, max_step_tokens=16, speculate="off")
     with traced(engine) as rows:
         done = engine.generate(START, max_new_tokens=5, ignore_eos=True)
     assert tuple(token for row in rows for token in row.chosen) == done.tokens
@@ -45,14 +45,14 @@ def test_all_rows_are_compared(llama, how):
 
 
 def test_drafts_are_compared_too(llama):
-    engine = load(llama, dtype="float32", proposer="suffix")
+    engine = load(llama, dtype="float32", speculate="suffix")
     with verified(engine, eager(llama)) as distance:
         engine.generate([1, 2, 3] * 5, max_new_tokens=12, ignore_eos=True)
     assert distance.min_correlation > 0.9999
 
 
 def test_wrong_numbers_are_found(llama, monkeypatch):
-    engine = load(llama, dtype="float32", proposer="none")
+    engine = load(llama, dtype="float32", speculate="off")
     run = type(engine.core.loaded.program).run
     calls = []
 

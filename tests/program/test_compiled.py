@@ -92,7 +92,7 @@ def test_scores_and_drafts(llama):
     """Logits of many rows of one sequence, and steps of a few tokens."""
     engine, reference = compiled(llama, compile_backend="eager"), engine_for(llama, program="eager")
     torch.testing.assert_close(engine.logits(PROMPTS[1]), reference.logits(PROMPTS[1]))
-    guessing = compiled(llama, compile_backend="eager", proposer="none", compile="static")
+    guessing = compiled(llama, compile_backend="eager", speculate="off", compile="static")
     torch.testing.assert_close(guessing.logits(PROMPTS[1]), reference.logits(PROMPTS[1]))
 
 

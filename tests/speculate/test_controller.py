@@ -122,7 +122,7 @@ def test_chances_fall_along_a_guess():
 def test_the_text_is_that_of_no_proposer(shape, sampling, llama):
     how = {"dtype": "float32", "program": "native", **shape}
     prompts = [prompt(5) * 4, prompt(9, seed=1) * 2, prompt(3, seed=2)]
-    plain, engine = load(llama, **how, proposer="none"), load(llama, **how, proposer="adaptive")
+    plain, engine = load(llama, **how, speculate="off"), load(llama, **how, speculate="adaptive")
     settings = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
     for _ in range(3):
         ours, theirs = engine.generate(prompts, **settings), plain.generate(prompts, **settings)

@@ -18,9 +18,9 @@ needs_native = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 def engine_for(path, **settings):
     """As many steps at a time as the drafts allow, however long they take."""
-    settings = {"dtype": "float32", "program": "native", "proposer": "multi_step", "max_sequences": 4, **settings}
+    settings = {"dtype": "float32", "program": "native", "speculate": "multi_step", "max_sequences": 4, **settings}
     engine = load(path, **settings)
-    if settings["proposer"] == "multi_step":
+    if settings["speculate"] == "multi_step":
         engine.core.proposer = MultiStep(clock=lambda: 0.0)
     return engine
 
@@ -56,7 +56,7 @@ def same(ours, theirs):
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_the_same_bits_as_one_step_at_a_time(family, models):
     path = save(family, models)
-    plain, several = engine_for(path, proposer="none"), engine_for(path)
+    plain, several = engine_for(path, speculate="off"), engine_for(path)
     expected, found = watched(plain), watched(several)
     for count in (1, 2, 3, 17):
         settings = {"max_new_tokens": count, "ignore_eos": True}
@@ -73,15 +73,15 @@ def test_the_same_bits_as_one_step_at_a_time(family, models):
     [
         {"block_size": 3},
         {"block_size": 4, "cache_tokens": 48, "max_step_tokens": 7},
-        {"max_step_tokens": 5, "num_drafts": 9},
-        {"num_drafts": 1, "threads": 3},
+        {"max_step_tokens": 5, "num_draft_tokens": 9},
+        {"num_draft_tokens": 1, "threads": 3},
         {"cache_format": "int8", "scheme": "q4", "dtype": "bfloat16"},
     ],
     ids=str,
 )
 def test_however_it_is_computed(settings, llama):
-    alone = {name: value for name, value in settings.items() if name != "num_drafts"}
-    plain, several = engine_for(llama, **alone, proposer="none"), engine_for(llama, **settings)
+    alone = {name: value for name, value in settings.items() if name != "num_draft_tokens"}
+    plain, several = engine_for(llama, **alone, speculate="off"), engine_for(llama, **settings)
     sizes = {"max_new_tokens": 11, "ignore_eos": True}
     assert same(several.generate(PROMPTS, **sizes), plain.generate(PROMPTS, **sizes))
     check_empty(several.core)
@@ -90,7 +90,7 @@ def test_however_it_is_computed(settings, llama):
 @needs_native
 @pytest.mark.parametrize("place", range(2, 9))
 def test_nothing_is_computed_behind_an_end(place, llama):
-    plain, several = engine_for(llama, proposer="none"), engine_for(llama)
+    plain, several = engine_for(llama, speculate="off"), engine_for(llama)
     text = plain.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
     settings = {"max_new_tokens": 12, "stop_token_ids": [text[place]]}
     rows, drafts = watched(several)
@@ -106,7 +106,7 @@ def test_nothing_is_computed_behind_an_end(place, llama):
 @needs_native
 def test_company(llama):
     """Who samples, asks for figures or has just come makes everybody go step by step; all say what they say alone."""
-    several, plain = engine_for(llama), engine_for(llama, proposer="none")
+    several, plain = engine_for(llama), engine_for(llama, speculate="off")
     _, drafts = watched(several)
     for other in ({"temperature": 0.8, "seed": 3}, {"logprobs": 2}, {"min_new_tokens": 3}, {"frequency_penalty": 0.5}):
         drafts.clear()
@@ -124,7 +124,7 @@ def test_company(llama):
 
 @needs_native
 def test_interrupted_and_gone_on_with(llama, monkeypatch):
-    several, plain = engine_for(llama), engine_for(llama, proposer="none")
+    several, plain = engine_for(llama), engine_for(llama, speculate="off")
     run, calls = several.core.loaded.program.run, []
 
     def run_once(step):
@@ -201,20 +201,20 @@ def test_no_more_together_than_nobody_minds():
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"program": "eager"}, "none"),
-        ({"cache": False}, "none"),
-        ({"async_scheduling": "on"}, "none"),
+        ({"program": "eager"}, "off"),
+        ({"cache": False}, "off"),
+        ({"async_scheduling": "on"}, "off"),
         pytest.param({"program": "native"}, "multi_step", marks=needs_native),
-        pytest.param({"program": "native", "proposer": "none"}, "none", marks=needs_native),
+        pytest.param({"program": "native", "speculate": "off"}, "off", marks=needs_native),
     ],
     ids=str,
 )
 def test_where_it_is_taken_by_itself(settings, wanted, llama):
-    assert load(llama, **settings).config.proposer == wanted
+    assert load(llama, **settings).config.speculate == wanted
 
 
 def test_other_programs_cannot(llama):
-    with pytest.raises(ConfigError, match=r"proposer = 'multi_step' .*native"):
-        load(llama, program="eager", proposer="multi_step")
+    with pytest.raises(ConfigError, match=r"speculate = 'multi_step' .*native"):
+        load(llama, program="eager", speculate="multi_step")
     with pytest.raises(ConfigError, match="cache is off"):
-        load(llama, cache=False, proposer="multi_step")
+        load(llama, cache=False, speculate="multi_step")

@@ -47,7 +47,7 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
 def settings_of(engine: Engine) -> dict[str, Any]:
     """How the engine is built, as it was resolved."""
     config = engine.config
-    names = "dtype scheme cache cache_format proposer device block_size".split()
+    names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}
     settings["threads"] = config.threads or torch.get_num_threads()
     return {"model": config.model, "program": engine.program_name, "kernel": engine.kernel_name, **settings}

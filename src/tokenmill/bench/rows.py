@@ -30,7 +30,7 @@ VERSION = 1
 # Times in ms, rates per second, sizes in MB (10^6), bandwidth in GB/s, arithmetic in GFLOP/s. A rate without min and
 # max is the median's. decode_ms is one step of the whole batch.
 COLUMNS = (
-    "version kind test label model program kernel scheme dtype cache cache_format proposer device threads block_size "
+    "version kind test label model program kernel scheme dtype cache cache_format speculate device threads block_size "
     "batch prompt new depth status reason repetitions "
     "prefill_ms prefill_ms_min prefill_ms_max prefill_tok_s "
     "decode_ms decode_ms_min decode_ms_max decode_ms_per_token decode_batches_s "

@@ -165,7 +165,7 @@ class Series:
         """A row that says why there are no figures."""
         memory = isinstance(error, MemoryError | CapacityError | torch.OutOfMemoryError) or "allocat" in str(error)
         status = "out of memory" if memory else "refused" if isinstance(error, TokenmillError) else "failed"
-        names = "model program kernel scheme dtype cache cache_format proposer device threads block_size".split()
+        names = "model program kernel scheme dtype cache cache_format speculate device threads block_size".split()
         return {
             "version": VERSION,
             "kind": self.kind,

@@ -34,7 +34,7 @@ EXAMPLES = examples(
 )
 
 # A rung sets these itself.
-RUNG = ("program", "scheme", "cache", "block_size", "proposer", "compile", "compile_phases", "fuse", "aot_package")
+RUNG = ("program", "scheme", "cache", "block_size", "speculate", "compile", "compile_phases", "fuse", "aot_package")
 
 
 @with_settings(without=(*OWN, *RUNG), engine=EngineConfig)

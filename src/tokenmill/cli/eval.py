@@ -45,8 +45,8 @@ OWN = (
     *COMPILE,
     "cache",
     "async_scheduling",
-    "proposer",
-    "num_drafts",
+    "speculate",
+    "num_draft_tokens",
 )
 
 Needed = Annotated[

@@ -72,8 +72,8 @@ def command(
     Text goes to stdout as it is made, and one line of figures to stderr. At temperature 0, the default, the same
     prompt gives the same text on every run, alone or in a batch.
     """
-    if (trace or verify) and engine.proposer == "auto":
-        engine = replace(engine, proposer="none")  # a step for each token, to look at
+    if (trace or verify) and engine.speculate == "auto":
+        engine = replace(engine, speculate="off")  # a step for each token, to look at
     prompts = gather(prompt, prompt_file, tokens, chat, system, model)
     check_waiting(engine, len(prompts) * sampling.n)
     with progress_on_stderr(quiet) as progress:

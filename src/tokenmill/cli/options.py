@@ -55,7 +55,7 @@ NAMES = {
     "kernel": ("rows", "gather", "padded"),
     "cache_format": ("dense", "int8"),
     "scheme": ("packed", "dense", "q8", "q4", "file"),
-    "proposer": ("none", "adaptive", "multi_step", "suffix"),
+    "speculate": ("off", "adaptive", "multi_step", "suffix"),
 }
 """What the registries hold, which are in modules that import torch. A test holds the two together."""
 
@@ -82,8 +82,8 @@ HELP: dict[type, dict[str, str]] = {
         "kernel": f"How attention reads the cache: {_named('kernel')}. Program native reads it by itself.",
         "cache_format": f"How the cache stores a row: {_named('cache_format', auto=False)} (half the memory).",
         "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
-        "proposer": f"Who proposes draft tokens: {_named('proposer')}. Auto: multi_step with program native.",
-        "num_drafts": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
+        "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: multi_step with program native.",
+        "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
         "threads": "CPU threads. Default: torch's choice.",
         "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
         "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",

@@ -77,7 +77,7 @@ def build(
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    proposer = lookup(PROPOSERS, config.proposer, "proposer")(Facts(loaded.program.finds_drafts))
+    proposer = lookup(PROPOSERS, config.speculate, "speculate")(Facts(loaded.program.finds_drafts))
     return Engine(Core(loaded, scheduler, proposer))
 
 
@@ -103,7 +103,7 @@ def load_model(
     )
     forms = choose_forms(resolved, model_config, device)
     resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
-    lookup(PROPOSERS, resolved.proposer, "proposer")
+    lookup(PROPOSERS, resolved.speculate, "speculate")
     digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
     package = None
     if resolved.aot_package is not None:

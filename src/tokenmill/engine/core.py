@@ -234,7 +234,7 @@ class Core:
     def _plan(self) -> Plan:
         """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
         running, config = self.scheduler.running, self.loaded.config
-        limit = min(config.num_drafts, config.max_step_tokens // max(len(running), 1) - 1)  # each sequence's share
+        limit = min(config.num_draft_tokens, config.max_step_tokens // max(len(running), 1) - 1)
         plan = self.scheduler.plan(self.proposer.propose(running, limit))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan

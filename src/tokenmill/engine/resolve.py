@@ -32,7 +32,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
         raise ConfigError("block_size", config.block_size, f"at most max_length, which is {max_length}")
     if config.prefix_dir is not None and path_of(config.prefix_dir).is_file():
         raise ConfigError("prefix_dir", config.prefix_dir, "a directory, which may be new")
-    device, has_proposer = find_device(config.device), config.proposer not in ("auto", "none")
+    device, has_proposer = find_device(config.device), config.speculate not in ("auto", "off")
     scheduling = config.async_scheduling
     if scheduling == "auto":
         scheduling = "on" if device.type == "cuda" and not has_proposer else "off"
@@ -44,7 +44,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
             "max_length": max_length,
             "block_size": config.block_size or max_length,
             "cache_tokens": config.cache_tokens or max_length,
-            "num_drafts": config.num_drafts or default_drafts(config.proposer),
+            "num_draft_tokens": config.num_draft_tokens or default_drafts(config.speculate),
             "threads": config.threads or torch.get_num_threads(),
             "async_scheduling": scheduling,
         }

@@ -14,7 +14,7 @@ from tokenmill.schedule.sequence import Plan, Sequence
 __all__ = ["PROPOSERS", "Facts", "NoProposer", "Proposer", "choose", "default_drafts"]
 
 PROPOSERS = {
-    "none": "tokenmill.speculate.proposer:NoProposer",
+    "off": "tokenmill.speculate.proposer:NoProposer",
     "adaptive": "tokenmill.speculate.controller:Controller",
     "multi_step": "tokenmill.speculate.multi_step:MultiStep",
     "suffix": "tokenmill.speculate.suffix:Suffix",
@@ -39,7 +39,7 @@ class Proposer:
 
 
 class NoProposer(Proposer):
-    """Proposer none: speculation is off."""
+    """Off: plain decoding."""
 
     def __init__(self, _: Facts) -> None:
         pass
@@ -51,18 +51,18 @@ class NoProposer(Proposer):
 
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
-    is_given = config.num_drafts != default_drafts(config.proposer)
-    if config.proposer == "auto":
+    is_given = config.num_draft_tokens != default_drafts(config.speculate)
+    if config.speculate == "auto":
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
-        config = replace(config, proposer="multi_step" if is_exact else "none")
-    if config.proposer == "multi_step" and not finds_drafts:
-        allowed = "auto, none, adaptive or suffix, because several steps in one call are what program native does"
-        raise ConfigError("proposer", config.proposer, allowed)
-    if config.proposer == "none" and is_given:
-        warnings.warn(f"num_drafts = {config.num_drafts} is ignored: proposer is 'none'", stacklevel=2)
+        config = replace(config, speculate="multi_step" if is_exact else "off")
+    if config.speculate == "multi_step" and not finds_drafts:
+        allowed = "auto, off, adaptive or suffix, because several steps in one call are what program native does"
+        raise ConfigError("speculate", config.speculate, allowed)
+    if config.speculate == "off" and is_given:
+        warnings.warn(f"num_draft_tokens = {config.num_draft_tokens} is ignored: speculate is 'off'", stacklevel=2)
     return config
 
 
 def default_drafts(proposer: str) -> int:
-    """num_drafts where it is not given."""
+    """num_draft_tokens where it is not given."""
     return {"adaptive": 15, "suffix": 8}.get(proposer, 4)

@@ -21,7 +21,7 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
     if not measured:
         return None, {"": "no rung has decode_tok_s"}
     # Settings are what the rungs change; only another model, machine or version makes another ladder.
-    settings = ("label", "program", "scheme", "dtype", "cache_format", "proposer", "threads", "block_size", "kernel")
+    settings = ("label", "program", "scheme", "dtype", "cache_format", "speculate", "threads", "block_size", "kernel")
     ladders = [one for one in group(measured, failed, leave=settings) if one.rows]
     order = {id(row): place for place, row in enumerate(rungs)}
     heights = [0.9 + 0.42 * len(_labels(one, order)) for one in ladders]

@@ -29,7 +29,7 @@ _WORDS = {
     "scheme": "{}",
     "dtype": "{}",
     "cache_format": "{} cache",
-    "proposer": "proposer {}",
+    "speculate": "speculate {}",
     "device": "{}",
     "threads": "threads {}",
     "block_size": "blocks of {}",
