@@ -33,7 +33,7 @@ def path(tmp_path_factory):
 def sample(path, point, **settings):
     engine = tokenmill.load(path, max_length=128, max_sequences=point.batch, prefix_cache=False, **settings)
     if engine.config.speculate == "multi_step":  # as many in each call of both runs, however long they take
-        engine.core.proposer = MultiStep(clock=lambda: 0.0)
+        engine.core.speculation.proposer = MultiStep(clock=lambda: 0.0)
     clock = Clock()
     engine.core.clock = clock
     with record(engine, clock) as recorder:

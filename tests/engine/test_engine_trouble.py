@@ -128,7 +128,7 @@ def test_bad_logits_behind_a_rejected_draft_are_nobodys_business(path):
             logits_RV[1:] = float("nan")
         return ran, logits_RV
 
-    engine.core.proposer, engine.core.loaded.runner.run = Wrong(), poisoned
+    engine.core.speculation.proposer, engine.core.loaded.runner.run = Wrong(), poisoned
     assert engine.generate(prompt(6), max_new_tokens=8).tokens == expected
 
 

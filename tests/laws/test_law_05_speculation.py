@@ -45,10 +45,12 @@ def test_drafts_do_not_change_the_text(family, sampling, lies, models):
     expected = [plain(p, **settings) for p in PROMPTS]
     for shape in ({}, {"block_size": 4, "max_sequences": 3, "max_step_tokens": 10}):
         engine = load(path, dtype="float32", num_draft_tokens=4, **shape)
-        engine.core.proposer = Oracle({tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies)
+        engine.core.speculation.proposer = Oracle(
+            {tuple(p): d.tokens for p, d in zip(PROMPTS, expected, strict=True)}, lies
+        )
         done = engine.generate(PROMPTS, **settings)
         assert [d.tokens for d in done] == [d.tokens for d in expected]
-        assert engine.core.proposer.num_draft_tokens > 0
+        assert engine.core.speculation.proposer.num_draft_tokens > 0
         for ours, theirs in zip(done, expected, strict=True):
             # Float32 rounding of a chunk of several rows against single rows.
             assert [e.logprob for e in ours.logprobs or ()] == pytest.approx(
@@ -62,7 +64,7 @@ def test_drafts_that_agree_save_steps(models):
     path = save("llama", models)
     text = load(path, dtype="float32").generate(PROMPTS[0], max_new_tokens=NEW).tokens
     engine = load(path, dtype="float32", num_draft_tokens=4)
-    engine.core.proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
+    engine.core.speculation.proposer = Oracle({tuple(PROMPTS[0]): text}, lambda p: False)
     with record(engine) as recorder:
         assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == text
     assert len(recorder.steps) == 4  # the prompt, then five tokens a step: four drafts and the one that follows them

@@ -21,7 +21,7 @@ def engine_for(path, **settings):
     settings = {"dtype": "float32", "program": "native", "speculate": "multi_step", "max_sequences": 4, **settings}
     engine = load(path, **settings)
     if settings["speculate"] == "multi_step":
-        engine.core.proposer = MultiStep(clock=lambda: 0.0)
+        engine.core.speculation.proposer = MultiStep(clock=lambda: 0.0)
     return engine
 
 

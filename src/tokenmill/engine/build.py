@@ -35,6 +35,7 @@ from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import PROPOSERS, Facts
 from tokenmill.speculate.proposer import choose as choose_proposer
+from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -78,7 +79,8 @@ def build(
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(Facts(loaded.program.finds_drafts))
-    return Engine(Core(loaded, scheduler, proposer))
+    limits = config.num_draft_tokens, config.max_step_tokens, loaded.model_config.vocab_size
+    return Engine(Core(loaded, scheduler, Speculation(proposer, *limits)))
 
 
 def load_model(

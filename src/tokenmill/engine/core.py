@@ -33,7 +33,7 @@ from tokenmill.errors import CapacityError, RequestError, TokenmillError
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
-from tokenmill.speculate.proposer import Proposer
+from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.verify import verify
 
 __all__ = ["Core"]
@@ -47,8 +47,8 @@ class Core:
     Finalizers append to it: the garbage collector may run them in a thread that holds a lock, so they wait for none.
     """
 
-    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, proposer: Proposer) -> None:
-        self.loaded, self.scheduler, self.proposer = loaded, scheduler, proposer
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
+        self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs = InputProcessor(loaded)
         self.clock: Callable[[], float] = time.perf_counter
         self.observers: list[Observer] = []
@@ -233,9 +233,7 @@ class Core:
 
     def _plan(self) -> Plan:
         """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
-        running, config = self.scheduler.running, self.loaded.config
-        limit = min(config.num_draft_tokens, config.max_step_tokens // max(len(running), 1) - 1)
-        plan = self.scheduler.plan(self.proposer.propose(running, limit))
+        plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
 
@@ -255,7 +253,7 @@ class Core:
         stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
         self.loaded.runner.store(stores)
         self._deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
-        self.proposer.learn(current.plan, accepted)
+        self.speculation.learn(current.plan, accepted)
         self._phase("deliver")
 
     def _note(

@@ -1,0 +1,125 @@
+"""Speculation as the loop sees it: drafts before a step, verification after it, and what came of them so far."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from itertools import takewhile
+from weakref import WeakSet
+
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
+from tokenmill.speculate.proposer import Proposer
+from tokenmill.units import counted
+
+__all__ = ["DraftStats", "Speculation"]
+
+log = logging.getLogger(__name__)
+
+Drafts = dict[int, list[int]]  # by the id of the sequence
+
+
+@dataclass
+class DraftStats:
+    """What came of the drafts of an engine. Tokens that a program found itself, in one of several steps, are none.
+
+    num_drafted, num_accepted: tokens. histogram: how often so many drafts of a sequence were accepted in one pass.
+    drafting_s: time in the proposer. verifying_s: time of the passes that had drafts.
+    """
+
+    num_drafted: int = 0
+    num_accepted: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+    drafting_s: float = 0.0
+    verifying_s: float = 0.0
+
+    @property
+    def mean_accepted(self) -> float:
+        """Of the drafts of a sequence in one pass."""
+        return self.num_accepted / max(self.histogram.total(), 1)
+
+    def count(self, num_drafted: int, num_accepted: int) -> None:
+        """What became of the drafts of one sequence in one pass."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        self.histogram[num_accepted] += 1
+
+
+class Speculation:
+    """Asks a proposer for drafts, and goes on without it for sequences with which it fails.
+
+    num_draft_tokens: of each sequence in a step, at most. max_step_tokens: of a step, which sequences share evenly.
+    vocab_size: of the model that verifies, which could not be fed other tokens.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        num_draft_tokens: int,
+        max_step_tokens: int,
+        vocab_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.proposer, self.stats = proposer, DraftStats()
+        self._limit, self._max_step_tokens, self._vocab_size = num_draft_tokens, max_step_tokens, vocab_size
+        self._clock = clock
+        self._without: WeakSet[Sequence] = WeakSet()
+        self._drafted: set[int] = set()  # ids of sequences with guessed drafts in the step that is made
+        self._drafted_s = 0.0
+
+    def drafts(self, sequences: List[Sequence]) -> Drafts:
+        """Guessed tokens that may follow those of running sequences."""
+        limit = min(self._limit, self._max_step_tokens // max(len(sequences), 1) - 1)
+        begun_s = self._clock()
+        found = self._propose([each for each in sequences if each not in self._without], limit)
+        found = {number: self._usable(tokens, limit) for number, tokens in found.items()}
+        self._drafted = {number for number, tokens in found.items() if tokens and tokens[0] != UNKNOWN}
+        self._drafted_s = self._clock()
+        self.stats.drafting_s += self._drafted_s - begun_s
+        return found
+
+    def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
+        """What a step that is done has accepted: see Proposer.learn."""
+        try:
+            self.proposer.learn(plan, accepted)
+        except Exception as error:  # noqa: BLE001  (as in `_propose`)
+            self._go_without([work.sequence for work in plan.work], error)
+        if not self._drafted:
+            return
+        self.stats.verifying_s += self._clock() - self._drafted_s
+        for work, tokens in zip(plan.work, accepted, strict=True):
+            if work.drafts and work.sequence.id in self._drafted:
+                self.stats.count(len(work.drafts), len(tokens) - 1)
+        self._drafted = set()
+
+    def _propose(self, sequences: List[Sequence], limit: int) -> Drafts:
+        try:
+            return self.proposer.propose(sequences, limit)
+        except Exception as error:  # noqa: BLE001  (drafts cost time at most, so no proposer may end a text)
+            return self._propose_singly(sequences, limit, error)
+
+    def _propose_singly(self, sequences: List[Sequence], limit: int, error: Exception) -> Drafts:
+        """The drafts of those sequences for which the proposer does not fail; the others go on without from now on."""
+        found: Drafts = {}
+        failed = []
+        for sequence in sequences:
+            try:
+                found |= self.proposer.propose([sequence], limit)
+            except Exception as again:  # noqa: BLE001  (as above)
+                failed.append(sequence)
+                error = again
+        self._go_without(failed, error)
+        return found
+
+    def _go_without(self, sequences: List[Sequence], error: Exception) -> None:
+        if sequences and not self._without:
+            kind, number = type(self.proposer).__name__, counted(len(sequences), "text")
+            log.warning("proposer %s failed, %s: %s; without it: %s", kind, type(error).__name__, error, number)
+        self._without.update(sequences)
+
+    def _usable(self, tokens: list[int], limit: int) -> list[int]:
+        """Drafts up to the limit, or to the first that is no token of the model."""
+        if tokens[:1] == [UNKNOWN]:  # several steps in one call are for all sequences or none
+            return tokens[: limit * (not self._without)]
+        return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens[:limit]))

@@ -1,0 +1,107 @@
+"""Speculation as the loop sees it: limits, what is counted, and a proposer that fails."""
+
+import logging
+
+import pytest
+
+from tokenmill import load
+from tokenmill.schedule.sequence import UNKNOWN, Sequence
+from tokenmill.speculate.proposer import Proposer
+from tokenmill.speculate.speculation import DraftStats, Speculation
+
+PROMPT = [5, 6, 7, 8]
+
+
+class Says(Proposer):
+    """Proposes the same for every sequence; raises for those whose ids are in `bad`, or for a batch with one."""
+
+    def __init__(self, tokens, bad=()):
+        self.tokens, self.bad, self.asked = tokens, bad, []
+
+    def propose(self, sequences, limit):
+        self.asked.append([each.id for each in sequences])
+        if any(each.id in self.bad for each in sequences):
+            raise ZeroDivisionError("no such draft")
+        return {each.id: list(self.tokens) for each in sequences}
+
+
+def speculation(proposer, num_draft_tokens=4, max_step_tokens=64):
+    return Speculation(proposer, num_draft_tokens, max_step_tokens, vocab_size=100)
+
+
+def sequences(count):
+    return [Sequence(number, [1, 2, 3], 2, 30, num_computed_tokens=2) for number in range(1, count + 1)]
+
+
+def test_no_more_drafts_than_the_limit_and_the_budget():
+    assert speculation(Says(range(9))).drafts(sequences(1)) == {1: [0, 1, 2, 3]}
+    assert speculation(Says(range(9)), max_step_tokens=6).drafts(sequences(2)) == {1: [0, 1], 2: [0, 1]}
+    assert speculation(Says(range(9)), max_step_tokens=2).drafts(sequences(2)) == {1: [], 2: []}
+
+
+@pytest.mark.parametrize("wrong", [100, -7, 10**12])
+def test_drafts_end_before_what_is_no_token(wrong):
+    assert speculation(Says([5, wrong, 6])).drafts(sequences(1)) == {1: [5]}
+
+
+def test_several_steps_are_left_as_they_are():
+    assert speculation(Says([UNKNOWN] * 9)).drafts(sequences(1)) == {1: [UNKNOWN] * 4}
+
+
+def test_one_sequence_that_fails_goes_on_without_and_it_is_said_once(caplog):
+    proposer = Says([5, 6], bad={2})
+    ours, three = speculation(proposer), sequences(3)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert ours.drafts(three) == {1: [5, 6], 3: [5, 6]}
+    assert caplog.messages == ["proposer Says failed, ZeroDivisionError: no such draft; without it: 1 text"]
+    assert proposer.asked[-1] == [1, 3]
+    proposer.tokens = [UNKNOWN]
+    assert ours.drafts(three) == {1: [], 3: []}  # several steps in one call are for all or none
+
+
+def test_an_interrupt_is_no_failure():
+    class Interrupted(Proposer):
+        def propose(self, sequences, limit):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        speculation(Interrupted()).drafts(sequences(1))
+
+
+@pytest.mark.parametrize("where", ["propose", "learn"])
+def test_a_proposer_that_fails_changes_no_text(where, llama, caplog):
+    engine = load(llama, dtype="float32", speculate="suffix")
+    wanted = engine.generate(PROMPT, max_new_tokens=12).tokens
+
+    def fail(*_):
+        raise IndexError("gone")
+
+    setattr(engine.core.speculation.proposer, where, fail)
+    assert engine.generate(PROMPT, max_new_tokens=12).tokens == wanted
+    assert len(caplog.messages) == 1
+
+
+def test_what_is_counted(llama):
+    engine = load(llama, dtype="float32", speculate="off")
+    wanted = engine.generate(PROMPT, max_new_tokens=12, ignore_eos=True).tokens
+    speculation = engine.core.speculation = Speculation(Says([]), 3, 64, 1000)
+
+    class Half(Proposer):
+        """Two right drafts, and a wrong one."""
+
+        def propose(self, sequences, limit):
+            done = len(sequences[0].tokens) - len(PROMPT) if sequences else 0
+            return {each.id: [*wanted[done : done + 2], wanted[(done + 2) % 12] ^ 1] for each in sequences}
+
+    speculation.proposer = Half()
+    assert engine.generate(PROMPT, max_new_tokens=12, ignore_eos=True).tokens == wanted
+    stats = speculation.stats
+    assert stats.histogram == {2: 3, 1: 1}
+    assert (stats.num_drafted, stats.num_accepted) == (10, 7)
+    assert stats.mean_accepted == 7 / 4
+    assert stats.drafting_s > 0 and stats.verifying_s > 0
+
+
+def test_nothing_drafted_is_no_division_by_zero():
+    assert DraftStats().mean_accepted == 0
