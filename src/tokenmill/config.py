@@ -117,6 +117,7 @@ class ScheduleSettings:
     speculate: who proposes draft tokens, a name in the registry of proposers. "auto" is multi_step with program native,
     where greedy texts then come several tokens at a time, at most 25 ms of them; else off.
     num_draft_tokens: max tokens that a proposer may guess for each sequence and step (default: by proposer).
+    draft_model: a second model that proposes: its name, as for `model`, or q8 or q4 for this model with such weights.
     """
 
     max_sequences: int = 1
@@ -125,6 +126,7 @@ class ScheduleSettings:
     async_scheduling: str = field(default="auto", metadata={"choices": ("auto", "on", "off")})
     speculate: str = "auto"
     num_draft_tokens: int | None = None
+    draft_model: str | None = None
 
 
 @_by_any_name
@@ -165,7 +167,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
         _check_fields(self)
         for name in self.fused:
             _text("fuse", name, FUSIBLE)
-        has_package, has_proposer = self.aot_package is not None, self.speculate not in ("auto", "off")
+        has_package, has_proposer = self.aot_package is not None, self.speculates
         compiles = self.compile not in ("auto", "no")
         program = f"because program is {self.program!r}"
         reads = f"auto or off, because speculation by {self.speculate!r} reads every token"
@@ -181,6 +183,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
             "program": self.program == "aot" and not has_package and "auto, or aot with an AOT package as aot_package",
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
             "async_scheduling": self.async_scheduling == "on" and has_proposer and reads,
+            "draft_model": self._draft_model_wanted,
             "speculate": has_proposer and not self.cache and "off, because cache is off and guesses need one",
             "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",
             "max_step_tokens": is_crowded and f"at least max_sequences, which is {self.max_sequences}",
@@ -189,6 +192,20 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
         for name, allowed in conflicts.items():
             if allowed:
                 raise ConfigError(name, getattr(self, name), allowed)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a proposer, or a draft model for one, was asked for."""
+        return self.speculate not in ("auto", "off") or self.draft_model is not None
+
+    @property
+    def _draft_model_wanted(self) -> str:
+        """What would be allowed as the draft model; nothing if the one that is given is."""
+        if self.draft_model is None:
+            return "a model, because speculate is 'draft_model'" * (self.speculate == "draft_model")
+        if self.speculate not in ("auto", "draft_model", "adaptive"):
+            return f"none, because speculate is {self.speculate!r}"
+        return "none, because cache is off and guesses need one" * (not self.cache)
 
     @property
     def fused(self) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from tests.tiny_models import CONTEXT, TINY, save
 from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import ConfigError
-from tokenmill.measure import cost
-from tokenmill.measure.cost import Cost, available_bytes, cost_of, kv_bytes_per_token
+from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
+from tokenmill.memory import available
+from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
@@ -108,5 +109,5 @@ def test_a_control_groups_limit_counts(tmp_path, monkeypatch, limit, expected):
     (tmp_path / "memory.max").write_text(limit)
     (tmp_path / "memory.stat").write_text("anon 1000000\nfile 700000\n")
     places = {"/proc/meminfo": tmp_path / "meminfo", "/sys/fs/cgroup": tmp_path}
-    monkeypatch.setattr(cost, "Path", lambda name: places.get(name, Path(name)))
+    monkeypatch.setattr(available, "Path", lambda name: places.get(name, Path(name)))
     assert available_bytes() == expected

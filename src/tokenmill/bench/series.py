@@ -26,9 +26,10 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import find_device, resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.download import Progress
-from tokenmill.measure.cost import available_bytes, cost_of
+from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
+from tokenmill.memory.available import available_bytes
 from tokenmill.model.families import read_config
 from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint

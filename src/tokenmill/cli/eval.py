@@ -47,6 +47,7 @@ OWN = (
     "async_scheduling",
     "speculate",
     "num_draft_tokens",
+    "draft_model",
 )
 
 Needed = Annotated[

@@ -55,7 +55,7 @@ NAMES = {
     "kernel": ("rows", "gather", "padded"),
     "cache_format": ("dense", "int8"),
     "scheme": ("packed", "dense", "q8", "q4", "file"),
-    "speculate": ("off", "adaptive", "multi_step", "suffix"),
+    "speculate": ("off", "adaptive", "multi_step", "suffix", "draft_model"),
 }
 """What the registries hold, which are in modules that import torch. A test holds the two together."""
 
@@ -84,6 +84,7 @@ HELP: dict[type, dict[str, str]] = {
         "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
         "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: multi_step with program native.",
         "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
+        "draft_model": "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
         "threads": "CPU threads. Default: torch's choice.",
         "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
         "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",

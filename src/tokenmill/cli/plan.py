@@ -57,7 +57,8 @@ def _plan(wanted: EngineConfig, model: ModelConfig) -> dict[str, Any]:
         import torch
 
         from tokenmill.engine.resolve import find_device, resolve_config
-        from tokenmill.measure.cost import available_bytes, cost_of
+        from tokenmill.measure.cost import cost_of
+        from tokenmill.memory.available import available_bytes
 
     torch_device = find_device(wanted.device)
     config = resolve_config(wanted, model)

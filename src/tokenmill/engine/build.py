@@ -18,6 +18,7 @@ from tokenmill.cache.snapshot import shared_fields
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.core import Core
+from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
@@ -25,6 +26,8 @@ from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend import choose as choose_kernel
+from tokenmill.memory.available import available_bytes
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program import ModelParts
@@ -33,7 +36,8 @@ from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.speculate.proposer import PROPOSERS, Facts
+from tokenmill.speculate.multi_step import MultiStep
+from tokenmill.speculate.proposer import PROPOSERS, Facts, NoProposer, Proposer
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer
@@ -47,6 +51,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 __all__ = ["build", "load", "load_model"]
 
 log = logging.getLogger(__name__)
+DRAFT_SCHEMES = ("q8", "q4")  # as a draft model: this model with such weights
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -71,16 +76,69 @@ def build(
 ) -> Engine:
     """An engine for a checkpoint that is open already: one loaded model, with the loop around it."""
     loaded = load_model(checkpoint, config, progress, fill)
-    config, spec = loaded.config, loaded.pool.spec
-    allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    scheduler = Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+    config, scheduler = loaded.config, _scheduler(loaded)
     if config.prefix_dir is not None:
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    proposer = lookup(PROPOSERS, config.speculate, "speculate")(Facts(loaded.program.finds_drafts))
-    limits = config.num_draft_tokens, config.max_step_tokens, loaded.model_config.vocab_size
-    return Engine(Core(loaded, scheduler, Speculation(proposer, *limits)))
+    draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress, fill)
+    proposer = lookup(PROPOSERS, config.speculate, "speculate")(Facts(loaded.program.finds_drafts, draft))
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, draft)))
+
+
+def _scheduler(loaded: LoadedModel) -> Scheduler:
+    config, spec = loaded.config, loaded.pool.spec
+    allocator = BlockAllocator(spec.num_blocks, spec.block_size)
+    return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+
+
+def _speculation(proposer: Proposer, loaded: LoadedModel, draft: DraftCore | None = None) -> Speculation:
+    config, vocab_size = loaded.config, loaded.model_config.vocab_size
+    return Speculation(proposer, config.num_draft_tokens, config.max_step_tokens, vocab_size, draft)
+
+
+def _load_draft(
+    checkpoint: Checkpoint, target: LoadedModel, progress: Told | None, fill: Callable[..., None]
+) -> DraftCore:
+    """The draft model of an engine, with a loop of its own and a cache for as many texts of the same length."""
+    config, name = target.config, str(target.config.draft_model)
+    is_same = name in DRAFT_SCHEMES
+    if is_same and isinstance(checkpoint, PackedCheckpoint):
+        raise ConfigError("draft_model", name, "the name of a model: a packed model cannot be read with other weights")
+    source = checkpoint if is_same else open_checkpoint(locate(name))
+    settings = EngineConfig(
+        model=config.model if is_same else name,
+        scheme=name if is_same else "auto",
+        dtype=config.dtype if is_same else "auto",
+        device=config.device,
+        threads=config.threads,
+        max_length=min(config.max_length, read_config(source.config).context),
+        max_sequences=config.max_sequences,
+        max_step_tokens=config.max_step_tokens,
+        num_draft_tokens=config.num_draft_tokens,
+        cache_tokens=config.cache_tokens,
+        prefix_cache=config.prefix_cache,
+        fingerprint=config.fingerprint,
+    )
+    _check_memory(name, settings, read_config(source.config))
+    loaded = load_model(source, settings, progress, fill if is_same else load_decoder)
+    sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
+    check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
+    facts = Facts(loaded.program.finds_drafts)
+    proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
+    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded)))
+
+
+def _check_memory(name: str, config: EngineConfig, model: ModelConfig) -> None:
+    """CapacityError where a draft model does not fit beside the model, which is loaded."""
+    resolved = resolve_config(config, model)
+    device, spec = find_device(resolved.device), cache_spec(resolved, model)
+    forms = choose_forms(resolved, model, device)
+    needed = spec.num_bytes + forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
+    available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if needed > available:
+        setting = "draft_model, max_length or max_sequences"
+        raise CapacityError(f"memory for the draft model {name}", needed, available, setting, in_bytes=True)
 
 
 def load_model(

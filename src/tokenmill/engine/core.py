@@ -319,6 +319,7 @@ class Core:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             self._fail(sequence, RequestError("this engine is closed"))
         self.in_flight = None
+        self.speculation.close()
         self.loaded.release()
 
     def _phase(self, name: str, plan: Plan | None = None) -> None:

@@ -42,7 +42,8 @@ class Engine:
         """Bytes that were allocated, by kind."""
         with self.core.lock:
             self.core.check_open()
-            return self.core.loaded.memory
+            draft = self.core.speculation.draft
+            return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
 
     def __enter__(self) -> "Engine":
         return self

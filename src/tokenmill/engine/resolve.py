@@ -32,7 +32,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
         raise ConfigError("block_size", config.block_size, f"at most max_length, which is {max_length}")
     if config.prefix_dir is not None and path_of(config.prefix_dir).is_file():
         raise ConfigError("prefix_dir", config.prefix_dir, "a directory, which may be new")
-    device, has_proposer = find_device(config.device), config.speculate not in ("auto", "off")
+    device, has_proposer = find_device(config.device), config.speculates
     scheduling = config.async_scheduling
     if scheduling == "auto":
         scheduling = "on" if device.type == "cuda" and not has_proposer else "off"

@@ -5,9 +5,7 @@ estimate of its widest point. Traffic is what a step cannot avoid: each weight r
 each multiplication done. Divided by what the machine can do, it is the floor that no program gets under.
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -23,7 +21,6 @@ __all__ = [
     "Cost",
     "Storage",
     "Traffic",
-    "available_bytes",
     "cost_of",
     "decode_traffic",
     "kv_bytes_per_token",
@@ -144,24 +141,6 @@ def _attention_operations(model: ModelConfig, depth: float) -> float:
 def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = EngineConfig.cache_format) -> int:
     """K and V of one token in all layers."""
     return 2 * model.num_layers * find_format(cache_format).row_bytes(model.num_kv_heads, model.head_dim, dtype)
-
-
-def available_bytes() -> int:
-    """Memory that this process can still take: what the system has free, or its control group allows, if less."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        free = 1024 * int(_value_of(meminfo, "MemAvailable:"))
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").exists() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free = min(free, int(limit) - int(_value_of(group / "memory.stat", "anon")))
-    return free
-
-
-def _value_of(file: Path, key: str) -> str:
-    """The word after `key`, in a file of one key per line."""
-    words = next(line.split() for line in file.read_text().splitlines() if line.split()[0] == key)
-    return words[1]
 
 
 def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:

@@ -101,13 +101,13 @@ class Scheduler:
         child.counted_from, child.tokens = sequence.counted_from, list(sequence.tokens)
         child.num_computed_tokens = sequence.num_computed_tokens
 
-    def rewind(self, sequence: Sequence, num_tokens: int) -> None:
-        """Forget all tokens from `num_tokens` on; the last that is left will be fed again."""
+    def rewind(self, sequence: Sequence, num_tokens: int, new: List[int] = ()) -> None:
+        """Put `new` tokens in the place of all from `num_tokens` on. Without any, the last that stays is fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
-        self._keep_rows(sequence, min(sequence.num_computed_tokens, max(num_tokens - 1, 0)))
+        self._keep_rows(sequence, min(sequence.num_computed_tokens, max(num_tokens - (not new), 0)))
         sequence.num_saved = min(sequence.num_saved, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
-        del sequence.tokens[num_tokens:]
+        sequence.tokens[num_tokens:] = new
         if not sequence.num_computed_tokens and not sequence.num_saved:
             sequence.saved, sequence.shares = None, True  # no rows computed under other conditions are left
 

@@ -5,26 +5,42 @@ is sampled by the target model itself, with that position's own number (arXiv 24
 import warnings
 from collections.abc import Sequence as List
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tokenmill.config import ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Plan, Sequence
 
-__all__ = ["PROPOSERS", "Facts", "NoProposer", "Proposer", "choose", "default_drafts"]
+__all__ = ["PROPOSERS", "Draft", "Facts", "NoProposer", "Proposer", "choose", "default_drafts"]
 
 PROPOSERS = {
     "off": "tokenmill.speculate.proposer:NoProposer",
     "adaptive": "tokenmill.speculate.controller:Controller",
     "multi_step": "tokenmill.speculate.multi_step:MultiStep",
     "suffix": "tokenmill.speculate.suffix:Suffix",
+    "draft_model": "tokenmill.speculate.draft_model:DraftModel",
 }
 
 
+class Draft(Protocol):
+    """A second model, loaded. See engine/draft.py."""
+
+    def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        """By id of the sequence, at most `limit` tokens that may follow."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its weights and its cache."""
+
+    def close(self) -> None:
+        """Give that memory back."""
+
+
 class Facts(NamedTuple):
-    """What a proposer may know of the engine. finds_drafts: as its Program says."""
+    """What a proposer may know of the engine. finds_drafts: as its Program says. draft: the draft model, if any."""
 
     finds_drafts: bool
+    draft: Draft | None = None
 
 
 class Proposer:
@@ -52,6 +68,8 @@ class NoProposer(Proposer):
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
+    if config.speculate == "auto" and config.draft_model is not None:
+        config = replace(config, speculate="draft_model")
     if config.speculate == "auto":
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
         config = replace(config, speculate="multi_step" if is_exact else "off")

@@ -10,7 +10,7 @@ from itertools import takewhile
 from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
-from tokenmill.speculate.proposer import Proposer
+from tokenmill.speculate.proposer import Draft, Proposer
 from tokenmill.units import counted
 
 __all__ = ["DraftStats", "Speculation"]
@@ -50,7 +50,7 @@ class Speculation:
     """Asks a proposer for drafts, and goes on without it for sequences with which it fails.
 
     num_draft_tokens: of each sequence in a step, at most. max_step_tokens: of a step, which sequences share evenly.
-    vocab_size: of the model that verifies, which could not be fed other tokens.
+    vocab_size: of the model that verifies, which could not be fed other tokens. draft: the draft model, if any.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class Speculation:
         num_draft_tokens: int,
         max_step_tokens: int,
         vocab_size: int,
+        draft: Draft | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.proposer, self.stats = proposer, DraftStats()
+        self.proposer, self.draft, self.stats = proposer, draft, DraftStats()
         self._limit, self._max_step_tokens, self._vocab_size = num_draft_tokens, max_step_tokens, vocab_size
         self._clock = clock
         self._without: WeakSet[Sequence] = WeakSet()
@@ -92,6 +93,11 @@ class Speculation:
             if work.drafts and work.sequence.id in self._drafted:
                 self.stats.count(len(work.drafts), len(tokens) - 1)
         self._drafted = set()
+
+    def close(self) -> None:
+        """Let go of what the proposer holds."""
+        if self.draft is not None:
+            self.draft.close()
 
     def _propose(self, sequences: List[Sequence], limit: int) -> Drafts:
         try:

@@ -82,6 +82,11 @@ class Tokenizer:
             special_texts=texts,
         )
 
+    @property
+    def spellings(self) -> dict[int, str]:
+        """Every token by its id, as the vocabulary spells it."""
+        return {number: text for text, number in self.backend.get_vocab(with_added_tokens=True).items()}
+
     def is_text(self, ids: Iterable[int]) -> bool:
         """Whether there is anything but special tokens, so that what follows continues a text."""
         return any(number not in self.special_ids for number in ids)

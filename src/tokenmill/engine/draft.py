@@ -1,0 +1,113 @@
+"""A second model that writes ahead: for each text of the engine it has a sequence of its own, which follows that text.
+
+Before it drafts, its sequence becomes what the text has become: what was not accepted is cut, what is new is appended.
+Rows that are already computed stay, blocks are shared and given up by the same rules as the engine's, and the next
+tokens are chosen with the same settings and the same random numbers. Where the two models agree on the probabilities,
+they agree on the token at any temperature.
+"""
+
+import weakref
+from collections.abc import Sequence as List
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from tokenmill.config import SamplingParams
+from tokenmill.engine.core import Core
+from tokenmill.errors import ConfigError
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["DraftCore", "check_vocabulary"]
+
+
+@dataclass(eq=False)
+class Follower:
+    """The draft model's sequence of one text. given: the text's settings, of which the sequence has some."""
+
+    sequence: Sequence
+    given: SamplingParams | None = None
+    num_known: int = 0  # tokens that both had when it last followed
+
+    def num_alike(self, tokens: List[int]) -> int:
+        """Tokens at the beginning that both have."""
+        own, known = self.sequence.tokens, min(self.num_known, len(tokens), len(self.sequence.tokens))
+        alike = known if own[:known] == tokens[:known] else 0
+        while alike < min(len(own), len(tokens)) and own[alike] == tokens[alike]:
+            alike += 1
+        return alike
+
+
+class DraftCore:
+    """The draft model with its own loop. It is called from the engine's loop alone."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
+        self.num_prefilled = 0  # prompt tokens that were computed in the last call
+
+    def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
+        """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take."""
+        core, found = self._core, {}
+        with core.lock, core.transaction:
+            following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
+            self.num_prefilled = sum(own.num_pending_tokens for _, own in following) - len(following)
+            for _, own in following:
+                core.enqueue(own)
+            while any(own.finish_reason is None for _, own in following):
+                core.step()
+            for text, own in following:
+                found[text.id] = own.tokens[len(text.tokens) :]
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its weights and its cache."""
+        memory = self._core.loaded.memory
+        return memory["weights_bytes"] + memory["cache_bytes"]
+
+    def close(self) -> None:
+        """Give the memory of the draft model back."""
+        self._core.close()
+
+    def _follow(self, text: Sequence, limit: int) -> Sequence | None:
+        """The text's follower, with the same tokens and settings, to be continued by at most `limit` tokens."""
+        core, loaded = self._core, self._core.loaded
+        length = min(len(text.tokens) + limit, text.max_tokens, loaded.config.max_length, loaded.config.cache_tokens)
+        if length <= len(text.tokens):
+            return None
+        follower = self._followers.get(text) or self._new_follower(text)
+        own, alike = follower.sequence, follower.num_alike(text.tokens)
+        if max(text.tokens[alike:], default=0) >= loaded.model_config.vocab_size:
+            return None
+        core.scheduler.park(own)  # an interrupt may have left it running
+        if alike < len(own.tokens) or alike < len(text.tokens):
+            core.scheduler.rewind(own, alike, text.tokens[alike:])
+        if follower.given is not text.params:
+            follower.given, own.params = text.params, replace(text.params, logprobs=None)
+        own.num_prompt_tokens, own.max_tokens = text.num_prompt_tokens, length
+        own.seed, own.stop_ids, own.counted_from = text.seed, text.stop_ids, text.counted_from
+        own.priority, own.salt = text.priority, text.salt
+        follower.num_known = len(text.tokens)
+        return own
+
+    def _new_follower(self, text: Sequence) -> Follower:
+        core, own = self._core, self._core.inputs.kept([])
+        weakref.finalize(text, core.abandoned.append, (own, None)).atexit = False
+        core.scheduler.park(own)
+        self._followers[text] = follower = Follower(own)
+        return follower
+
+
+def check_vocabulary(name: str, draft: Tokenizer | None, target: Tokenizer | None, sizes: tuple[int, int]) -> None:
+    """ConfigError unless both models mean the same by each token id. sizes: of both, where there are no tokenizers."""
+    if draft is None or target is None:
+        if sizes[0] != sizes[1]:
+            allowed = f"a model with the same vocabulary: its own has {sizes[0]} tokens, this model's {sizes[1]}"
+            raise ConfigError("draft_model", name, allowed)
+        return
+    theirs, ours = draft.spellings, target.spellings
+    if differing := [number for number in {**ours, **theirs} if theirs.get(number) != ours.get(number)]:
+        number = min(differing)
+        there, here = (repr(each[number]) if number in each else "missing" for each in (theirs, ours))
+        allowed = f"a model with the same vocabulary: token {number} is {there} there and {here} here"
+        raise ConfigError("draft_model", name, allowed)
