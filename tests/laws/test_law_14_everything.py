@@ -27,6 +27,7 @@ SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tok
 PROGRAMS = {
     "native": {"program": "native", "speculate": "multi_step"},
     "native, adaptive": {"program": "native", "speculate": "adaptive"},
+    "native, draft model": {"program": "native", "draft_model": "q8"},
     "eager": {"program": "eager"},
     "eager, async": {"program": "eager", "async_scheduling": "on"},
     "eager, drafts": {"program": "eager", "speculate": "suffix"},
@@ -37,7 +38,7 @@ class Quiet:
     """What an engine with room for all says, one prompt at a time, without shared rows."""
 
     def __init__(self, path, **settings):
-        settings = {**settings, "speculate": "off", "async_scheduling": "off"}
+        settings = {**settings, "speculate": "off", "async_scheduling": "off", "draft_model": None}
         self.engine = load(path, prefix_cache=False, max_length=96, dtype="float32", threads=1, **settings)
         self.lock, self.texts, self.scores = threading.Lock(), {}, {}
 
