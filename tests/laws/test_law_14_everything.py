@@ -26,8 +26,8 @@ BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
 PROGRAMS = {
     "native": {"program": "native", "speculate": "multi_step"},
-    "native, adaptive": {"program": "native", "speculate": "adaptive"},
-    "native, draft model": {"program": "native", "draft_model": "q8"},
+    "native, adaptive": {"program": "native", "speculate": "adaptive", "draft_model": "q8"},
+    "native, draft model": {"program": "native", "speculate": "draft_model", "draft_model": "q8"},
     "eager": {"program": "eager"},
     "eager, async": {"program": "eager", "async_scheduling": "on"},
     "eager, drafts": {"program": "eager", "speculate": "suffix"},

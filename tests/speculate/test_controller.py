@@ -7,7 +7,8 @@ from tests.speculate.test_multi_step import needs_native
 from tests.tiny_models import prompt
 from tokenmill import load
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
-from tokenmill.speculate.controller import Controller, MatchChances, PassCosts
+from tokenmill.speculate.controller import Controller
+from tokenmill.speculate.estimates import MatchChances, PassCosts
 from tokenmill.speculate.proposer import Facts
 
 
@@ -101,6 +102,76 @@ def test_the_sequence_with_the_better_guesses_gets_the_drafts():
         clock.run(controller, [good, bad], follows)
     drafts = controller.propose([good, bad], 15)
     assert len(drafts.get(good.id, ())) >= 4 > len(drafts.get(bad.id, ()))
+
+
+class Model:
+    """A draft model that takes a time for each token, and is right as often as it is told."""
+
+    has_caught_up = False
+
+    def __init__(self, clock, seconds, follows, is_right):
+        self.clock, self.seconds, self.follows, self.is_right, self.calls = clock, seconds, follows, is_right, 0
+
+    def continuations(self, sequences, limit):
+        self.calls += 1
+        self.clock.now += self.seconds * limit
+        return {
+            each.id: [
+                self.follows(each.tokens, len(each.tokens) + i) + (not self.is_right(len(each.tokens) + i))
+                for i in range(limit)
+            ]
+            for each in sequences
+        }
+
+
+def new(tokens, place):
+    """Nothing repeats."""
+    return 1000 + place
+
+
+@pytest.mark.parametrize(
+    ("seconds", "right", "pays"),
+    [
+        (0.1, lambda p: True, True),
+        (0.1, lambda p: p % 3, True),
+        (0.9, lambda p: p % 3, False),
+        (0.1, lambda p: 0, False),
+    ],
+    ids=["cheap and right", "cheap and often right", "as slow as the text", "never right"],
+)
+def test_a_draft_model_is_asked_where_it_pays(seconds, right, pays):
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, seconds, new, right)
+    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    for _ in range(300):
+        clock.run(controller, [sequence], new)
+    before = model.calls
+    for _ in range(60):
+        clock.run(controller, [sequence], new)
+    assert model.calls - before > 50 if pays else model.calls - before <= 1
+
+
+def test_a_draft_model_that_becomes_right_is_found_out():
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, 0.1, new, lambda place: place > 400)
+    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    while len(sequence.tokens) < 4000:
+        clock.run(controller, [sequence], new)
+    before = model.calls
+    for _ in range(20):
+        clock.run(controller, [sequence], new)
+    assert model.calls - before > 15
+
+
+def test_matches_are_taken_before_a_slower_draft_model():
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, 0.3, repeats, lambda place: True)
+    controller, sequence = Controller(Facts(False, model), clock), decoding([i % 10 for i in range(30)])
+    for _ in range(50):
+        clock.run(controller, [sequence], repeats)
+    before = model.calls
+    assert [clock.run(controller, [sequence], repeats) for _ in range(5)] == [15] * 5
+    assert model.calls == before
 
 
 def test_costs_follow_the_machine_and_keep_their_ratios():

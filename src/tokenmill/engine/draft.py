@@ -43,14 +43,14 @@ class DraftCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
-        self.num_prefilled = 0  # prompt tokens that were computed in the last call
+        self.has_caught_up = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take."""
         core, found = self._core, {}
         with core.lock, core.transaction:
             following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
-            self.num_prefilled = sum(own.num_pending_tokens for _, own in following) - len(following)
+            self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
             for _, own in following:
                 core.enqueue(own)
             while any(own.finish_reason is None for _, own in following):

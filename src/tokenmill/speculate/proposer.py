@@ -29,6 +29,10 @@ class Draft(Protocol):
         """By id of the sequence, at most `limit` tokens that may follow."""
 
     @property
+    def has_caught_up(self) -> bool:
+        """Whether the last call computed tokens that its sequences had missed, beside drafting."""
+
+    @property
     def num_bytes(self) -> int:
         """Memory of its weights and its cache."""
 
@@ -69,7 +73,7 @@ def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
     if config.speculate == "auto" and config.draft_model is not None:
-        config = replace(config, speculate="draft_model")
+        config = replace(config, speculate="adaptive")
     if config.speculate == "auto":
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
         config = replace(config, speculate="multi_step" if is_exact else "off")

@@ -1,0 +1,119 @@
+"""What the controller has measured: seconds of a pass by its number of tokens, and how often guesses were right."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+from itertools import accumulate
+from operator import mul
+from weakref import WeakKeyDictionary
+
+from tokenmill.schedule.sequence import Sequence
+
+__all__ = ["DraftCosts", "MatchChances", "PassCosts", "TextChances"]
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
+SLOPE = 0.08  # what a token more costs, as a part of a pass of one, until it is measured: few, so that it is tried
+FORGET = 0.02  # weight of the latest guess, once there are some
+FRESH = 100  # passes after which what a pass without drafts costs is measured again
+BUCKETS = 8
+
+
+class PassCosts:
+    """Seconds of a pass by its number of tokens, as multiples of a unit that follows the speed of the machine."""
+
+    def __init__(self) -> None:
+        self._unit_s = 0.0
+        # (size, several) → ratio, how often it was measured, and at which pass the last time
+        self._ratios: dict[tuple[int, bool], tuple[float, int, int]] = {}
+        self._num_passes = 0
+
+    def of(self, num_tokens: int, several: bool) -> float:
+        """Of a pass with so many tokens; several: one of several in a call."""
+        size = _size(num_tokens)
+        if (known := self._ratios.get((size, several))) is not None:
+            return known[0]
+        smaller = [(at, ratio) for (at, kind), (ratio, _, _) in self._ratios.items() if not kind and at < size]
+        start, ratio = max(smaller, default=(1, 1.0))
+        return ratio + SLOPE * (size - start)
+
+    def is_old(self, num_tokens: int, several: bool) -> bool:
+        """Whether such a pass was not measured lately."""
+        known = self._ratios.get((_size(num_tokens), several))
+        return known is None or self._num_passes - known[2] >= FRESH
+
+    def seconds(self, num_tokens: int, several: bool) -> float:
+        return self._unit_s * self.of(num_tokens, several)
+
+    def learn(self, num_tokens: int, several: bool, seconds: float) -> None:
+        size = _size(num_tokens)
+        ratio, count, _ = self._ratios.get((size, several), (self.of(num_tokens, several), 0, 0))
+        self._unit_s = self._unit_s or max(seconds, 1e-9) / ratio
+        off = max(seconds, 1e-9) / (self._unit_s * ratio)
+        self._num_passes += 1
+        self._ratios[size, several] = ratio * off ** max(0.05, 1 / (count + 1)), count + 1, self._num_passes
+        self._unit_s *= off ** (0.3 if count else 0.0)  # a size that is new says nothing about the machine
+
+
+def _size(num_tokens: int) -> int:
+    return SIZES[min(bisect_left(SIZES, num_tokens), len(SIZES) - 1)]
+
+
+class MatchChances:
+    """How often a guessed token is right, by the length of the match before it."""
+
+    def __init__(self) -> None:
+        self._rates = [0.0, 0.0, 0.5, 0.6, 0.75, 0.85, 0.9, 0.9]
+        self._weights = [0.2] * BUCKETS
+
+    def along(self, matched: int, count: int) -> Iterable[float]:
+        """For each of `count` tokens after a match, the chance that it and all before it are right."""
+        return accumulate((self._rates[_bucket(matched + place)] for place in range(count)), mul)
+
+    def learn(self, matched: int, guess: List[int], tokens: List[int]) -> None:
+        """Compare a guess, tried or not, with the tokens that were chosen, up to the first that is wrong."""
+        for place, (guessed, token) in enumerate(zip(guess, tokens, strict=False)):
+            at = _bucket(matched + place)
+            self._weights[at] = max(self._weights[at] * 0.9, FORGET)
+            self._rates[at] += self._weights[at] * ((guessed == token) - self._rates[at])
+            if guessed != token:
+                break
+
+
+def _bucket(length: int) -> int:
+    return min(length.bit_length(), BUCKETS - 1)
+
+
+class TextChances:
+    """How often the draft model's next token is right, in each text; a new text begins with what the others had."""
+
+    def __init__(self) -> None:
+        self._everywhere = 0.8
+        self._rates: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
+
+    def along(self, sequence: Sequence, count: int) -> list[float]:
+        """For each of `count` tokens, the chance that it and all before it are right."""
+        rate = self._rates.get(sequence, self._everywhere)
+        return list(accumulate([rate] * count, mul))
+
+    def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """num_accepted: the first of the drafts that were right."""
+        for right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafted):
+            rate = self._rates.get(sequence, self._everywhere)
+            self._rates[sequence] = rate + 0.05 * (right - rate)
+            self._everywhere += FORGET * (right - self._everywhere)
+
+
+class DraftCosts:
+    """Seconds in which the draft model makes a token for each of a number of texts."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+
+    def of(self, num_sequences: int) -> float:
+        """0 until it is measured, so that it is tried."""
+        return self._seconds.get(_size(num_sequences), 0.0)
+
+    def learn(self, num_sequences: int, seconds: float) -> None:
+        size = _size(num_sequences)
+        known = self._seconds.get(size, seconds)
+        self._seconds[size] = known + 0.2 * (seconds - known)
