@@ -69,7 +69,7 @@ RUNG = set(
 )
 OPTIONS = {
     "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
-        --trace --verbose -v --verify
+        --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",

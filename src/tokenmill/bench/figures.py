@@ -32,6 +32,7 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "reason": "" if len(hashes) == 1 else f"repetitions gave different tokens: {', '.join(sorted(hashes))}",
         "repetitions": len(measured.samples),
         **figures_of(measured),
+        **engine.core.speculation.stats.columns,
         **_against_the_machine(measured, engine, limits),
         "noisy": is_noisy(measured),
         "load_s": load_s,

@@ -35,6 +35,7 @@ COLUMNS = (
     "prefill_ms prefill_ms_min prefill_ms_max prefill_tok_s "
     "decode_ms decode_ms_min decode_ms_max decode_ms_per_token decode_batches_s "
     "decode_tok_s decode_tok_s_min decode_tok_s_max accepted_per_step "
+    "drafted accepted mean_accepted drafting_s verifying_s accepted_histogram "
     "ttft_ms itl_p50_ms itl_p90_ms itl_p99_ms total_s sequences_s tok_s "
     "prefill_gb_s prefill_gflop_s prefill_floor_ms prefill_floor_share "
     "decode_gb_s decode_gflop_s decode_floor_ms decode_floor_share "
@@ -43,6 +44,8 @@ COLUMNS = (
     "decode_ratio decode_ratio_min decode_ratio_max prefill_ratio prefill_ratio_min prefill_ratio_max same_tokens note "
     "commit tokenmill torch python processor instructions cores when itl_ms"
 ).split()
+
+LISTS = ("itl_ms", "accepted_histogram")  # not in CSV
 
 # Read back as text: "12e4" may be a hash.
 _TEXTS = "hash commit tokenmill torch python test label model reason note".split()
@@ -64,7 +67,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
     if path.suffix != ".csv":
         text.write(json.dumps(dict(row)) + "\n")
     else:
-        writer = csv.DictWriter(text, [name for name in COLUMNS if name != "itl_ms"], extrasaction="ignore")
+        writer = csv.DictWriter(text, [name for name in COLUMNS if name not in LISTS], extrasaction="ignore")
         if not size:
             writer.writeheader()
         writer.writerow(row)

@@ -16,6 +16,7 @@ from tokenmill.bench.points import Point
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.outputs import Completion, hash_tokens
 from tokenmill.measure.recorder import StepRecord, record
+from tokenmill.speculate.speculation import DraftStats
 
 __all__ = ["Measured", "Sample", "chunk_for", "make_prompts", "measure_point", "sample_of", "take_sample"]
 
@@ -82,6 +83,7 @@ def measure_point(
     short = replace(point, new=min(point.new, WARM_TOKENS))
     measured.warmup_s = take_sample(engine, short, prompts, clock).total_s
     advance()
+    engine.core.speculation.stats = DraftStats()
     for _ in range(repetitions):
         measured.probes_gb_s.append(probe())
         before_each()

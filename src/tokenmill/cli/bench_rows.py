@@ -203,6 +203,8 @@ def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
 def ending(rows: Sequence[Row], json: bool) -> None:
     """What belongs under the table, if there is one: memory, preparation, the text check. And on stderr, how far to
     trust the minute."""
+    from tokenmill.speculate.speculation import described
+
     good = [row for row in rows if row["status"] == "ok"]
     if good and not json:
         last = good[-1]
@@ -212,6 +214,9 @@ def ending(rows: Sequence[Row], json: bool) -> None:
         how = f"{last['program']}, scheme {last['scheme']}, kernel {last['kernel']}, {last['dtype']}"
         typer.echo(f"{how} · tokenmill {last['commit'] or last['tokenmill']}, torch {last['torch']}")
         typer.echo(f"text check: {last['text_check']}")
+        for row in good:
+            if row.get("drafted"):
+                typer.echo(f"{row['label'] or row['test']}: {described(row)}")
     if any(row["noisy"] for row in good):
         probes = [row["probe_gb_s"] for row in good]
         remark(

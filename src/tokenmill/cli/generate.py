@@ -15,6 +15,7 @@ from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
@@ -63,6 +64,12 @@ def command(
             "--verify", help="Compute each step in float32 too; stop at the first difference.", rich_help_panel=OUTPUT
         ),
     ] = False,
+    show_draft: Annotated[
+        bool,
+        typer.Option(
+            "--show-draft", help="Colour what was drafted and accepted; needs --speculate.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -76,6 +83,8 @@ def command(
         engine = replace(engine, speculate="off")  # a step for each token, to look at
     prompts = gather(prompt, prompt_file, tokens, chat, system, model)
     check_waiting(engine, len(prompts) * sampling.n)
+    if show_draft:
+        _check_show_draft(prompts, sampling, json)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(replace(engine, model=model), progress)
         if engine.generation_config:
@@ -85,6 +94,9 @@ def command(
         reference = load_reference(loaded, progress) if verify else None
     if verbose and not quiet:
         remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+    if show_draft:
+        _show_draft(loaded, prompts[0], sampling, quiet)
+        return
     with prompt_progress(loaded, quiet), watched(loaded, trace, reference, json):
         completions, elapsed_s = _serve(loaded, prompts, sampling, stream, json)
     if json:
@@ -95,6 +107,30 @@ def command(
     if sampling.logprobs is not None and not json:
         remark("\n".join(logprobs_table(loaded, completion) for completion in completions))
     remark(summary(loaded, completions, elapsed_s, sampling))
+
+
+def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: bool) -> None:
+    """One text in two colours, and what came of the drafts."""
+    if loaded.tokenizer is None:
+        raise ConfigError("--show-draft", True, "only with a model that has a tokenizer")
+    from tokenmill.cli.show_draft import DraftMarks, coloured
+    from tokenmill.speculate.speculation import described
+
+    marks, started_s = DraftMarks(), time.perf_counter()
+    with loaded.core.observed_by(marks):
+        prompt = loaded.encode(prompt)
+        done = coloured(loaded, prompt, loaded.stream(prompt, sampling), marks)
+    if not quiet:
+        remark(summary(loaded, [done], time.perf_counter() - started_s, sampling))
+        remark(f"drafts: {described(loaded.core.speculation.stats.columns)}")
+
+
+def _check_show_draft(prompts: list[Any], sampling: SamplingParams, json: bool) -> None:
+    """ConfigError unless there is one text to colour, token by token."""
+    if len(prompts) * sampling.n > 1:
+        raise ConfigError("--show-draft", True, f"only with one text, and these are {len(prompts) * sampling.n}")
+    if sampling.stop or json:
+        raise ConfigError("--show-draft", True, f"only without {'--json' if json else '--stop'}")
 
 
 def _serve(

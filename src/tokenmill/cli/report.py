@@ -41,7 +41,7 @@ def summary(
 
     config, new = engine.config, sum(len(done.tokens) for done in completions)
     prompt = sum(done.num_prompt_tokens for done in completions)
-    first, timing = completions[0], completions[0].timing
+    first, timing, stats = completions[0], completions[0].timing, engine.core.speculation.stats
     rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
     where = counted(config.threads or torch.get_num_threads(), "thread") if config.device == "cpu" else config.device
     return " · ".join(
@@ -51,6 +51,7 @@ def summary(
             f"first token {timing.ttft_s:.2f} s",
             *([f"{rate:.1f} tokens/s"] if rate else []),  # one token has none
             f"{config.dtype} {engine.program_name}, {where}",
+            *([f"{stats.num_accepted} of {counted(stats.num_drafted, 'draft')} accepted"] if stats.num_drafted else []),
             *([first.hash] if len(completions) == 1 else []),
             *_limits([cut_by(done, params, config) for done in completions]),
         ]
@@ -64,7 +65,7 @@ def _limits(reasons: Sequence[str]) -> list[str]:
 
 
 def document(engine: "Engine", completion: "Completion", params: SamplingParams) -> dict[str, Any]:
-    """Everything that one completion, and a reader who wants to repeat it, needs."""
+    """Everything that one completion, and a reader who wants to repeat it, needs. speculation: of all completions."""
     timing = completion.timing
     logprobs = completion.logprobs
     return {
@@ -81,6 +82,7 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
             "total_s": timing.total_s,
             "tokens_per_s": timing.tokens_per_s,
         },
+        "speculation": engine.core.speculation.stats.columns,
         "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
         "settings": {**asdict(engine.config), **asdict(params)},
         "memory": {**engine.memory, "peak_bytes": peak_bytes()},

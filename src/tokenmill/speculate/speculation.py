@@ -3,17 +3,18 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Any
 from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 from tokenmill.speculate.proposer import Draft, Proposer
 from tokenmill.units import counted
 
-__all__ = ["DraftStats", "Speculation"]
+__all__ = ["DraftStats", "Speculation", "described"]
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,32 @@ class DraftStats:
         """Of the drafts of a sequence in one pass."""
         return self.num_accepted / max(self.histogram.total(), 1)
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All of it under the names that reports give it; each number of accepted drafts, and how often it came."""
+        return {
+            "drafted": self.num_drafted,
+            "accepted": self.num_accepted,
+            "mean_accepted": self.mean_accepted,
+            "accepted_histogram": dict(sorted(self.histogram.items())),
+            "drafting_s": self.drafting_s,
+            "verifying_s": self.verifying_s,
+        }
+
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """What became of the drafts of one sequence in one pass."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.histogram[num_accepted] += 1
+
+
+def described(columns: Mapping[str, Any]) -> str:
+    """DraftStats.columns, or a row of a benchmark that has them, as a sentence."""
+    counts = ", ".join(f"{number}: {times:,}" for number, times in columns["accepted_histogram"].items())
+    return (
+        f"{columns['accepted']:,} of {columns['drafted']:,} drafts accepted, {columns['mean_accepted']:.1f} in a pass "
+        f"({counts}); {columns['drafting_s']:.2f} s to draft, {columns['verifying_s']:.2f} s to verify"
+    )
 
 
 class Speculation:

@@ -1,0 +1,60 @@
+"""`generate --show-draft`: the text as it comes, with the tokens in colour that were drafted and accepted."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from tokenmill.engine.observers import Observer
+from tokenmill.schedule.sequence import Plan
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
+    from tokenmill.engine.outputs import Completion, Piece
+    from tokenmill.schedule.sequence import Sequence as Text
+
+__all__ = ["DraftMarks", "coloured"]
+
+COLOUR = "green"
+
+
+class DraftMarks(Observer):
+    """of: for each token that the text got, whether it was an accepted draft."""
+
+    def __init__(self) -> None:
+        self.of: list[bool] = []
+        self._text: Text | None = None
+        self._drafts: Sequence[int] = ()
+        self._before = 0
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "plan" and plan is not None and plan.work:
+            work = plan.work[0]
+            self._text, self._drafts, self._before = work.sequence, work.drafts, len(work.sequence.tokens)
+        if name == "deliver" and self._text is not None:
+            new = self._text.tokens[self._before :]
+            right = [draft == token for draft, token in zip(self._drafts, new, strict=False)]
+            num_accepted = (*right, False).index(False)
+            self.of += [True] * num_accepted + [False] * (len(new) - num_accepted)
+            self._drafts, self._before = (), len(self._text.tokens)
+
+
+def coloured(engine: "Engine", prompt: Sequence[int], pieces: Iterator["Piece"], marks: DraftMarks) -> "Completion":
+    """Print pieces as they come, token by token; the completion."""
+    from tokenmill.text.detokenize import Detokenizer
+
+    assert engine.tokenizer is not None, "checked with the options"
+    detokenizer, num_tokens, num_shown = Detokenizer(engine.tokenizer, prompt=prompt), 0, 0
+    done = None
+    for piece in pieces:
+        length = num_shown + len(piece.text)
+        for token in piece.tokens:
+            is_draft = num_tokens < len(marks.of) and marks.of[num_tokens]
+            text = detokenizer.push([token])[: length - num_shown]
+            typer.echo(typer.style(text, fg=COLOUR) if is_draft else text, nl=False)
+            num_tokens, num_shown = num_tokens + 1, num_shown + len(text)
+        done = piece.done
+    typer.echo(done.text[num_shown:] if done else "")
+    assert done is not None, "the last piece carries the completion"
+    return done
