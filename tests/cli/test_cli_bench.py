@@ -237,7 +237,7 @@ from pathlib import Path
 from tokenmill.bench.rows import append_row
 path = Path(sys.argv[1])
 append_row(path, {"version": 1, "note": "a"})
-resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, 1000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, 5000))
 try:
     append_row(path, {"version": 1, "note": "b" * 100})
 except OSError:

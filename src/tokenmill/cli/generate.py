@@ -33,6 +33,24 @@ EXAMPLES = examples(
 Stream = Annotated[
     bool, typer.Option("--stream/--no-stream", help="Show text as it comes, or at the end.", rich_help_panel=OUTPUT)
 ]
+Trace = Annotated[
+    bool,
+    typer.Option(
+        "--trace",
+        help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Compute each step in float32 too; stop at the first difference.", rich_help_panel=OUTPUT
+    ),
+]
+ShowDraft = Annotated[
+    bool,
+    typer.Option("--show-draft", help="Show in colour which tokens were drafted and accepted.", rich_help_panel=OUTPUT),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Say which program runs and why.", rich_help_panel=OUTPUT)
 ]
@@ -50,26 +68,9 @@ def command(
     chat: Chat = False,
     system: System = None,
     stream: Stream = True,
-    trace: Annotated[
-        bool,
-        typer.Option(
-            "--trace",
-            help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    verify: Annotated[
-        bool,
-        typer.Option(
-            "--verify", help="Compute each step in float32 too; stop at the first difference.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
-    show_draft: Annotated[
-        bool,
-        typer.Option(
-            "--show-draft", help="Colour what was drafted and accepted; needs --speculate.", rich_help_panel=OUTPUT
-        ),
-    ] = False,
+    trace: Trace = False,
+    verify: Verify = False,
+    show_draft: ShowDraft = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
