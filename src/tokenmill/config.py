@@ -118,6 +118,8 @@ class ScheduleSettings:
     where greedy texts then come several tokens at a time, at most 25 ms of them; else off.
     num_draft_tokens: max tokens that a proposer may guess for each sequence and step (default: by proposer).
     draft_model: a second model that proposes: its name, as for `model`, or q8 or q4 for this model with such weights.
+    suffix_dir: a directory that keeps the tokens of finished texts, from which later ones are drafted, after a restart
+    too; suffix_limit is how many MB they may take there.
     """
 
     max_sequences: int = 1
@@ -127,6 +129,8 @@ class ScheduleSettings:
     speculate: str = "auto"
     num_draft_tokens: int | None = None
     draft_model: str | None = None
+    suffix_dir: str | None = None
+    suffix_limit: int = 256
 
 
 @_by_any_name
@@ -167,13 +171,12 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
         _check_fields(self)
         for name in self.fused:
             _text("fuse", name, FUSIBLE)
-        has_package, has_proposer = self.aot_package is not None, self.speculates
-        compiles = self.compile not in ("auto", "no")
-        program = f"because program is {self.program!r}"
+        has_package, compiles = self.aot_package is not None, self.compile not in ("auto", "no")
+        program, proposer = f"because program is {self.program!r}", f"because speculate is {self.speculate!r}"
+        has_suffix = self.speculate in ("auto", "suffix", "adaptive")
         reads = f"auto or off, because speculation by {self.speculate!r} reads every token"
         shares = self.prefix_cache and self.cache
-        cores = os.cpu_count() or 1
-        max_threads = max(16, 4 * cores)
+        max_threads = max(16, 4 * (cores := os.cpu_count() or 1))
         # Every running sequence must be able to move by one token in every step. The setting that was given is blamed.
         is_crowded = self.max_step_tokens < self.max_sequences
         is_default = self.max_step_tokens == ScheduleSettings.max_step_tokens
@@ -182,9 +185,10 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
             "aot_package": has_package and self.program not in ("auto", "aot") and f"none, {program}",
             "program": self.program == "aot" and not has_package and "auto, or aot with an AOT package as aot_package",
             "compile": compiles and self.program not in ("auto", "compiled") and f"auto or no, {program}",
-            "async_scheduling": self.async_scheduling == "on" and has_proposer and reads,
+            "async_scheduling": self.async_scheduling == "on" and self.speculates and reads,
             "draft_model": self._draft_model_wanted,
-            "speculate": has_proposer and not self.cache and "off, because cache is off and guesses need one",
+            "suffix_dir": self.suffix_dir is not None and not has_suffix and f"none, {proposer}",
+            "speculate": self.speculates and not self.cache and "off, because cache is off and guesses need one",
             "max_sequences": is_crowded and is_default and f"at most max_step_tokens, which is {self.max_step_tokens}",
             "max_step_tokens": is_crowded and f"at least max_sequences, which is {self.max_sequences}",
             "threads": (self.threads or 1) > max_threads and f"at most {max_threads} on this machine of {cores} cores",
@@ -195,16 +199,17 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
 
     @property
     def speculates(self) -> bool:
-        """Whether a proposer, or a draft model for one, was asked for."""
-        return self.speculate not in ("auto", "off") or self.draft_model is not None
+        """Whether a proposer, or something for one to draft from, was asked for."""
+        return self.speculate not in ("auto", "off") or self.draft_model is not None or self.suffix_dir is not None
 
     @property
     def _draft_model_wanted(self) -> str:
         """What would be allowed as the draft model; nothing if the one that is given is."""
+        why = f"because speculate is {self.speculate!r}"
         if self.draft_model is None:
-            return "a model, because speculate is 'draft_model'" * (self.speculate == "draft_model")
+            return f"a model, {why}" * (self.speculate == "draft_model")
         if self.speculate not in ("auto", "draft_model", "adaptive"):
-            return f"none, because speculate is {self.speculate!r}"
+            return f"none, {why}"
         return "none, because cache is off and guesses need one" * (not self.cache)
 
     @property

@@ -49,7 +49,7 @@ def commands():
 ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
 --compile-in-background --compile-phases --device --draft-model --dtype --fingerprint --fuse --kernel --max-length
 --max-sequences --max-step-tokens --max-waiting --num-draft-tokens --prefix-cache --prefix-dir --prefix-limit --program
---speculate --async-scheduling --scheme --threads"""
+--speculate --suffix-dir --suffix-limit --async-scheduling --scheme --threads"""
 SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
 --min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
@@ -60,6 +60,8 @@ POINT = {
     "--prefix-dir",
     "--prefix-limit",
     "--fingerprint",
+    "--suffix-dir",
+    "--suffix-limit",
     "--compile-in-background",
     "--aot-fallback",
 }

@@ -39,7 +39,7 @@ __all__ = [
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
-OWN = ("max_sequences", "max_waiting", *PREFIX, "compile_in_background", "aot_fallback")
+OWN = ("max_sequences", "max_waiting", *PREFIX, "suffix_dir", "suffix_limit", "compile_in_background", "aot_fallback")
 
 ShapeName = Annotated[
     str | None,

@@ -48,6 +48,8 @@ OWN = (
     "speculate",
     "num_draft_tokens",
     "draft_model",
+    "suffix_dir",
+    "suffix_limit",
 )
 
 Needed = Annotated[

@@ -85,6 +85,8 @@ HELP: dict[type, dict[str, str]] = {
         "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: multi_step with program native.",
         "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
         "draft_model": "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
+        "suffix_dir": "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.",
+        "suffix_limit": "Size limit of that directory in MB; the oldest texts are deleted.",
         "threads": "CPU threads. Default: torch's choice.",
         "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
         "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
@@ -178,6 +180,7 @@ _METAVARS = {
     "stop_token_ids": "IDS",
     "fuse": "NAMES",
     "prefix_dir": "DIR",
+    "suffix_dir": "DIR",
     "aot_package": "DIR",
     "stop": "TEXT",
 }

@@ -40,6 +40,7 @@ from tokenmill.speculate.multi_step import MultiStep
 from tokenmill.speculate.proposer import PROPOSERS, Facts, NoProposer, Proposer
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.speculate.speculation import Speculation
+from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -82,8 +83,9 @@ def build(
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress, fill)
-    proposer = lookup(PROPOSERS, config.speculate, "speculate")(Facts(loaded.program.finds_drafts, draft))
-    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, draft)))
+    facts = Facts(loaded.program.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
+    proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
 
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:
@@ -92,9 +94,16 @@ def _scheduler(loaded: LoadedModel) -> Scheduler:
     return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
 
 
-def _speculation(proposer: Proposer, loaded: LoadedModel, draft: DraftCore | None = None) -> Speculation:
+def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:
     config, vocab_size = loaded.config, loaded.model_config.vocab_size
-    return Speculation(proposer, config.num_draft_tokens, config.max_step_tokens, vocab_size, draft)
+    return Speculation(proposer, config.num_draft_tokens, config.max_step_tokens, vocab_size, facts)
+
+
+def _suffix_store(loaded: LoadedModel) -> SuffixStore:
+    """Texts of all models with the same vocabulary."""
+    config, vocab_size = loaded.config, loaded.model_config.vocab_size
+    identity = f"{vocab_size} {loaded.fingerprint.get('tokenizer')}"
+    return SuffixStore(path_of(str(config.suffix_dir)), identity, vocab_size, config.suffix_limit * 1_000_000)
 
 
 def _load_draft(
@@ -126,7 +135,7 @@ def _load_draft(
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.program.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
-    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded)))
+    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
 
 
 def _check_memory(name: str, config: EngineConfig, model: ModelConfig) -> None:

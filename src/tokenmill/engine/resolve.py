@@ -30,8 +30,9 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
     if (config.block_size or 0) > max_length:
         raise ConfigError("block_size", config.block_size, f"at most max_length, which is {max_length}")
-    if config.prefix_dir is not None and path_of(config.prefix_dir).is_file():
-        raise ConfigError("prefix_dir", config.prefix_dir, "a directory, which may be new")
+    for name in ("prefix_dir", "suffix_dir"):
+        if (given := getattr(config, name)) is not None and path_of(given).is_file():
+            raise ConfigError(name, given, "a directory, which may be new")
     device, has_proposer = find_device(config.device), config.speculates
     scheduling = config.async_scheduling
     if scheduling == "auto":

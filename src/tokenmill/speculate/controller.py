@@ -15,7 +15,7 @@ from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.estimates import DraftCosts, MatchChances, PassCosts, TextChances
 from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_largest
 from tokenmill.speculate.proposer import Facts, Proposer
-from tokenmill.speculate.suffix import Suffix
+from tokenmill.speculate.suffix import Guess, Suffix
 
 __all__ = ["Controller"]
 
@@ -37,12 +37,12 @@ class Controller(Proposer):
     """Proposer adaptive: suffix, the draft model, several steps in one call where the program can, or none."""
 
     def __init__(self, facts: Facts, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._facts, self._suffix, self._clock, self._is_several = facts, Suffix(), clock, False
-        self._costs, self._matches = PassCosts(), MatchChances()
+        self._facts, self._suffix, self._clock, self._is_several = facts, Suffix(facts), clock, False
+        self._costs, self._matches, self._stored = PassCosts(), MatchChances(), MatchChances()
         self._model_costs, self._texts = DraftCosts(), TextChances()
         self._begun_s, self._by_model = 0.0, False
         self._num_unprobed, self._probe = 0, PROBE  # steps since the draft model was asked, and until it is again
-        self._guesses: dict[int, tuple[list[int], int]] = {}  # by sequence: tokens and the length of the match
+        self._guesses: dict[int, Guess] = {}  # by id of the sequence
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """See Proposer."""
@@ -51,7 +51,7 @@ class Controller(Proposer):
             return {}
         for sequence in sequences:
             if sequence.score_from is None:
-                self._guesses[sequence.id] = self._suffix.automaton(sequence).guess(limit)
+                self._guesses[sequence.id] = self._suffix.guess(sequence, limit)
         count, can_be_several = len(sequences), self._facts.finds_drafts and take_largest(sequences)
         best = Choice(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts
@@ -69,8 +69,8 @@ class Controller(Proposer):
         """As many of the likeliest guesses as promise most tokens a second."""
         drafts = [
             (chance, number)
-            for number, (tokens, matched) in self._guesses.items()
-            for chance in self._matches.along(matched, len(tokens))
+            for number, guess in self._guesses.items()
+            for chance in self._chances(guess).along(guess.matched, len(guess.tokens))
         ]
         drafts.sort(key=lambda draft: -draft[0])  # a sequence's own stay in order, since chances only fall
         expected, best, count = float(num_sequences), 0.0, 0
@@ -104,7 +104,7 @@ class Controller(Proposer):
         """The drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
-            return {number: self._guesses[number][0][:length] for number, length in choice.lengths.items()}
+            return {number: self._guesses[number].tokens[:length] for number, length in choice.lengths.items()}
         drafting = [each for each in sequences if each.id in choice.lengths]
         self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
         self._by_model, self._num_unprobed = True, 0
@@ -124,11 +124,18 @@ class Controller(Proposer):
             num_tokens = len(plan.work) if self._is_several else sum(work.count for work in plan.work)
             self._costs.learn(num_tokens, self._is_several, (self._clock() - self._begun_s) / passes)
         for work, tokens in zip(plan.work, accepted, strict=True):
-            guess, matched = self._guesses.get(work.sequence.id, ((), 0))
-            self._matches.learn(matched, guess, tokens)
+            if (guess := self._guesses.get(work.sequence.id)) is not None:
+                self._chances(guess).learn(guess.matched, guess.tokens, tokens)
             if self._by_model and work.drafts and tokens:
                 self._texts.learn(work.sequence, len(work.drafts), len(tokens) - 1)
         self._begun_s = 0.0
+
+    def ended(self, sequence: Sequence) -> None:
+        """See Proposer."""
+        self._suffix.ended(sequence)
+
+    def _chances(self, guess: Guess) -> MatchChances:
+        return self._stored if guess.is_stored else self._matches
 
 
 def _rate(choice: Choice) -> float:

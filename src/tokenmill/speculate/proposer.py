@@ -11,7 +11,7 @@ from tokenmill.config import ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Plan, Sequence
 
-__all__ = ["PROPOSERS", "Draft", "Facts", "NoProposer", "Proposer", "choose", "default_drafts"]
+__all__ = ["PROPOSERS", "Draft", "Facts", "NoProposer", "Proposer", "Store", "choose", "default_drafts"]
 
 PROPOSERS = {
     "off": "tokenmill.speculate.proposer:NoProposer",
@@ -40,11 +40,25 @@ class Draft(Protocol):
         """Give that memory back."""
 
 
+class Store(Protocol):
+    """Texts of earlier requests. See speculate/suffix_store.py."""
+
+    def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
+        """At most `limit` tokens that followed the longest suffix that was found; the length of that suffix."""
+
+    def add(self, tokens: List[int]) -> None:
+        """Keep a text."""
+
+    def close(self) -> None:
+        """Write what is not on disk yet."""
+
+
 class Facts(NamedTuple):
-    """What a proposer may know of the engine. finds_drafts: as its Program says. draft: the draft model, if any."""
+    """What a proposer may know of the engine. finds_drafts: as its Program says. The others are there if asked for."""
 
     finds_drafts: bool
     draft: Draft | None = None
+    store: Store | None = None
 
 
 class Proposer:
@@ -56,6 +70,9 @@ class Proposer:
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
         """Called when a step is done: what was computed, and for each of its work items the accepted tokens."""
+
+    def ended(self, sequence: Sequence) -> None:
+        """Called when a text has ended, with all of its tokens."""
 
 
 class NoProposer(Proposer):
@@ -72,7 +89,7 @@ class NoProposer(Proposer):
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
-    if config.speculate == "auto" and config.draft_model is not None:
+    if config.speculate == "auto" and config.speculates:
         config = replace(config, speculate="adaptive")
     if config.speculate == "auto":
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"

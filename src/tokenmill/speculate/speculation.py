@@ -11,13 +11,14 @@ from typing import Any
 from weakref import WeakSet
 
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
-from tokenmill.speculate.proposer import Draft, Proposer
+from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.units import counted
 
 __all__ = ["DraftStats", "Speculation", "described"]
 
 log = logging.getLogger(__name__)
 
+ENDS = ("eos", "stop", "length")  # of a text that was not broken off
 Drafts = dict[int, list[int]]  # by the id of the sequence
 
 
@@ -72,7 +73,7 @@ class Speculation:
     """Asks a proposer for drafts, and goes on without it for sequences with which it fails.
 
     num_draft_tokens: of each sequence in a step, at most. max_step_tokens: of a step, which sequences share evenly.
-    vocab_size: of the model that verifies, which could not be fed other tokens. draft: the draft model, if any.
+    vocab_size: of the model that verifies, which could not be fed other tokens. facts: what the proposer was made with.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Speculation:
         num_draft_tokens: int,
         max_step_tokens: int,
         vocab_size: int,
-        draft: Draft | None = None,
+        facts: Facts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.proposer, self.draft, self.stats = proposer, draft, DraftStats()
+        self.proposer, self.stats = proposer, DraftStats()
+        self.draft, self._store = (facts.draft, facts.store) if facts is not None else (None, None)
         self._limit, self._max_step_tokens, self._vocab_size = num_draft_tokens, max_step_tokens, vocab_size
         self._clock = clock
         self._without: WeakSet[Sequence] = WeakSet()
@@ -106,6 +108,9 @@ class Speculation:
         """What a step that is done has accepted: see Proposer.learn."""
         try:
             self.proposer.learn(plan, accepted)
+            for work in plan.work:
+                if work.sequence.finish_reason in ENDS:
+                    self.proposer.ended(work.sequence)
         except Exception as error:  # noqa: BLE001  (as in `_propose`)
             self._go_without([work.sequence for work in plan.work], error)
         if not self._drafted:
@@ -118,8 +123,9 @@ class Speculation:
 
     def close(self) -> None:
         """Let go of what the proposer holds."""
-        if self.draft is not None:
-            self.draft.close()
+        for each in (self.draft, self._store):
+            if each is not None:
+                each.close()
 
     def _propose(self, sequences: List[Sequence], limit: int) -> Drafts:
         try:

@@ -5,15 +5,18 @@ It needs no second model, and guesses well where a text copies: quotes, edits of
 """
 
 from collections.abc import Sequence as List
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["Suffix", "SuffixAutomaton"]
+__all__ = ["Guess", "Suffix", "SuffixAutomaton"]
 
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
+CERTAIN = 16  # a match in the text itself that is longer than any in other texts needs to be
+LEAD = 64  # tokens before a stored text that are stored with it
 COUNTED = 16  # a new token counts as an occurrence of this many suffixes of the text, the longest ones
 
 
@@ -77,18 +80,48 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
 
-class Suffix(Proposer):
-    """An automaton for each sequence, which goes when the sequence does."""
+class Guess(NamedTuple):
+    """tokens: what may follow. matched: length of the suffix that was found, in another text if it is_stored."""
 
-    def __init__(self, _: Facts | None = None) -> None:
+    tokens: list[int]
+    matched: int
+    is_stored: bool = False
+
+
+class Suffix(Proposer):
+    """An automaton for each sequence, which goes when the sequence does, and a store of earlier texts, if there is one.
+
+    Texts of a tenant, those with a salt, are neither stored nor compared with what is.
+    """
+
+    def __init__(self, facts: Facts | None = None) -> None:
         self._automata: WeakKeyDictionary[Sequence, SuffixAutomaton] = WeakKeyDictionary()
+        self._store = facts.store if facts is not None else None
+        self._num_stored: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """See Proposer."""
         decoding = [sequence for sequence in sequences if sequence.num_pending_tokens == 1]
-        return {sequence.id: self.automaton(sequence).guess(limit)[0] for sequence in decoding}
+        return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}
 
-    def automaton(self, sequence: Sequence) -> SuffixAutomaton:
+    def guess(self, sequence: Sequence, limit: int) -> Guess:
+        """What followed the longest suffix, in the text itself or, if that has none so long, in an earlier one."""
+        own = Guess(*self._automaton(sequence).guess(limit))
+        if self._store is None or sequence.salt or own.matched >= CERTAIN:
+            return own
+        stored = Guess(*self._store.guess(sequence.tokens, limit), is_stored=True)
+        return stored if stored.matched > own.matched else own
+
+    def ended(self, sequence: Sequence) -> None:
+        """See Proposer."""
+        if self._store is None or sequence.salt or sequence.score_from is not None:
+            return
+        # Of a session's text what is new since its last answer, with enough before it to be found by.
+        start = max(min(self._num_stored.get(sequence, 0), len(sequence.tokens)) - LEAD, 0)
+        self._store.add(sequence.tokens[start:])
+        self._num_stored[sequence] = len(sequence.tokens)
+
+    def _automaton(self, sequence: Sequence) -> SuffixAutomaton:
         """That of all its tokens."""
         # Taken out while it grows, so that an interrupt leaves none that is half grown.
         automaton, tokens = self._automata.pop(sequence, None), sequence.tokens
