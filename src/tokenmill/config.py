@@ -118,7 +118,7 @@ class ScheduleSettings:
     where greedy texts then come several tokens at a time, at most 25 ms of them; else off.
     num_draft_tokens: max tokens that a proposer may guess for each sequence and step (default: by proposer).
     draft_model: a second model that proposes: its name, as for `model`, or q8 or q4 for this model with such weights.
-    suffix_dir: a directory that keeps finished texts, as tokens, to draft later ones from; suffix_limit: its size in MB.
+    suffix_dir: a directory that keeps finished texts, as tokens, to draft later ones from; suffix_limit: in MB.
     """
 
     max_sequences: int = 1
