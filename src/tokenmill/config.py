@@ -114,7 +114,7 @@ class ScheduleSettings:
     max_waiting: sequences that may wait to run; one more is refused. None: any number.
     async_scheduling: "on" begins each step before the tokens of the one before are read: they go from step to step on
     the device. The text is the same. "auto" is on for CUDA; a proposer needs the tokens, so it is off with one.
-    speculate: who proposes draft tokens, a name in the registry of proposers. "auto" is multi_step with program native,
+    speculate: who proposes draft tokens, a name in the registry of proposers. "auto" is adaptive with program native,
     where greedy texts then come several tokens at a time, at most 25 ms of them; else off.
     num_draft_tokens: max tokens that a proposer may guess for each sequence and step (default: by proposer).
     draft_model: a second model that proposes: its name, as for `model`, or q8 or q4 for this model with such weights.

@@ -3,6 +3,7 @@
 import pytest
 
 import tokenmill
+from tests.speculate.test_multi_step import needs_native
 from tests.tiny_models import VOCABULARY, save
 from tokenmill.bench.figures import figures_of, is_noisy
 from tokenmill.bench.points import Point, parse_counts, parse_tests, sweep
@@ -114,7 +115,7 @@ def test_decode_counts_steps_of_the_whole_batch_only(path):
     assert taken.decode_tokens == 3 * len(whole)
 
 
-@pytest.mark.parametrize("speculate", ["auto", "off"])
+@pytest.mark.parametrize("speculate", [pytest.param("multi_step", marks=needs_native), "off"])
 def test_of_calls_with_several_steps_only_whole_ones_count(path, speculate):
     """The last calls have sequences that end within them."""
     taken, steps, _ = sample(path, Point(17, 9, batch=3), max_step_tokens=18, speculate=speculate)

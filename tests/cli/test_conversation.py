@@ -24,7 +24,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(model):
-    settings = asdict(with_room_for_forks(EngineConfig(model=model, threads=1)))
+    settings = asdict(with_room_for_forks(EngineConfig(model=model, threads=1, speculate="off")))
     return load(**settings)
 
 

@@ -204,7 +204,7 @@ def test_no_more_together_than_nobody_minds():
         ({"program": "eager"}, "off"),
         ({"cache": False}, "off"),
         ({"async_scheduling": "on"}, "off"),
-        pytest.param({"program": "native"}, "multi_step", marks=needs_native),
+        pytest.param({"program": "native"}, "adaptive", marks=needs_native),
         pytest.param({"program": "native", "speculate": "off"}, "off", marks=needs_native),
     ],
     ids=str,

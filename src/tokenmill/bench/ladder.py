@@ -54,7 +54,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
             if settings != slowest:
                 reason = _refused(config, settings, model)
                 found.append(Rung(f"{program}, {scheme} weights", settings, refused=reason))
-    # Native takes several steps in one call by itself; adaptive chooses between that and suffix.
+    # Native is adaptive by itself: it chooses between several steps in one call and suffix.
     guessers = [name for name in PROPOSERS if name not in ("off", "adaptive", "multi_step", "draft_model")]
     found += [Rung(f"fastest, {name}", {"speculate": name}, True) for name in guessers]
     return found

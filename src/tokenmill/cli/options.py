@@ -82,7 +82,7 @@ HELP: dict[type, dict[str, str]] = {
         "kernel": f"How attention reads the cache: {_named('kernel')}. Program native reads it by itself.",
         "cache_format": f"How the cache stores a row: {_named('cache_format', auto=False)} (half the memory).",
         "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
-        "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: multi_step with program native.",
+        "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: adaptive with program native.",
         "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
         "draft_model": "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
         "suffix_dir": "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.",

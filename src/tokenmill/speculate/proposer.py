@@ -89,11 +89,10 @@ class NoProposer(Proposer):
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
     """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
-    if config.speculate == "auto" and config.speculates:
-        config = replace(config, speculate="adaptive")
     if config.speculate == "auto":
+        # Where the same bits come whatever is drafted; elsewhere only if something to draft from was given.
         is_exact = finds_drafts and config.cache and config.async_scheduling == "off"
-        config = replace(config, speculate="multi_step" if is_exact else "off")
+        config = replace(config, speculate="adaptive" if is_exact or config.speculates else "off")
     if config.speculate == "multi_step" and not finds_drafts:
         allowed = "auto, off, adaptive or suffix, because several steps in one call are what program native does"
         raise ConfigError("speculate", config.speculate, allowed)
