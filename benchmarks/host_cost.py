@@ -26,8 +26,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.program import Output
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.speculate.proposer import Facts, NoProposer
-from tokenmill.speculate.speculation import Speculation
+from tokenmill.speculate.proposer import NoProposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -66,7 +65,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     runner = Runner(program, pool, device)  # type: ignore[arg-type]
     loaded = LoadedModel(config, model, tokenizer, program, pool, runner, "mock", "", "mock", {}, {})  # type: ignore[arg-type]
     scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
-    return Engine(Core(loaded, scheduler, Speculation(NoProposer(Facts(False)), 4, 512, 512)))
+    return Engine(Core(loaded, scheduler, NoProposer()))
 
 
 def microseconds_per_step(engine: Engine, num_sequences: int, **sampling: object) -> float:

@@ -105,7 +105,7 @@ class Turns:
     def _run(self, contender: Contender, group: Group) -> tuple[Run, Texts]:
         engine = contender.engine
         if contender.renew is not None:
-            engine.core.proposer = contender.renew()
+            engine.core.speculation.proposer = contender.renew()
         with record(engine) as recorder:
             done = engine.generate(group.prompts, max_new_tokens=self.new, ignore_eos=self.to_the_end)
         return summed(recorder.steps), [list(completion.tokens) for completion in done]

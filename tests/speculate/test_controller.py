@@ -183,8 +183,17 @@ def test_costs_follow_the_machine_and_keep_their_ratios():
 
 
 def test_chances_fall_along_a_guess():
-    chances = list(MatchChances().along(2, 6))
+    chances = MatchChances().along(decoding([1]), 2, 6)
     assert chances == sorted(chances, reverse=True) and 0 < chances[-1] < chances[0] < 1
+
+
+def test_each_text_has_chances_of_its_own():
+    chances, copying, prose = MatchChances(), decoding([1]), decoding([1], number=2)
+    for _ in range(30):
+        chances.learn(copying, 3, [5, 6], [5, 6])
+        chances.learn(prose, 3, [5, 6], [7])
+    assert chances.along(copying, 3, 1)[0] > 0.9 and chances.along(prose, 3, 1)[0] < 0.1
+    assert 0.2 < chances.along(decoding([1], number=3), 3, 1)[0] < 0.8
 
 
 @needs_native

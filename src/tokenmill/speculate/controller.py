@@ -42,7 +42,7 @@ class Controller(Proposer):
         self._model_costs, self._texts = DraftCosts(), TextChances()
         self._begun_s, self._by_model = 0.0, False
         self._num_unprobed, self._probe = 0, PROBE  # steps since the draft model was asked, and until it is again
-        self._guesses: dict[int, Guess] = {}  # by id of the sequence
+        self._guesses: dict[int, tuple[Sequence, Guess]] = {}  # by id of the sequence
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """See Proposer."""
@@ -51,7 +51,7 @@ class Controller(Proposer):
             return {}
         for sequence in sequences:
             if sequence.score_from is None:
-                self._guesses[sequence.id] = self._suffix.guess(sequence, limit)
+                self._guesses[sequence.id] = sequence, self._suffix.guess(sequence, limit)
         count, can_be_several = len(sequences), self._facts.finds_drafts and take_largest(sequences)
         best = Choice(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts
@@ -69,8 +69,8 @@ class Controller(Proposer):
         """As many of the likeliest guesses as promise most tokens a second."""
         drafts = [
             (chance, number)
-            for number, guess in self._guesses.items()
-            for chance in self._chances(guess).along(guess.matched, len(guess.tokens))
+            for number, (sequence, guess) in self._guesses.items()
+            for chance in self._chances(guess).along(sequence, guess.matched, len(guess.tokens))
         ]
         drafts.sort(key=lambda draft: -draft[0])  # a sequence's own stay in order, since chances only fall
         expected, best, count = float(num_sequences), 0.0, 0
@@ -104,7 +104,7 @@ class Controller(Proposer):
         """The drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
-            return {number: self._guesses[number].tokens[:length] for number, length in choice.lengths.items()}
+            return {number: self._guesses[number][1].tokens[:length] for number, length in choice.lengths.items()}
         drafting = [each for each in sequences if each.id in choice.lengths]
         self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
         self._by_model, self._num_unprobed = True, 0
@@ -124,8 +124,9 @@ class Controller(Proposer):
             num_tokens = len(plan.work) if self._is_several else sum(work.count for work in plan.work)
             self._costs.learn(num_tokens, self._is_several, (self._clock() - self._begun_s) / passes)
         for work, tokens in zip(plan.work, accepted, strict=True):
-            if (guess := self._guesses.get(work.sequence.id)) is not None:
-                self._chances(guess).learn(guess.matched, guess.tokens, tokens)
+            if work.sequence.id in self._guesses:
+                sequence, guess = self._guesses[work.sequence.id]
+                self._chances(guess).learn(sequence, guess.matched, guess.tokens, tokens)
             if self._by_model and work.drafts and tokens:
                 self._texts.learn(work.sequence, len(work.drafts), len(tokens) - 1)
         self._begun_s = 0.0

@@ -1,9 +1,9 @@
 """What the controller has measured: seconds of a pass by its number of tokens, and how often guesses were right."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from collections.abc import Sequence as List
 from itertools import accumulate
+from math import exp
 from operator import mul
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,9 @@ SLOPE = 0.08  # what a token more costs, as a part of a pass of one, until it is
 FORGET = 0.02  # weight of the latest guess, once there are some
 FRESH = 100  # passes after which what a pass without drafts costs is measured again
 BUCKETS = 8
+NEW_TEXT = -0.5  # offset of a text of which nothing is known
+TEXT_WEIGHT = 0.5  # by which a guess moves the offset of its text
+FARTHEST = 6.0
 
 
 class PassCosts:
@@ -59,24 +62,37 @@ def _size(num_tokens: int) -> int:
 
 
 class MatchChances:
-    """How often a guessed token is right, by the length of the match before it."""
+    """How often a guessed token is right: by the length of the match before it, and by the text.
+
+    The rates of all texts are moved, in log-odds, by an offset of each text. Every guess teaches it, tried or not, so a
+    text that repeats nothing shows after a few tokens, whatever the texts before it did.
+    """
 
     def __init__(self) -> None:
-        self._rates = [0.0, 0.0, 0.5, 0.6, 0.75, 0.85, 0.9, 0.9]
-        self._weights = [0.2] * BUCKETS
+        self._odds = [-6.0, -6.0, 0.0, 0.4, 1.1, 1.7, 2.2, 2.2]  # by bucket of the length of the match
+        self._weights = [1.0] * BUCKETS
+        self._offsets: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
 
-    def along(self, matched: int, count: int) -> Iterable[float]:
+    def along(self, sequence: Sequence, matched: int, count: int) -> list[float]:
         """For each of `count` tokens after a match, the chance that it and all before it are right."""
-        return accumulate((self._rates[_bucket(matched + place)] for place in range(count)), mul)
+        offset = self._offsets.get(sequence, NEW_TEXT)
+        return list(accumulate((self._chance(_bucket(matched + place), offset) for place in range(count)), mul))
 
-    def learn(self, matched: int, guess: List[int], tokens: List[int]) -> None:
+    def learn(self, sequence: Sequence, matched: int, guess: List[int], tokens: List[int]) -> None:
         """Compare a guess, tried or not, with the tokens that were chosen, up to the first that is wrong."""
+        offset = self._offsets.get(sequence, NEW_TEXT)
         for place, (guessed, token) in enumerate(zip(guess, tokens, strict=False)):
             at = _bucket(matched + place)
-            self._weights[at] = max(self._weights[at] * 0.9, FORGET)
-            self._rates[at] += self._weights[at] * ((guessed == token) - self._rates[at])
+            surprise = (guessed == token) - self._chance(at, offset)
+            self._weights[at] = max(self._weights[at] * 0.9, 5 * FORGET)
+            self._odds[at] = min(max(self._odds[at] + self._weights[at] * surprise, -FARTHEST), FARTHEST)
+            offset = min(max(offset + TEXT_WEIGHT * surprise, -FARTHEST), FARTHEST)
             if guessed != token:
                 break
+        self._offsets[sequence] = offset
+
+    def _chance(self, at: int, offset: float) -> float:
+        return 1.0 / (1.0 + exp(-self._odds[at] - offset))
 
 
 def _bucket(length: int) -> int:
