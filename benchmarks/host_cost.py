@@ -36,6 +36,8 @@ VOCABULARY, LENGTH, NEW, REPEATS = 49152, 2048, 400, 7
 class MockProgram:
     """Returns a row of a ready table; reads and writes no cache."""
 
+    has_threads = False
+
     def __init__(self) -> None:
         self.table_RV = torch.zeros(64, VOCABULARY)
         self.table_RV[torch.arange(64), torch.arange(64) + 1000] = 1.0

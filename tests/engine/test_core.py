@@ -5,10 +5,13 @@ import signal
 import threading
 
 import pytest
+import torch
 
 from tests.empty import check_empty
+from tests.speculate.test_multi_step import needs_native
 from tests.tiny_models import prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
+from tokenmill.engine.observers import Observer
 from tokenmill.schedule.blocks import chain_digest
 
 START = prompt(20, seed=3)
@@ -328,3 +331,23 @@ def test_a_request_that_is_overdue_takes_no_place_in_the_queue(llama):
     now_s = 6.0
     submitted(core, core.request(START, PLAIN))
     assert late.is_done and running
+
+
+@pytest.mark.parametrize("program", [pytest.param("native", marks=needs_native), "eager"])
+def test_torch_has_one_thread_beside_a_program_with_threads_of_its_own(program, llama):
+    """Torch's threads spin after each operation, and would take the processors from the program's."""
+    engine = load(llama, program=program, dtype="float32", threads=2)
+    seen = []
+
+    class Threads(Observer):
+        def phase(self, name, plan):
+            seen.append(torch.get_num_threads())
+
+    torch.set_num_threads(3)
+    try:
+        with engine.core.observed_by(Threads()):
+            engine.generate([1, 2, 3], max_new_tokens=3, temperature=0.5)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(2)
+    assert set(seen) == {1 if program == "native" else 2}

@@ -192,7 +192,8 @@ class Core:
                 self.transaction.is_stepping = True
                 self._redeliver()
                 self._fail_overdue()
-                self._step()
+                with self.loaded.torch_threads():
+                    self._step()
             except TokenmillError:
                 self.transaction.recover()
                 raise

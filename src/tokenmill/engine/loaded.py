@@ -1,6 +1,7 @@
 """A loaded model: its modules, its cache and the program that runs it. An engine has one; a draft model is another."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,19 @@ class LoadedModel:
         """Let go of weights and cache; the facts about them stay."""
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
+
+    @contextmanager
+    def torch_threads(self) -> Iterator[None]:
+        """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
+
+        Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 if self.program.has_threads else self.config.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     @property
     def memory(self) -> dict[str, int]:

@@ -61,6 +61,7 @@ class Program(Protocol):
     description: str  # what it is, in a few words: the reason that is shown for choosing it
     attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
     only_asked: bool = False  # "auto" never chooses it
+    has_threads: bool = False  # it computes in threads of its own, and not in torch's
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
     compile_s: float = 0.0  # seconds spent on compiling so far
