@@ -136,6 +136,12 @@ def test_help_imports_nothing_heavy():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_verb_imports_no_other():
+    code = "import sys; from tokenmill.cli.main import main; main(['info', '-h']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {f"tokenmill.cli.{verb.split()[0]}" for verb in OPTIONS} & {*done.stderr.split()} == {"tokenmill.cli.info"}
+
+
 # ---- generate
 
 

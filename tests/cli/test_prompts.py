@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill
-from tokenmill.cli import eval as evaluation
+from tokenmill.cli import eval_perplexity as evaluation
 from tokenmill.cli import prompt_progress
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"

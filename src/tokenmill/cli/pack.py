@@ -12,7 +12,6 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prefill import check_target
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["EXAMPLES", "command", "write"]
 
@@ -46,6 +45,7 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     """Pack and report."""
     with uninterrupted():
         from tokenmill.engine.pack import save_packed_model
+        from tokenmill.weights.packed.reader import is_packed_model
 
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights

@@ -14,7 +14,6 @@ from tokenmill.cli.display import size
 from tokenmill.cli.options import PROMPT, parse_ids
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.hub.names import is_there
 
 __all__ = [
     "Chat",
@@ -97,6 +96,8 @@ def check_waiting(engine: EngineConfig, num_texts: int) -> None:
 
 def _from_stdin(model: str) -> list[str]:
     """The prompt that was piped in. RequestError if there is none."""
+    from tokenmill.hub.names import is_there
+
     misread = model != DEFAULT_MODEL and "/" not in model and not is_there(Path(model))
     hint = f"{model!r} was read as the name of a model; if it is the prompt, type -p {shlex.quote(model)}"
     if misread and " " in model.strip():
