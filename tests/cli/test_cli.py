@@ -128,7 +128,7 @@ def test_help_imports_nothing_heavy():
     code = (
         "import sys; from tokenmill.cli.main import main; "
         "heavy = set('torch numpy tokenizers transformers huggingface_hub gguf safetensors jinja2'.split()); "
-        "heavy |= set('matplotlib httpx2 asyncio'.split()); "
+        "heavy |= set('matplotlib httpx2 asyncio pydantic'.split()); "
         "[main([*verb.split(), '--help']) for verb in sys.argv[1:]]; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
