@@ -2,7 +2,8 @@
 # make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
-# make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer
+# make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer,
+#                  and the benchmarks that the documents show
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -26,15 +27,15 @@ test: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-compiler: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m compiler $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "compiler and not long" $(ARGS)
 
 test-sanitized: .venv/.ready-dev
 	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)
 
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 $(BIN)/python -m pytest -n 2 \
-		--dist worksteal tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py \
-		tests/laws/test_law_05_every_proposer.py $(ARGS)
+		--dist worksteal -m "not compiler" tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py \
+		tests/laws/test_law_05_every_proposer.py tests/test_documents.py $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py

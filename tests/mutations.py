@@ -27,7 +27,7 @@ from tokenmill import TokenmillError, load
 from tokenmill.cache.snapshot import KEY, read_snapshot, write_snapshot
 from tokenmill.config import EngineConfig
 from tokenmill.engine.pack import save_packed_model
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.memory.atomic_file import checksum_of
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed.reader import MAGIC, PAGE

@@ -1,4 +1,4 @@
-"""Every command that a document shows can be typed, and those of the README's "Use it" run as they are written."""
+"""Every command that a document shows can be typed. Those that need nothing from elsewhere run as they are written."""
 
 import os
 import re
@@ -6,33 +6,38 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
 
 from tokenmill.cli.main import main
+from tokenmill.hub.download import cache_folder
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = {
+    path.name: path.read_text()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
 
 
-def blocks(path):
-    """The fenced blocks of a document: their language and their lines."""
-    return [
-        (language, text.splitlines())
-        for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
-    ]
+def blocks(text, languages):
+    """What stands in the fenced blocks of a document that are in one of these languages."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for language, block in found if language in languages]
 
 
-def commands(path):
-    """The lines of its shell blocks that call tokenmill, with continued lines joined."""
-    for language, lines in blocks(path):
-        if language in ("", "sh", "bash", "console"):
-            for shown in "\n".join(lines).replace("\\\n", " ").splitlines():
-                line = shown.strip().removeprefix("$ ")
-                if re.search(r"^(.*\| )?tokenmill ", line):
-                    yield line
+def shell_lines(text):
+    """The lines of its shell blocks, with continued lines joined."""
+    for block in blocks(text, ("", "sh", "bash", "console")):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def commands(text):
+    """The lines of its shell blocks that call tokenmill."""
+    lines = (line.strip().removeprefix("$ ") for line in shell_lines(text))
+    return [line for line in lines if re.search(r"^(.*\| )?tokenmill ", line)]
 
 
 def arguments(line):
@@ -43,7 +48,7 @@ def arguments(line):
     return words[: min(ends)] if ends else words
 
 
-ALL = sorted({(path.name, line) for path in DOCUMENTS for line in commands(path)})
+ALL = sorted({(name, line) for name, text in DOCUMENTS.items() for line in commands(text)})
 
 
 @pytest.mark.parametrize(("document", "line"), ALL)
@@ -58,44 +63,95 @@ def test_the_documents_show_commands():
 
 
 def section(title):
-    """The blocks of one section of the README."""
-    text = (ROOT / "README.md").read_text()
-    return re.search(rf"^## {title}\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)[1]
+    """The text of one section of the README."""
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", DOCUMENTS["README.md"], re.MULTILINE | re.DOTALL)[1]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """An empty folder with the files that the README's commands read, and `tokenmill` on the path."""
+def folder(tmp_path, monkeypatch, real_model):
+    """A folder with what the commands of the documents read, and `tokenmill` on the path.
+
+    It has a cache of its own: limits of this machine that are measured beside other tests are not kept for later.
+    """
+    assert real_model.parent == cache_folder()
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "notes.txt").write_text("The mill stands beside the river.\n")
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "cache").mkdir()
+    for path in (real_model, cache_folder() / "peers"):
+        (tmp_path / "cache" / path.name).symlink_to(path)
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     return tmp_path
+
+
+def run(line, folder):
+    """What a command prints, given to a shell as it is written. It must succeed."""
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{line}: {done.stderr}"
+    assert "Traceback" not in done.stderr, line
+    return done.stdout
 
 
 @pytest.mark.model
 @pytest.mark.compiler
 def test_the_commands_of_the_readme_run_as_written(folder):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    lines = re.search(r"^```\n(.*?)^```$", section("Use it"), re.MULTILINE | re.DOTALL)[1].splitlines()
+    lines = commands(section("Use it"))
     assert len(lines) > 10
     for line in lines:
-        done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line],
-            cwd=folder,
-            env=os.environ | {"PATH": path},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        assert "Traceback" not in done.stderr, line
+        run(line, folder)
 
 
 @pytest.mark.model
 def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    programs = re.findall(r"^```python\n(.*?)^```$", section("Use it"), re.MULTILINE | re.DOTALL)
+    programs = blocks(section("Use it"), ("python",))
     assert programs
     for program in programs:
         exec(compile(program, "README.md", "exec"), {})
     assert "Paris" in capsys.readouterr().out
+
+
+@pytest.mark.model
+def test_the_commands_about_the_cache_print_what_is_written(folder):
+    shown = [(line, under) for line, under in pairwise(shell_lines(DOCUMENTS["kv-cache.md"])) if line.startswith("$ ")]
+    assert len(shown) > 2
+    for line, text in shown:
+        assert run(line.removeprefix("$ "), folder).splitlines()[0] == text, line
+
+
+@pytest.mark.model
+@pytest.mark.compiler
+def test_the_commands_about_compiling_run_as_written(folder):
+    """From the package and compiled while loading, the text is the same."""
+    compiled, made, from_package = commands(DOCUMENTS["compiling.md"])
+    text = run(compiled, folder)
+    assert run(made, folder).startswith("smollm2.aot: ")
+    assert run(from_package, folder) == text
+
+
+def benchmarks(text):
+    """The commands of a document that measure, but for those that other engines are measured with.
+
+    `bench peers` and `bench install-peer` take up to an hour, engines that are downloaded, and files made with them.
+    """
+    return [line for line in commands(text) if not re.search("bench (peers|install-peer) ?", line)]
+
+
+@pytest.mark.model
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "text", [section("Measure it"), DOCUMENTS["benchmarks.md"]], ids=["README.md", "benchmarks.md"]
+)
+def test_the_benchmarks_run_as_written(folder, text):
+    lines = benchmarks(text)
+    assert len(lines) > 5
+    for line in lines:
+        run(line, folder)

@@ -1,6 +1,6 @@
-"""Registries: plain dicts of "name": "module:object", resolved on first use.
+"""Registries: plain dicts of "name": "module:object", or of "name": "module", resolved on first use.
 
-A family, scheme, proposer, cache format, attention kernel or program is one file and one line in its room's dict.
+A family, scheme, proposer, cache format, attention kernel, program or verb is one file and one line in its room's dict.
 Naming the object as text keeps start-up light: nothing is imported until it is chosen.
 """
 
@@ -15,10 +15,11 @@ __all__ = ["lookup"]
 
 
 def lookup(registry: Mapping[str, str], name: str, setting: str) -> Any:
-    """The object registered under `name`; ConfigError with the valid names when there is none."""
+    """The object or module registered under `name`; ConfigError with the valid names when there is none."""
     if name not in registry:
         near = get_close_matches(str(name), registry, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(setting, name, f"use one of {', '.join(sorted(registry))}{hint}")
     module, _, attribute = registry[name].partition(":")
-    return getattr(import_module(module), attribute)
+    found = import_module(module)
+    return getattr(found, attribute) if attribute else found

@@ -18,7 +18,7 @@ from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.measure import machine
 
 HEAD = f"import sys, time; sys.path.insert(0, {str(PROGRAMS)!r})\nimport wire\n"

@@ -19,7 +19,7 @@ from tokenmill.bench.shapes import SHAPES, find_shape
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.errors import ConfigError
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.measure import machine
 from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
 from tokenmill.measure.machine import Limits

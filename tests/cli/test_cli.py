@@ -133,12 +133,18 @@ def test_help_imports_nothing_heavy():
     code = (
         "import sys; from tokenmill.cli.main import main; "
         "heavy = set('torch numpy tokenizers transformers huggingface_hub gguf safetensors jinja2'.split()); "
-        "heavy |= set('matplotlib httpx2 asyncio'.split()); "
+        "heavy |= set('matplotlib httpx2 asyncio pydantic'.split()); "
         "[main([*verb.split(), '--help']) for verb in sys.argv[1:]]; "
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code, "", *OPTIONS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_verb_imports_no_other():
+    code = "import sys; from tokenmill.cli.main import main; main(['info', '-h']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {f"tokenmill.cli.{verb.split()[0]}" for verb in OPTIONS} & {*done.stderr.split()} == {"tokenmill.cli.info"}
 
 
 # ---- generate

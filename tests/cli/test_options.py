@@ -8,6 +8,7 @@ import sys
 import pytest
 import typer
 
+from tests.cli.test_cli import commands
 from tokenmill.cache.formats import FORMATS
 from tokenmill.cli.command import ALIASES
 from tokenmill.cli.display import table_text
@@ -123,6 +124,19 @@ def test_an_option_without_its_value_points_to_its_verb(tm, model):
         code, out, err = tm(*line.replace("MODEL", model).split())
         assert (code, out) == (2, "")
         assert err == f"error: Option '{line.split()[-1]}' requires an argument; see `tokenmill {verb} --help`\n"
+
+
+def test_plain_values_are_read_as_typer_reads_them(monkeypatch):
+    line = "MODEL -p a --prompt=b -n 007 --seed -3 --temperature 0.70 --top-p 1 --min-p .5 --prompt-file x --stop c"
+
+    def read():
+        params = commands()["generate"].make_context("generate", line.split()).params
+        return {name: repr(value) for name, value in params.items() if value}
+
+    ours = read()
+    monkeypatch.setattr("tokenmill.cli.command._plainly", list)
+    assert ours == read()
+    assert (ours["max_new_tokens"], ours["top_p"], ours["prompt"]) == ("7", "1.0", "['a', 'b']")
 
 
 def test_an_output_that_is_no_name_is_refused(tm, model, tmp_path):

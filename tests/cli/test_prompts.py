@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import tokenmill
-from tokenmill.cli import eval as evaluation
+from tokenmill.cli import eval_perplexity as evaluation
 from tokenmill.cli import models, prompt_progress
 from tokenmill.cli.generate import show
 from tokenmill.config import EngineConfig
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"
 
@@ -151,7 +151,7 @@ def test_a_text_that_never_began_has_no_line_break(model, capsys):
 def test_a_model_of_the_hub_is_loaded_by_its_name(model, tmp_path, monkeypatch):
     """And not by that of its folder in the hub's cache, which is a commit."""
     (tmp_path / "0123abcd").symlink_to(model)
-    monkeypatch.setattr(models, "locate", lambda *_, **__: tmp_path / "0123abcd")
+    monkeypatch.setattr("tokenmill.hub.names.locate", lambda *_, **__: tmp_path / "0123abcd")
     told = []
     monkeypatch.setattr(Progress, "stage", lambda _, text: told.append(text))
     models.load_engine(EngineConfig(model="owner/name"), Progress())

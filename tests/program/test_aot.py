@@ -19,7 +19,7 @@ from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine.compile import save_aot_package
 from tokenmill.errors import ConfigError, PackageMismatch
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.aot import exporting, manifest
 from tokenmill.program.aot.manifest import MANIFEST, read_manifest

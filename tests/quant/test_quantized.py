@@ -9,7 +9,7 @@ from tests.gguf_files import write
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.build import load
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.codes import KINDS, decode

@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_models import reference, save
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.convert import convert

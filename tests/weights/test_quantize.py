@@ -11,7 +11,7 @@ from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import cache_spec, load, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
-from tokenmill.hub.download import Silent
+from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.program import PROGRAMS
 from tokenmill.program.native import abi

@@ -25,7 +25,7 @@ import httpx2
 
 from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Stream, message_of
 from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.hub.download import Progress, Silent
+from tokenmill.hub.progress import Progress, Silent
 
 __all__ = ["Ask", "Load", "arrivals_s", "build_asks", "find_model", "send"]
 

@@ -25,7 +25,7 @@ from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import find_device, resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak

@@ -5,21 +5,12 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli import (
-    bench_install_peer,
-    bench_ladder,
-    bench_load,
-    bench_machine,
-    bench_peers,
-    bench_plot,
-    bench_run,
-    bench_sweep,
-)
-from tokenmill.cli.command import Verb, VerbGroup
+from tokenmill.cli.command import VerbGroup
 from tokenmill.cli.options import examples
 from tokenmill.errors import TokenmillError
+from tokenmill.registry import lookup
 
-__all__ = ["bench"]
+__all__ = ["command"]
 
 EXAMPLES = examples(
     "tokenmill bench",
@@ -29,6 +20,16 @@ EXAMPLES = examples(
     "tokenmill bench run --help",
 )
 
+VERBS = {
+    "run": "tokenmill.cli.bench_run",
+    "sweep": "tokenmill.cli.bench_sweep",
+    "ladder": "tokenmill.cli.bench_ladder",
+    "peers": "tokenmill.cli.bench_peers",
+    "install-peer": "tokenmill.cli.bench_install_peer",
+    "load": "tokenmill.cli.bench_load",
+    "plot": "tokenmill.cli.bench_plot",
+    "machine": "tokenmill.cli.bench_machine",
+}
 
 # What the extra `bench` installs; without it the verbs that need one of these say so.
 EXTRA = ("httpx2", "matplotlib")
@@ -36,6 +37,12 @@ EXTRA = ("httpx2", "matplotlib")
 
 class _Bench(VerbGroup):
     """`bench`, `bench MODEL` and `bench --batch 4` mean `bench run …`; a missing package of the extra is an error."""
+
+    names = tuple(VERBS)
+
+    def module(self, name: str) -> Any:
+        """See VerbGroup."""
+        return lookup(VERBS, name, "verb")
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Put `run` before what names no verb, unless it nearly does."""
@@ -59,22 +66,9 @@ class _Bench(VerbGroup):
             ) from None
 
 
-bench = typer.Typer(
-    cls=_Bench,
+command = _Bench(
+    name="bench",
     help="How fast, how near to this machine's limit, and is it still the same text. Without a verb: run.",
     epilog=EXAMPLES,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (
-    bench_run,
-    bench_sweep,
-    bench_ladder,
-    bench_peers,
-    bench_install_peer,
-    bench_load,
-    bench_plot,
-    bench_machine,
-):
-    name = verb.__name__.rpartition(".bench_")[2].replace("_", "-")
-    bench.command(name, cls=Verb, epilog=verb.EXAMPLES)(verb.command)

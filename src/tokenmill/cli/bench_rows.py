@@ -14,7 +14,7 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.bench.series import Series

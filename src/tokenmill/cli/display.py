@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import typer
 
-from tokenmill.hub.download import Progress, Silent
+from tokenmill.hub.progress import Progress, Silent
 
 __all__ = [
     "print_json",

@@ -12,7 +12,9 @@ from tokenmill.cli.display import remark
 from tokenmill.cli.options import Json, Model, Quiet, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 
-__all__ = ["command"]
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = ""
 
 OPTIONS = ("program", "dtype", "scheme", "cache_format", "compile_phases", "device")
 

@@ -16,7 +16,6 @@ from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
 from tokenmill.errors import CheckpointError
 from tokenmill.units import size
-from tokenmill.weights.packed.reader import is_packed_model, read_header
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.text.tokenizer import Tokenizer
@@ -133,6 +132,8 @@ def _show_code(folder: Path, json: bool) -> None:
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
     """Under the file's own names: a GGUF's are not Hugging Face's."""
+    from tokenmill.weights.packed.reader import is_packed_model, read_header
+
     if is_packed_model(checkpoint.path):
         facts, _ = read_header(checkpoint.path)
         kind = f"{facts['dtype']} {facts['scheme']}, packed for {facts['program']}"
@@ -154,6 +155,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
     from tokenmill.measure.cost import kv_bytes_per_token
     from tokenmill.model.description import count_parameters
     from tokenmill.model.families import read_config
+    from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     config = read_config(checkpoint.config)
     parts = count_parameters(config)

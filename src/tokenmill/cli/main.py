@@ -1,4 +1,4 @@
-"""The `tokenmill` command: collects the verbs, and prints every error as one line and an exit code.
+"""The `tokenmill` command: names the verbs, and prints every error as one line and an exit code.
 
 Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 for a text that a benchmark finds wrong, and 1 with
 a traceback for a bug of ours. A reader that goes away (`| head -1`) has got what it wanted: 0.
@@ -13,29 +13,51 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli import chat, compile, decode, generate, image, info, pack, plan, prefill, profile, pull, quantize
-from tokenmill.cli.bench import bench
-from tokenmill.cli.command import ELSEWHERE, Verb, VerbGroup
+from tokenmill.cli.command import ELSEWHERE, VerbGroup
 from tokenmill.cli.display import remark
-from tokenmill.cli.eval import evaluate
 from tokenmill.cli.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
+from tokenmill.registry import lookup
 from tokenmill.version import __version__
 
 __all__ = ["app", "main", "run"]
 
+VERBS = {
+    "generate": "tokenmill.cli.generate",
+    "chat": "tokenmill.cli.chat",
+    "prefill": "tokenmill.cli.prefill",
+    "decode": "tokenmill.cli.decode",
+    "pull": "tokenmill.cli.pull",
+    "quantize": "tokenmill.cli.quantize",
+    "pack": "tokenmill.cli.pack",
+    "compile": "tokenmill.cli.compile",
+    "info": "tokenmill.cli.info",
+    "plan": "tokenmill.cli.plan",
+    "profile": "tokenmill.cli.profile",
+    "image": "tokenmill.cli.image",
+    "bench": "tokenmill.cli.bench",
+    "eval": "tokenmill.cli.eval",
+}
+
+
+class _Tokenmill(VerbGroup):
+    """All verbs."""
+
+    names = tuple(VERBS)
+    unlisted = ("image",)
+
+    def module(self, name: str) -> Any:
+        """See VerbGroup."""
+        return lookup(VERBS, name, "verb")
+
+
 app = typer.Typer(
-    cls=VerbGroup,
+    cls=_Tokenmill,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (generate, chat, prefill, decode, pull, quantize, pack, compile, info, plan, profile):
-    app.command(verb.__name__.rpartition(".")[2], cls=Verb, epilog=verb.EXAMPLES)(verb.command)
-app.command("image", cls=Verb, hidden=True)(image.command)
-app.add_typer(bench, name="bench")
-app.add_typer(evaluate, name="eval")
 
 # The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")

@@ -8,13 +8,11 @@ from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.download import Progress, Silent
-from tokenmill.hub.names import is_there, locate
-from tokenmill.model.config import ModelConfig
-from tokenmill.weights.packed.reader import PackedReader, is_packed_model
+from tokenmill.hub.progress import Progress, Silent
 
-if TYPE_CHECKING:  # these import torch
+if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
+    from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["find_checkpoint", "load_engine", "looks_saved", "read_model_config"]
@@ -26,13 +24,15 @@ NEW = 2
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
     with uninterrupted():
+        from tokenmill.hub.names import locate
         from tokenmill.weights.checkpoint import open_checkpoint
     return open_checkpoint(locate(model, progress=progress))
 
 
-def read_model_config(model: str, progress: Progress) -> ModelConfig:
+def read_model_config(model: str, progress: Progress) -> "ModelConfig":
     """The config alone: a directory needs no weights for it."""
     with uninterrupted():
+        from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config
         from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
     path = locate(model, progress=progress)
@@ -51,6 +51,9 @@ def looks_saved(path: Path) -> bool:
 
 def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     """As tokenmill.load, with progress for the fetch as well."""
+    from tokenmill.hub.names import is_there, locate
+    from tokenmill.weights.packed.reader import PackedReader, is_packed_model
+
     path = locate(config.model, progress=progress)
     if looks_saved(path):
         raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")

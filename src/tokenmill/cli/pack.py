@@ -13,7 +13,6 @@ from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_set
 from tokenmill.cli.prefill import check_target
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
-from tokenmill.weights.packed.reader import is_packed_model
 
 __all__ = ["EXAMPLES", "command", "write"]
 
@@ -47,6 +46,7 @@ def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     """Pack and report."""
     with uninterrupted():
         from tokenmill.engine.pack import save_packed_model
+        from tokenmill.weights.packed.reader import is_packed_model
 
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights

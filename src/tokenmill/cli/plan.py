@@ -1,7 +1,7 @@
 """`tokenmill plan`: will it fit, before anything is loaded."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,8 +10,10 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
-from tokenmill.model.config import ModelConfig
 from tokenmill.units import size
+
+if TYPE_CHECKING:
+    from tokenmill.model.config import ModelConfig
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -51,7 +53,7 @@ def command(
         raise typer.Exit(2)
 
 
-def _plan(wanted: EngineConfig, model: ModelConfig) -> dict[str, Any]:
+def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     with uninterrupted():
         import torch

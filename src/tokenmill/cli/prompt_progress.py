@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.engine.observers import Observer
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.schedule.sequence import Plan
 
 __all__ = ["Known", "PromptProgress"]

@@ -13,7 +13,6 @@ import typer
 from tokenmill.cli.options import PROMPT, parse_ids
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.hub.names import is_there
 from tokenmill.units import size
 
 __all__ = [
@@ -97,6 +96,8 @@ def check_waiting(engine: EngineConfig, num_texts: int) -> None:
 
 def _from_stdin(model: str) -> list[str]:
     """The prompt that was piped in. RequestError if there is none."""
+    from tokenmill.hub.names import is_there
+
     misread = model != DEFAULT_MODEL and "/" not in model and not is_there(Path(model))
     hint = f"{model!r} was read as the name of a model; if it is the prompt, type -p {shlex.quote(model)}"
     if misread and " " in model.strip():

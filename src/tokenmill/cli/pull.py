@@ -10,7 +10,6 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, DTYPES, check_choice
 from tokenmill.errors import ConfigError
-from tokenmill.hub.names import SHORT_NAMES, is_there, locate
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -56,6 +55,8 @@ def command(
     checked. With --output any model that can be read, also a GGUF file, is written as a
     directory in Hugging Face layout.
     """
+    from tokenmill.hub.names import SHORT_NAMES, is_there, locate
+
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
     if dtype is not None:

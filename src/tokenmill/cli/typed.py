@@ -16,7 +16,6 @@ from typing import cast
 
 from tokenmill.cli.display import remark
 from tokenmill.errors import RequestError
-from tokenmill.hub.download import cache_folder
 
 __all__ = ["Read", "Typed", "from_pipe", "from_terminal", "read_typed"]
 
@@ -154,6 +153,8 @@ def _write_history(readline: ModuleType) -> None:
 @contextmanager
 def _history_file() -> Iterator[Path]:
     """The file with the lines of earlier conversations. What fails with it is a remark; the conversation goes on."""
+    from tokenmill.hub.download import cache_folder
+
     file = None
     try:
         file = cache_folder() / "chat_history"

@@ -12,8 +12,7 @@ from tokenmill.cli.display import remark, table_text
 from tokenmill.cli.models import load_engine
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
-from tokenmill.hub.download import Progress
-from tokenmill.weights.packed.reader import is_packed_model
+from tokenmill.hub.progress import Progress
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
@@ -27,6 +26,7 @@ HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "m
 def load_reference(engine: "Engine", progress: Progress) -> "Engine":
     """The same model as float32 modules as they stand; a cache in small blocks, so that little is computed twice."""
     from tokenmill.quant.schemes import REFERENCE
+    from tokenmill.weights.packed.reader import is_packed_model
 
     config = engine.config
     if is_packed_model(Path(config.model)):

@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.resolve import find_device
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.manifest import made_for
 from tokenmill.program.compiled.micro_batches import MicroBatched

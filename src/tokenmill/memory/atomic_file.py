@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ __all__ = ["beside", "seal", "unseal", "writing"]
 
 def beside(path: Path) -> Path:
     """A temporary name in the same directory that no other process uses; renaming stays within one file system."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.measure.statistics import Spread
 
 __all__ = ["OURS", "Contest"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tokenmill.bench.peers.known import TORCH, Peer, environment
 from tokenmill.errors import TokenmillError
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 
 __all__ = ["install"]
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tokenmill.config import DTYPES, check_choice
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored

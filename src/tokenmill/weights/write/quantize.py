@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.config import FUSIBLE, check_choice
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.hub.download import Progress
+from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.quant.rtn import ROWS, round_to_nearest

@@ -1,0 +1,17 @@
+"""Progress of long operations, for whoever wants to show it."""
+
+__all__ = ["Progress", "Silent"]
+
+
+class Progress:
+    """Who is told how far a long operation has come."""
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+
+    def advance(self, done: int, total: int) -> None:
+        """So much of the stage is done, in the stage's own unit."""
+
+
+class Silent(Progress):
+    """Progress that is not shown."""
