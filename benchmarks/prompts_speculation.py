@@ -142,7 +142,6 @@ EDITS: List[tuple[Any, str, str]] = [
     (csv.DictReader, "row", "line"),
     (sched.scheduler, "priority", "rank"),
     (threading.Semaphore, "blocking", "waits"),
-    (threading.Barrier, "index", "place"),
     (heapq.merge, "order", "turn"),
     (bdb.Breakpoint, "cond", "condition"),
     (difflib.SequenceMatcher.get_matching_blocks, "queue", "todo"),

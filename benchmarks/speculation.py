@@ -1,7 +1,7 @@
 """What speculation brings on prompts whose answers copy them, and what it costs on prose.
 
     python benchmarks/speculation.py [--speculate adaptive] [--dtype bfloat16] [--batch 8] [--fresh] [--json FILE]
-    python benchmarks/speculation.py --forced [--shape llama-1b --scheme q4]
+    python benchmarks/speculation.py --forced [--shape llama-1b]
 
 Two engines of one model take turns, prompt by prompt: plain decoding (speculate multi_step) and another proposer, or
 several of them with commas between. Their texts must be the same, or it ends with exit code 1. Prints a row per prompt:
@@ -65,7 +65,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
         "cache_tokens": options.batch * options.max_length + room,
     }
     if options.shape:
-        return build(find_shape(options.shape), EngineConfig(options.shape, **settings), None, fill_random)
+        return build(find_shape(options.shape), EngineConfig(model=options.shape, **settings), None, fill_random)
     return tokenmill.load(options.model, **settings)
 
 
@@ -170,10 +170,10 @@ def print_rows(rows: List[Row], names: List[str]) -> None:
 
 
 def summary_of(rows: List[Row], name: str) -> dict[str, float]:
-    """The mean ratio of the ten best rows, and mean and least of each kind."""
+    """The mean ratio of the ten best copying rows, and mean and least of each kind."""
     by_kind = {kind: [row["ratio"][name] for row in rows if row["kind"] == kind] for kind in (COPYING, PROSE, MIXED)}
-    best = sorted(chain.from_iterable(by_kind.values()), reverse=True)[:10]
-    found = {"best_ten_mean": statistics.mean(best), "best_ten_least": best[-1]} if len(rows) > 10 else {}
+    best = sorted(by_kind[COPYING], reverse=True)[:10]
+    found = {"best_ten_mean": statistics.mean(best), "best_ten_least": best[-1]} if len(best) == 10 else {}
     for kind, values in by_kind.items():
         if values:
             found |= {f"{kind}_mean": statistics.mean(values), f"{kind}_least": min(values)}
