@@ -14,6 +14,7 @@ from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, CheckpointError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.engine.resolve import cache_spec
+from tokenmill.speculate.proposer import Facts, NoProposer
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
 
 
 def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(path):
-    engine = tokenmill.load(path, block_size=4, cache_tokens=64, max_sequences=2, max_step_tokens=2)
+    engine = tokenmill.load(path, block_size=4, cache_tokens=64, max_sequences=2, max_step_tokens=2, speculate="off")
     expected = tokenmill.load(path).logits(prompt(40))
     stream = engine.stream(prompt(12), max_new_tokens=50)
     next(stream)
@@ -138,6 +139,7 @@ def test_scores_and_logits_of_a_sequence_that_is_preempted_are_handed_over_once(
 
 
 def count_fed(engine) -> list[int]:
+    engine.core.speculation.proposer = NoProposer(Facts(False))
     fed: list[int] = []
     run = engine.core.loaded.runner.run
 
