@@ -128,6 +128,14 @@ def test_the_commands_about_the_cache_print_what_is_written(folder):
 
 
 @pytest.mark.model
+def test_the_commands_about_speculation_run_as_written(folder):
+    lines = commands(DOCUMENTS["speculation.md"])
+    assert len(lines) > 3
+    for line in lines:
+        assert run(line, folder)
+
+
+@pytest.mark.model
 @pytest.mark.compiler
 def test_the_commands_about_compiling_run_as_written(folder):
     """From the package and compiled while loading, the text is the same."""
