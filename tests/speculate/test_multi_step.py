@@ -213,6 +213,13 @@ def test_where_it_is_taken_by_itself(settings, wanted, llama):
     assert load(llama, **settings).config.speculate == wanted
 
 
+@needs_native
+def test_auto_has_the_number_of_drafts_of_the_proposer_that_it_becomes(llama):
+    by_name = load(llama, program="native", speculate="adaptive").config.num_draft_tokens
+    assert load(llama, program="native").config.num_draft_tokens == by_name
+    assert load(llama, program="native", num_draft_tokens=4).config.num_draft_tokens == 4
+
+
 def test_other_programs_cannot(llama):
     with pytest.raises(ConfigError, match=r"speculate = 'multi_step' .*native"):
         load(llama, program="eager", speculate="multi_step")

@@ -115,21 +115,21 @@ def _load_draft(
     if is_same and isinstance(checkpoint, PackedCheckpoint):
         raise ConfigError("draft_model", name, "the name of a model: a packed model cannot be read with other weights")
     source = checkpoint if is_same else open_checkpoint(locate(name))
+    model = read_config(source.config)
     settings = EngineConfig(
         model=config.model if is_same else name,
         scheme=name if is_same else "auto",
         dtype=config.dtype if is_same else "auto",
         device=config.device,
         threads=config.threads,
-        max_length=min(config.max_length, read_config(source.config).context),
+        max_length=min(config.max_length, model.context),
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
-        num_draft_tokens=config.num_draft_tokens,
         cache_tokens=config.cache_tokens,
         prefix_cache=config.prefix_cache,
         fingerprint=config.fingerprint,
     )
-    _check_memory(name, settings, read_config(source.config))
+    _check_memory(name, settings, model)
     loaded = load_model(source, settings, progress, fill if is_same else load_decoder)
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)

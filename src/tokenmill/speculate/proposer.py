@@ -102,5 +102,5 @@ def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
 
 
 def default_drafts(proposer: str) -> int:
-    """num_draft_tokens where it is not given."""
-    return {"adaptive": 15, "suffix": 8}.get(proposer, 4)
+    """num_draft_tokens where it is not given. "auto" has that of adaptive, which it may become."""
+    return {"auto": 15, "adaptive": 15, "suffix": 8}.get(proposer, 4)
