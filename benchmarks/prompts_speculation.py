@@ -1,4 +1,4 @@
-"""The prompts of benchmarks/speculation.py: twenty whose answers mostly copy them, and ten whose answers copy nothing.
+"""Prompts for benchmarks/speculation.py: in twenty the output mostly copies the prompt, in ten it does not.
 
 All texts are Python's own: documentation, source and tables of the standard library, so they are there wherever Python
 is, and differ a little between its versions. The demo model has 135 million parameters and copies only when it sees

@@ -1,4 +1,4 @@
-"""What speculation brings on prompts whose answers copy them, and what it costs on prose.
+"""Speedup of speculative decoding where the output copies the prompt, and its overhead on prose.
 
     python benchmarks/speculation.py [--speculate adaptive] [--dtype bfloat16] [--batch 8] [--fresh] [--json FILE]
     python benchmarks/speculation.py --forced [--shape llama-1b]
@@ -215,7 +215,7 @@ class AtMost(Proposer):
 
 
 def force(options: argparse.Namespace) -> dict[str, Any]:
-    """Plain decoding, and drafts that are always right: one engine, whose proposer is replaced for each run."""
+    """Compare plain decoding with drafts that are always accepted, on one engine whose proposer is replaced."""
     engine = make_engine(options, "suffix", num_draft_tokens=max(FORCED))
     most = default_drafts(options.plain)
     plain = Contender(options.plain, engine, lambda: AtMost(new_proposer(engine, options.plain), most))

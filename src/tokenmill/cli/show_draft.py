@@ -1,17 +1,15 @@
 """`generate --show-draft`: the text as it comes, with the tokens in colour that were drafted and accepted."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import typer
 
+from tokenmill.engine.engine import Engine
 from tokenmill.engine.observers import Observer
+from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.schedule.sequence import Plan
-
-if TYPE_CHECKING:
-    from tokenmill.engine.engine import Engine
-    from tokenmill.engine.outputs import Completion, Piece
-    from tokenmill.schedule.sequence import Sequence as Text
+from tokenmill.schedule.sequence import Sequence as Text
+from tokenmill.text.detokenize import Detokenizer
 
 __all__ = ["DraftMarks", "coloured"]
 
@@ -40,10 +38,8 @@ class DraftMarks(Observer):
             self._drafts, self._before = (), len(self._text.tokens)
 
 
-def coloured(engine: "Engine", prompt: Sequence[int], pieces: Iterator["Piece"], marks: DraftMarks) -> "Completion":
+def coloured(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:
     """Print pieces as they come, token by token; the completion."""
-    from tokenmill.text.detokenize import Detokenizer
-
     assert engine.tokenizer is not None, "checked with the options"
     detokenizer, num_tokens, num_shown = Detokenizer(engine.tokenizer, prompt=prompt), 0, 0
     done = None

@@ -168,7 +168,7 @@ class InputProcessor:
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """A checked message whose content is a string: a list of text parts, as in OpenAI's API, is joined by newlines."""
+    """One chat message, checked. Text parts, which OpenAI's API has as a list, are joined by newlines."""
     reader = ValueReader(message, where, RequestError)
     reader.text("role")
     if isinstance(content := reader.values.get("content"), list) and content:

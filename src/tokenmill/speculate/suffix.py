@@ -15,7 +15,7 @@ __all__ = ["Guess", "Suffix", "SuffixAutomaton"]
 
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
-CERTAIN = 16  # a match in the text itself that is longer than any in other texts needs to be
+CERTAIN = 16  # with a match of so many tokens in the sequence itself, the store is not asked
 LEAD = 64  # tokens before a stored text that are stored with it
 COUNTED = 16  # a new token counts as an occurrence of this many suffixes of the text, the longest ones
 
