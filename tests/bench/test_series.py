@@ -119,7 +119,11 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
         "native, q4 weights",
         "native, file weights",
         "fastest, suffix",
+        "fastest, draft model q8",
     ]
+    with_own = rungs(EngineConfig(draft_model="q4"), read_config(tiny.checkpoint.config))
+    assert with_own[-1].settings == {"speculate": "draft_model", "draft_model": "q4"}
+    assert with_own[:-1] == steps[:-1]
     config = EngineConfig(compile_backend="eager")  # the others take ten seconds
     rows = list(climb(tiny, config, steps, Point(20, 6)))
     assert [row["label"] for row in rows] == [rung.label for rung in steps if rung.refused is None]
@@ -129,7 +133,8 @@ def test_the_ladder_climbs_what_the_registries_have(tiny):
     assert rows[0]["over_below"] is None and rows[0]["over_first"] == 1
     for below, row in pairwise(rows):
         assert row["over_below"] == pytest.approx(row["decode_tok_s"] / below["decode_tok_s"])
-    assert (rows[0]["cache"], rows[2]["block_size"], rows[-1]["speculate"]) == (False, 16, "suffix")
+    assert (rows[0]["cache"], rows[2]["block_size"], rows[-2]["speculate"]) == (False, 16, "suffix")
+    assert rows[-1]["speculate"] == "draft_model" and rows[-1]["drafted"] > 0
 
 
 # ---- shapes

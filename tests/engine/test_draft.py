@@ -110,6 +110,20 @@ def test_rows_that_are_known_are_not_computed_again(llama):
     assert max(fed[1:]) <= 2 + 3  # what was not known of the last pass, and drafts found in the same call
 
 
+def test_nobody_waits_for_the_long_prompt_of_another(llama, plain):
+    """Each step of the engine makes one step of the draft model for it, while the others get drafts."""
+    shape = {"max_sequences": 2, "max_step_tokens": 10, "block_size": 4}
+    engine = load(llama, dtype="float32", **PROPOSER, draft_model="q8", num_draft_tokens=3, **shape)
+    drafts, steps = followers(engine).loaded.runner, engine.core.loaded.runner
+    run_drafts, run, fed = drafts.run, steps.run, [[]]  # tokens of each step of the draft model, by the engine's step
+    drafts.run = lambda plan, *more: fed[-1].append(sum(w.count for w in plan.work)) or run_drafts(plan, *more)
+    steps.run = lambda plan, *more: fed.append([]) or run(plan, *more)
+    both = [PROMPTS[0], prompt(45, seed=2)]
+    assert texts(engine.generate(both, max_new_tokens=30)) == texts(plain.generate(both, max_new_tokens=30))
+    assert sum(10 in counts for counts in fed) >= 4  # the chunks of the long prompt
+    assert all(sum(count > 8 for count in counts) <= 1 for counts in fed)
+
+
 def test_a_text_longer_than_the_draft_model_takes_goes_on_without(llama, tmp_path, plain):
     short = shutil.copytree(llama, tmp_path / "short")
     config = json.loads((short / "config.json").read_text())

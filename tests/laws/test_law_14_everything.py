@@ -1,5 +1,6 @@
 """Law 14: everything at once. Several threads, scarce blocks, shared blocks on disk, forks, rewinds, edits, saves,
-opens (converted too), scores, streams closed early, deadlines and interrupts: every text is that of a quiet engine.
+opens (converted too), scores, streams closed early, deadlines, interrupts, and drafts out of a store on disk: every
+text is that of a quiet engine.
 
 TOKENMILL_LAW_14_SECONDS says how long, for each program; `make test-long` takes ten minutes.
 """
@@ -22,6 +23,7 @@ from tokenmill.sample.state import Row
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "5"))
 THREADS = 4
+DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9}
 PROGRAMS = {
@@ -235,6 +237,8 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
         **SCARCE,
         **settings,
     }
+    if settings.get("speculate") in DRAFT_FROM_TEXTS:
+        how |= {"suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     engine = load(llama, **how)
     workers = [Worker(number, engine, quiet, tmp_path, tmp_path / "foreign.kv") for number in range(THREADS)]
     ends, failures = time.monotonic() + SECONDS, []
@@ -260,6 +264,7 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     for worker in workers:
         for session in worker.sessions:
             session.close()
+    engine.close()
     again = load(llama, **how)  # a later process, from the blocks on disk
     for tokens in BEGINNINGS:
         sampling = {"max_new_tokens": 6, "ignore_eos": True}

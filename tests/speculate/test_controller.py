@@ -107,7 +107,7 @@ def test_the_sequence_with_the_better_guesses_gets_the_drafts():
 class Model:
     """A draft model that takes a time for each token, and is right as often as it is told."""
 
-    has_caught_up = False
+    has_caught_up = is_behind = False
 
     def __init__(self, clock, seconds, follows, is_right):
         self.clock, self.seconds, self.follows, self.is_right, self.calls = clock, seconds, follows, is_right, 0
@@ -208,3 +208,21 @@ def test_the_text_is_that_of_no_proposer(shape, sampling, llama):
         ours, theirs = engine.generate(prompts, **settings), plain.generate(prompts, **settings)
         assert [one.tokens for one in ours] == [one.tokens for one in theirs]
     check_empty(engine.core)
+
+
+def test_a_draft_model_that_is_behind_is_asked_in_every_step():
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, 0.1, new, lambda place: True)
+    controller, sequence = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    model.has_caught_up = model.is_behind = True
+    right, model.continuations = model.continuations, lambda texts, limit: right(texts, limit) and {}
+    while not model.calls:
+        clock.run(controller, [sequence], new)
+    for _ in range(5):
+        clock.run(controller, [sequence], new)
+    assert model.calls >= 5
+    model.has_caught_up = model.is_behind = False
+    model.continuations = right
+    for _ in range(60):
+        clock.run(controller, [sequence], new)
+    assert model.calls > 50

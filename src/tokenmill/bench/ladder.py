@@ -22,6 +22,7 @@ from tokenmill.speculate.proposer import PROPOSERS
 __all__ = ["Rung", "climb", "rungs"]
 
 PAGE = 16
+DRAFT_MODEL = "q8"  # of the one rung that has a draft model, unless the user names another
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Rung:
 
 def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
     """From the bottom up."""
+    draft, config = config.draft_model or DRAFT_MODEL, replace(config, draft_model=None)
     slowest = {"program": list(PROGRAMS)[-1], "scheme": REFERENCE}
     found = [
         Rung("no cache", {**slowest, "cache": False}),
@@ -57,6 +59,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
     # Native is adaptive by itself: it chooses between several steps in one call and suffix.
     guessers = [name for name in PROPOSERS if name not in ("off", "adaptive", "multi_step", "draft_model")]
     found += [Rung(f"fastest, {name}", {"speculate": name}, True) for name in guessers]
+    found.append(Rung(f"fastest, draft model {draft}", {"speculate": "draft_model", "draft_model": draft}, True))
     return found
 
 
@@ -79,7 +82,7 @@ def climb(series: Series, config: EngineConfig, steps: list[Rung], point: Point)
         if rung.refused is not None:
             continue
         settings = {**(fastest[1] if rung.on_fastest else {}), **rung.settings}
-        for row in series.rows([point], replace(config, **settings), rung.label):
+        for row in series.rows([point], replace(config, **{"draft_model": None, **settings}), rung.label):
             rate = row.get("decode_tok_s")
             first = first or rate
             over_below = rate / below if rate and below else None

@@ -43,20 +43,30 @@ class DraftCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
-        self.has_caught_up = False
+        self.has_caught_up = self.is_behind = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take."""
+        """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take.
+
+        Nor for one whose prompt takes the draft model several steps: each call makes one of them, so that no text of
+        the engine waits for the whole prompt of another.
+        """
         core, found = self._core, {}
         with core.lock, core.transaction:
             following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
             self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
             for _, own in following:
                 core.enqueue(own)
-            while any(own.finish_reason is None for _, own in following):
+            if following:
+                core.step()
+            behind = [own for _, own in following if own.finish_reason is None and own.num_pending_tokens > 1]
+            for own in behind:
+                core.scheduler.park(own)
+            while any(own.finish_reason is None for _, own in following if own not in behind):
                 core.step()
             for text, own in following:
                 found[text.id] = own.tokens[len(text.tokens) :]
+        self.is_behind = bool(behind)
         return found
 
     @property

@@ -106,11 +106,14 @@ class Controller(Proposer):
         if not choice.by_model or draft is None:
             return {number: self._guesses[number][1].tokens[:length] for number, length in choice.lengths.items()}
         drafting = [each for each in sequences if each.id in choice.lengths]
-        self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
-        self._by_model, self._num_unprobed = True, 0
         length, begun_s = max(choice.lengths.values()), self._clock()
         drafts = draft.continuations(drafting, length)
-        now_s = self._clock()
+        now_s, self._by_model = self._clock(), True
+        if draft.is_behind:
+            self._num_unprobed -= 1  # so that the next step asks it again
+        else:
+            self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
+            self._num_unprobed = 0
         if not draft.has_caught_up:  # else much of the time was for tokens that were not drafted
             self._model_costs.learn(len(drafting), (now_s - begun_s) / length)
         self._begun_s += now_s - begun_s

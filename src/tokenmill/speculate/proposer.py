@@ -33,6 +33,10 @@ class Draft(Protocol):
         """Whether the last call computed tokens that its sequences had missed, beside drafting."""
 
     @property
+    def is_behind(self) -> bool:
+        """Whether a sequence has so many of these that the next call computes more, and it got no drafts."""
+
+    @property
     def num_bytes(self) -> int:
         """Memory of its weights and its cache."""
 
