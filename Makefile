@@ -1,4 +1,5 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
+# make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
 # make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
@@ -8,7 +9,7 @@
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
 #
-# PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest: make test ARGS="-k law".
+# PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest, or to serve: make test ARGS="-k law".
 
 # The newest that is there. Each is tried, since a name may stand for nothing that runs (as with pyenv) or cannot make
 # an environment (as on Debian without python3-venv).
@@ -17,11 +18,14 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-compiler test-sanitized test-long check bench clean
+.PHONY: demo serve test test-compiler test-sanitized test-long check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
 	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?"
+
+serve: .venv/.ready-serve
+	$(BIN)/tokenmill serve $(ARGS)
 
 test: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
@@ -61,6 +65,10 @@ clean:
 
 .venv/.ready-dev: .venv/.ready
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/.ready-serve: .venv/.ready
+	$(PIP) -e ".[serve]"
 	touch $@
 
 .venv/.made:

@@ -273,7 +273,6 @@ def test_what_other_programs_call_it_or_mistake_is_told_in_plain_words(tm, model
         ("-p w1 --temperature abc", "--temperature needs a number, not 'abc'; see `tokenmill generate --help`"),
         ("-p w1 -n x", "--max-new-tokens needs a whole number, not 'x'; see"),
         ("w2", "(w2): a prompt is given with -p; see"),
-        ("-p w1 --max-model-len 5", "did you mean --max-length?"),
         ("-p w1 --ctx 5", "did you mean --max-length?"),
         ("-p w1 --n-predict 5", "did you mean --max-new-tokens?"),
         ("-p w1 --device mps", "this machine has no mps device; use cpu, or auto"),

@@ -82,6 +82,7 @@ ALIASES = [
     ("--max-new-tokens 3", "--max-tokens 3"),
     ("--max-length 64 -n 3", "-c 64 -n 3"),
     ("--max-length 64 -n 3", "--ctx-size 64 -n 3"),
+    ("--max-length 64 -n 3", "--max-model-len 64 -n 3"),
     ("--threads 1 -n 3", "-t 1 -n 3"),
 ]
 

@@ -31,7 +31,8 @@ RANKS = [
     {"engine"},
     {"measure"},
     {"bench"},
-    {"cli", "serve"},
+    {"serve"},
+    {"cli"},
     {"__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}

@@ -21,6 +21,10 @@ ALIASES = {
     "--max-tokens": "--max-new-tokens",
     "-c": "--max-length",
     "--ctx-size": "--max-length",
+    "--max-model-len": "--max-length",
+    "--max-num-seqs": "--max-sequences",
+    "--parallel": "--max-sequences",
+    "--max-num-batched-tokens": "--max-step-tokens",
     "-t": "--threads",
     "-f": "--prompt-file",
     "--file": "--prompt-file",
@@ -31,7 +35,7 @@ ALIASES = {
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
 whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
 
-ELSEWHERE = {"--max-model-len": "--max-length", "--ctx": "--max-length", "--n-predict": "--max-new-tokens"}
+ELSEWHERE = {"--ctx": "--max-length", "--n-predict": "--max-new-tokens"}
 """More such names, which are refused with a question."""
 
 VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}

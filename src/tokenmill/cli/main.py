@@ -25,6 +25,7 @@ __all__ = ["app", "main", "run"]
 VERBS = {
     "generate": "tokenmill.cli.generate",
     "chat": "tokenmill.cli.chat",
+    "serve": "tokenmill.cli.serve",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
     "pull": "tokenmill.cli.pull",

@@ -239,6 +239,8 @@ class Scheduler:
             insort(self.running, sequence, key=_ORDER)
             self.waiting.popleft()
             plan.loads += loads
+            if sequence.num_cached_tokens is None:
+                sequence.num_cached_tokens = sequence.num_computed_tokens
             budget -= self._feed(sequence, budget, plan)
 
     def _take_blocks(self, sequence: Sequence, count: int, plan: Plan) -> bool:

@@ -39,6 +39,7 @@ class Sequence:
     salt: starts the chain of digests, so that only sequences with the same salt (a tenant, an adapter) share blocks.
     saved: rows of its first num_saved positions in a file, loaded when the sequence next gets blocks.
     shares: False if its rows come from another program, dtype or scheme; then it neither takes nor offers blocks.
+    num_cached_tokens: rows that it found, in the cache or in a file, when it first ran; None before that.
     collect: called with each work item and the logits that it wanted, when the sequence is scored.
     """
 
@@ -62,6 +63,7 @@ class Sequence:
     salt: bytes = b""
     saved: RowSource | None = None
     num_saved: int = 0
+    num_cached_tokens: int | None = None
     shares: bool = True
     collect: "Callable[[Work, Any], None] | None" = None
 

@@ -1,0 +1,97 @@
+"""`tokenmill serve`: the model as a service that speaks OpenAI's protocol."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli.command import is_given
+from tokenmill.cli.display import progress_on_stderr, remark
+from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.models import load_engine
+from tokenmill.cli.options import Model, Quiet, examples, with_settings
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.errors import TokenmillError
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill serve",
+    "tokenmill serve Qwen/Qwen3-0.6B --port 9000 --max-sequences 32",
+    'curl localhost:8000/v1/completions -d \'{"prompt": "Once upon a time"}\'',
+)
+
+SERVER = "Server"
+SEQUENCES = 16
+KEY = "TOKENMILL_API_KEY"
+HELP = {
+    "max_sequences": f"Sequences that run together; others wait. Default: {SEQUENCES}.",
+    "max_length": "Longest text in tokens, prompt and answer. Default: the model's context, at most 2048.",
+}
+
+
+def _option(name: str, text: str, **more: Any) -> Any:
+    return typer.Option(name, help=text, rich_help_panel=SERVER, **more)
+
+
+@with_settings(without=("max_waiting",), words=HELP, engine=EngineConfig)
+def command(
+    context: typer.Context,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    host: Annotated[
+        str, _option("--host", "Address to listen at. 0.0.0.0 is every one of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, _option("--port", "Port to listen at.", min=0, max=65535)] = 8000,
+    name: Annotated[str | None, _option("--served-model-name", "What clients call the model. Default: MODEL.")] = None,
+    api_key: Annotated[
+        str | None, _option("--api-key", f"Key that clients must send. Default: {KEY}, if it is set.")
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, _option("--api-key-file", "File with a key in each line; other lines begin with #.")
+    ] = None,
+    max_queued: Annotated[
+        int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
+    ] = 64,
+    drain: Annotated[
+        float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)
+    ] = 30.0,
+    generation_config: Annotated[
+        bool,
+        _option(
+            "--generation-config/--no-generation-config",
+            "Requests that say nothing use the sampling settings that the model's files recommend.",
+        ),
+    ] = True,
+    strict: Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a model over HTTP: /v1/completions and /v1/chat/completions, as OpenAI's API has them.
+
+    Requests run together and share the rows of prompts that begin alike. SIGTERM or Ctrl-C lets running requests end.
+    """
+    with uninterrupted():
+        try:
+            from tokenmill.serve.options import Options, read_keys
+            from tokenmill.serve.run import Address, Server, listen
+        except ModuleNotFoundError as error:
+            raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
+    keys = read_keys(api_key or os.environ.get(KEY), api_key_file)
+    options = Options(name or model, keys, max_queued, drain, strict)
+    address = Address(host, port)
+    taken = listen(address)
+    if not is_given(context, "max_sequences"):
+        engine = replace(engine, max_sequences=SEQUENCES)
+    engine = replace(engine, model=model, generation_config=generation_config)
+    with progress_on_stderr(quiet) as progress:
+        loaded = load_engine(engine, progress)
+    if not quiet:
+        config = loaded.config
+        remark(
+            f"{options.name} at {address.url}: {config.max_sequences} sequences of up to {config.max_length} tokens, "
+            f"{config.cache_tokens} in the cache, {loaded.program_name} {config.dtype}; Ctrl-C ends"
+        )
+    if not Server(loaded, taken, options).serve_to_end():
+        raise typer.Exit(1)

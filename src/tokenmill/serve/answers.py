@@ -1,0 +1,200 @@
+"""What comes back: the objects of OpenAI's API, made of pieces and completions.
+
+A Format says how one endpoint writes a continuation, whole or as chunks of a stream. Texts of chunks, joined, are the
+text of the same request without streaming.
+"""
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as List
+from typing import Any
+
+from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.serve.prepare import Prepared
+from tokenmill.serve.schema import SamplingBody
+from tokenmill.text.tokenizer import Tokenizer
+
+__all__ = ["ChatFormat", "CompletionFormat", "Format"]
+
+REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
+Json = dict[str, Any]
+
+
+class Format(ABC):
+    """How one request is answered. An answer and its chunks have the same id, time and model."""
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def __init__(self, body: SamplingBody, prepared: Prepared, model: str, tokenizer: Tokenizer | None) -> None:
+        self._body, self._prepared, self._tokenizer = body, prepared, tokenizer
+        self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
+        self._warnings = [f"unknown field {name!r} is ignored" for name in body.unknown]
+        options = body.stream_options
+        self._wants_usage = options is not None and options.include_usage
+        self._num_new = 0
+        self._begun: set[int] = set()
+
+    def answer(self, completions: List[Completion]) -> Json:
+        """All continuations, each with its prompt's text before it if that is wanted."""
+        choices = [self._choice(index, done) for index, done in enumerate(completions)]
+        self._num_new = sum(len(done.tokens) for done in completions)
+        return {**self._head, "object": self.whole, "choices": choices, "usage": self._usage(), **self._warned()}
+
+    def opening(self) -> Iterator[Json]:
+        """Chunks that are sent before the first piece."""
+        yield from ()
+
+    def chunks(self, piece: Piece) -> Iterator[Json]:
+        """What is new of one continuation."""
+        self._num_new += len(piece.tokens)
+        for choice in self._deltas(piece):
+            yield self._chunk([choice])
+
+    def closing(self) -> Iterator[Json]:
+        """Chunks after the last piece."""
+        if self._wants_usage:
+            yield {**self._chunk([]), "usage": self._usage()}
+
+    @abstractmethod
+    def _choice(self, index: int, done: Completion) -> Json:
+        """A continuation that has ended."""
+
+    @abstractmethod
+    def _deltas(self, piece: Piece) -> Iterable[Json]:
+        """What is new of a continuation."""
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        usage = {"usage": None} if self._wants_usage else {}
+        warned, self._warnings = self._warned(), []  # in the first one
+        return {**self._head, "object": self.chunk, "choices": choices, **usage, **warned}
+
+    def _warned(self) -> Json:
+        return {"warnings": self._warnings} if self._warnings else {}
+
+    def _usage(self) -> Json:
+        num_prompt = sum(map(len, self._prepared.prompts))
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_new,
+            "total_tokens": num_prompt + self._num_new,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached()},
+        }
+
+    def _num_cached(self) -> int:
+        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])
+
+    def _ids(self, tokens: List[int]) -> Json:
+        return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
+
+    def _spelled(self, token: int) -> str:
+        return str(token) if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
+
+
+class CompletionFormat(Format):
+    """/v1/completions."""
+
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._offsets: dict[int, int] = {}  # of the next token of each continuation, in characters
+
+    def _choice(self, index: int, done: Completion) -> Json:
+        return self._written(index, self._before(index) + done.text, done.tokens, done.logprobs, done)
+
+    def _deltas(self, piece: Piece) -> Iterable[Json]:
+        before = self._before(piece.index) if piece.index not in self._begun else ""
+        self._begun.add(piece.index)
+        yield self._written(piece.index, before + piece.text, piece.tokens, piece.logprobs, piece.done)
+
+    def _before(self, index: int) -> str:
+        """The prompt's text, if the client wants it back."""
+        if not getattr(self._body, "echo", False):
+            return ""
+        prompt = getattr(self._body, "prompt", "")
+        if isinstance(prompt, str):
+            return prompt
+        given = prompt if isinstance(prompt[0], int) else prompt[index // self._prepared.num_each]
+        if isinstance(given, str):
+            return given
+        return "" if self._tokenizer is None else self._tokenizer.decode(given, skip_special=False)
+
+    def _written(
+        self,
+        index: int,
+        text: str,
+        tokens: List[int],
+        entries: List[TokenLogprobs] | None,
+        done: Completion | None,
+    ) -> Json:
+        reason = None if done is None else REASONS[done.finish_reason]
+        logprobs = None if entries is None else self._logprobs(index, tokens, entries)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(tokens)}
+
+    def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs]) -> Json:
+        spelled = [self._spelled(token) for token in tokens]
+        offsets, at = [], self._offsets.get(index, len(self._before(index)))
+        for text in spelled:
+            offsets.append(at)
+            at += len(text)
+        self._offsets[index] = at
+        return {
+            "tokens": spelled,
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [{self._spelled(token): value for token, value in entry.top} for entry in entries],
+            "text_offset": offsets,
+        }
+
+
+class ChatFormat(Format):
+    """/v1/chat/completions."""
+
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def _choice(self, index: int, done: Completion) -> Json:
+        message = {"role": "assistant", "content": done.text, "refusal": None}
+        logprobs = self._logprobs(done.tokens, done.logprobs)
+        reason = REASONS[done.finish_reason]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            **self._ids(done.tokens),
+        }
+
+    def opening(self) -> Iterator[Json]:
+        """See Format: the role of each continuation."""
+        for index in range(len(self._prepared.request.sequences)):
+            yield self._chunk([_delta(index, {"role": "assistant", "content": ""})])
+
+    def _deltas(self, piece: Piece) -> Iterable[Json]:
+        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        if piece.text or logprobs or self._body.return_token_ids:
+            yield _delta(piece.index, {"content": piece.text}) | {"logprobs": logprobs} | self._ids(piece.tokens)
+        if piece.done is not None:
+            yield _delta(piece.index, {}) | {"finish_reason": REASONS[piece.done.finish_reason]}
+
+    def _logprobs(self, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
+        if entries is None:
+            return None
+        pairs = zip(tokens, entries, strict=True)
+        return {
+            "content": [
+                self._entry(token, entry.logprob) | {"top_logprobs": [self._entry(*other) for other in entry.top]}
+                for token, entry in pairs
+            ]
+        }
+
+    def _entry(self, token: int, value: float) -> Json:
+        text = self._spelled(token)
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+def _delta(index: int, delta: Json) -> Json:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

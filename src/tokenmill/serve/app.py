@@ -1,0 +1,31 @@
+"""The application: all routes, and errors as OpenAI's API has them."""
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.errors import TokenmillError
+from tokenmill.serve.driver import EngineDied
+from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.facts import models, status, tokens
+from tokenmill.serve.generation import generation
+from tokenmill.serve.service import Service
+from tokenmill.version import __version__
+
+__all__ = ["make_app"]
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application for one engine."""
+    app = FastAPI(title="tokenmill", version=__version__, docs_url=None, redoc_url=None)
+    for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
+        app.add_exception_handler(kind, _refuse)
+    for routes in (generation, tokens, models, status):
+        app.include_router(routes(service))
+    return app
+
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    return respond(error)

@@ -1,0 +1,81 @@
+"""Errors as OpenAI's API has them: one object with the same four keys, whatever the status."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.serve.driver import EngineDied
+
+__all__ = ["ApiError", "body_of", "described", "respond"]
+
+RETRY_AFTER_S = 1
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(HTTPException):
+    """A refusal. param: the field that it is about. FastAPI lets this kind through while it reads a body."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(status, message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+
+def described(error: Exception) -> ApiError:
+    """Any exception as one that a client may see."""
+    for kind, describe in DESCRIPTIONS.items():
+        if isinstance(error, kind):
+            return describe(error)
+    return ApiError(500, f"a fault of the server: {type(error).__name__}")
+
+
+FIELDS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "include_stop": "include_stop_str_in_output",
+}
+"""What the API calls settings that have another name in SamplingParams."""
+
+
+def _field(setting: str) -> str:
+    """The field that a setting of SamplingParams comes from; a ConfigError may say "logit_bias[5]"."""
+    name = setting.partition("[")[0].partition(" ")[0]
+    return FIELDS.get(name, name)
+
+
+def _of_validation(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong, with the name of its field."""
+    first: Mapping[str, Any] = error.errors()[0]
+    places = [str(each) for each in first["loc"] if each != "body"]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    name = places[0] if places else None
+    return ApiError(400, f"{name or 'the body'}: {first['msg']}", name)
+
+
+DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
+    ApiError: lambda error: error,
+    RequestValidationError: _of_validation,
+    HTTPException: lambda error: ApiError(error.status_code, str(error.detail)),
+    ConfigError: lambda error: ApiError(400, str(error), _field(error.name)),
+    RequestError: lambda error: ApiError(400, str(error)),
+    CapacityError: lambda error: ApiError(429, f"the server is full: {error}", code="queue_full"),
+    EngineDied: lambda error: ApiError(503, str(error), code="engine_unavailable"),
+}
+
+
+def body_of(error: ApiError) -> dict[str, Any]:
+    """The object that a response, or an event of a stream, carries."""
+    kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def respond(error: Exception) -> JSONResponse:
+    """The response of a request that is refused or has failed."""
+    told = described(error)
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
+    headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
+    return JSONResponse(body_of(told), told.status, headers)

@@ -1,0 +1,101 @@
+"""The routes that generate nothing: the model, its tokens, and how the server is."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from tokenmill.engine.engine import Engine
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
+from tokenmill.serve.service import JsonRoute, Service
+from tokenmill.version import __version__
+
+__all__ = ["models", "status", "tokens"]
+
+
+def tokens(service: Service) -> APIRouter:
+    """Text to tokens, and back."""
+    routes, engine = APIRouter(route_class=JsonRoute), service.engine
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Token ids of a prompt or of a conversation, with the model's limit."""
+        service.check(body)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
+        ids = await asyncio.to_thread(_encode, engine, body)
+        spelled = [_decode(engine, [token]) for token in ids]
+        return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": spelled}
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        """The text of token ids."""
+        service.check(body)
+        ids = engine.encode(body.tokens) if body.tokens else []
+        return {"prompt": await asyncio.to_thread(_decode, engine, ids)}
+
+    return routes
+
+
+def _encode(engine: Engine, body: TokenizeBody) -> list[int]:
+    if body.messages is not None:
+        return engine.chat_prompt(body.messages)
+    return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+
+
+def _decode(engine: Engine, ids: list[int]) -> str:
+    if engine.tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer")
+    return engine.tokenizer.decode(ids, skip_special=False)
+
+
+def models(service: Service) -> APIRouter:
+    """The one model that is served."""
+    routes = APIRouter()
+    card = {
+        "id": service.options.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "tokenmill",
+        "max_model_len": service.engine.config.max_length,
+    }
+
+    @routes.get("/v1/models")
+    async def all_models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [card]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The model of that name."""
+        service.check_model(name)
+        return card
+
+    return routes
+
+
+def status(service: Service) -> APIRouter:
+    """How the server is."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the engine lives. It does until its last request has ended."""
+        if service.driver.has_failed and service.driver.error is not None:
+            raise service.driver.error
+        return {"status": "ok"}
+
+    @routes.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Whether new requests are taken."""
+        service.check_ready()
+        return {"status": "ok"}
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Of tokenmill."""
+        return {"version": __version__}
+
+    return routes

@@ -1,0 +1,164 @@
+"""The routes that generate. A request is prepared in a thread, handed to the driver, and written as its pieces come."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
+from tokenmill.serve.errors import ApiError, body_of, described
+from tokenmill.serve.prepare import Prepared, num_continuations, prepare_chat, prepare_completion
+from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
+from tokenmill.serve.service import JsonRoute, Service
+
+__all__ = ["generation"]
+
+KEEP_ALIVE_S = 10.0  # a stream on which nothing comes says so often that it is still there
+GONE = 499  # nginx's status for a client that has closed the connection
+T = TypeVar("T")
+
+
+def generation(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(route_class=JsonRoute)
+
+    @routes.post("/v1/completions")
+    async def completions(request: Request, body: CompletionBody) -> Response:
+        """Continue a prompt, or several."""
+        return await _respond(_Work(service, request, body, prepare_completion, CompletionFormat))
+
+    @routes.post("/v1/chat/completions")
+    async def chat(request: Request, body: ChatBody) -> Response:
+        """Answer a conversation."""
+        return await _respond(_Work(service, request, body, prepare_chat, ChatFormat))
+
+    return routes
+
+
+@dataclass
+class _Work:
+    """One request, from its body to the form of its answer."""
+
+    service: Service
+    request: Request
+    body: SamplingBody
+    prepare: Callable[[Core, Any, bytes], Prepared]
+    kind: type[Format]
+
+    async def begin(self) -> tuple[Prepared, Format]:
+        """The prompts encoded and everything checked."""
+        engine = self.service.engine
+        tenant = getattr(self.request.state, "tenant", b"")
+        prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant)
+        return prepared, self.kind(self.body, prepared, self.service.options.name, engine.tokenizer)
+
+
+async def _respond(work: _Work) -> Response:
+    work.service.check_ready()
+    work.service.check(work.body)
+    count, most = num_continuations(work.body), work.service.driver.max_open
+    if count > most:
+        name = "n" if (work.body.n or 1) > most else "prompt"
+        raise ApiError(400, f"{count} texts are more than the {most} that this server takes at once", name)
+    if work.body.stream:
+        return _EventStream(work)
+    with work.service.driver.places(num_continuations(work.body)):
+        return JSONResponse(await _unless_gone(work.request, _answer(work)))
+
+
+async def _answer(work: _Work) -> Any:
+    prepared, form = await work.begin()
+    done: list[Completion | None] = [None] * len(prepared.request.sequences)
+    async with aclosing(work.service.driver.pieces(prepared.request)) as steps:
+        async for pieces in steps:
+            for piece in pieces:
+                done[piece.index] = piece.done
+    return form.answer([each for each in done if each is not None])
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What is waited for; it is cancelled if the client goes away."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError(GONE, "the client has gone")
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _EventStream(StreamingResponse):
+    """Server-sent events. Places are taken when it is sent, and given back however that ends."""
+
+    def __init__(self, work: _Work) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(iter(()), headers=headers, media_type="text/event-stream")
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See StreamingResponse. What is refused before the first byte has a status of its own."""
+        driver = self._work.service.driver
+        with driver.places(num_continuations(self._work.body)):
+            prepared, form = await self._work.begin()
+            async with aclosing(driver.pieces(prepared.request)) as steps, aclosing(_events(steps, form)) as events:
+                self.body_iterator = events
+                await super().__call__(scope, receive, send)
+
+
+async def _events(steps: AsyncIterator[list[Piece]], form: Format) -> AsyncGenerator[bytes, None]:
+    try:
+        for chunk in form.opening():
+            yield _event(chunk)
+        async with aclosing(_or_silence(steps)) as pieces_or_silence:
+            async for pieces in pieces_or_silence:
+                chunks = [_event(chunk) for piece in pieces or () for chunk in form.chunks(piece)]
+                if chunks or pieces is None:
+                    yield b"".join(chunks) or b": keep-alive\n\n"
+        for chunk in form.closing():
+            yield _event(chunk)
+        yield b"data: [DONE]\n\n"
+    except Exception as error:  # noqa: BLE001  (after the first byte there is no status to tell it with)
+        yield _event(body_of(described(error)))
+
+
+async def _or_silence(steps: AsyncIterator[list[Piece]]) -> AsyncGenerator[list[Piece] | None, None]:
+    """What comes, and None whenever nothing has come for KEEP_ALIVE_S."""
+    waiting = asyncio.ensure_future(_next(steps))
+    try:
+        while True:
+            await asyncio.wait({waiting}, timeout=KEEP_ALIVE_S)
+            if not waiting.done():
+                yield None
+            elif (pieces := waiting.result()) is None:
+                return
+            else:
+                waiting = asyncio.ensure_future(_next(steps))
+                yield pieces
+    finally:
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+async def _next(steps: AsyncIterator[list[Piece]]) -> list[Piece] | None:
+    return await anext(steps, None)
+
+
+def _event(value: Any) -> bytes:
+    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,146 @@
+"""What stands before every route: keys, the Host header, limits on the size and the slowness of clients.
+
+It is ASGI around the application, so that nothing of a request is read or parsed before it may come in.
+"""
+
+import asyncio
+import hmac
+from hashlib import blake2b
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.options import Options
+
+__all__ = ["Guard", "PunctualProtocol"]
+
+OPEN_PATHS = ("/health", "/ready")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HEAD_S = 10.0  # for all headers of a request
+BODY_S = 30.0  # for its whole body
+MAX_HEAD, MAX_HEADERS = 65536, 200
+STALL_S = 30.0  # for a reader that takes nothing
+
+
+class Guard:
+    """Refuses what may not come in. It knows a client by its key: scope["state"]["tenant"]."""
+
+    def __init__(self, app: ASGIApp, options: Options, is_loopback: bool) -> None:
+        self._app, self._options, self._is_loopback = app, options, is_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            return
+        if (refusal := self._refusal(scope)) is not None:
+            response = respond(refusal)
+            response.headers["Connection"] = "close"  # since the body is not read
+            await response(scope, receive, send)
+            return
+        limited = _Body(receive, self._options.max_body)
+        await self._app(scope, limited.receive, _unless_stalled(send))
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        if self._options.keys:
+            if scope["path"] not in OPEN_PATHS and not self._admits(scope, headers.get("authorization", "")):
+                return ApiError(401, "give a key of this server: Authorization: Bearer KEY", code="invalid_api_key")
+        elif self._is_loopback and _host(headers.get("host", "")) not in LOOPBACK:
+            return ApiError(403, "this server has no key, so it answers under the names of this machine only")
+        if len(headers) > MAX_HEADERS or sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
+            return ApiError(431, f"the headers are over {MAX_HEAD:,} bytes, or more than {MAX_HEADERS}")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._options.max_body:
+            return _too_large(self._options.max_body)
+        if headers.get("content-encoding", "identity") != "identity":
+            return ApiError(415, "send bodies as they are, without content-encoding")
+        return None
+
+    def _admits(self, scope: Scope, header: str) -> bool:
+        kind, _, given = header.partition(" ")
+        found = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self._options.keys]
+        if kind.lower() != "bearer" or not any(found):
+            return False
+        key = self._options.keys[found.index(True)]
+        scope.setdefault("state", {})["tenant"] = blake2b(key.encode(), digest_size=16).digest()
+        return True
+
+
+class _Body:
+    """A body that may not be too large, nor take too long."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive, self._most, self._size, self._is_whole = receive, most, 0, False
+        self._ends_s = asyncio.get_running_loop().time() + BODY_S
+
+    async def receive(self) -> Message:
+        """See ASGI."""
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._ends_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
+        self._size += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._size > self._most:
+            raise _too_large(self._most)
+        return message
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is over {most:,} bytes")
+
+
+def _unless_stalled(send: Send) -> Send:
+    """Fails for a client that takes nothing for too long, so that what it asked for is cancelled."""
+
+    async def limited(message: Message) -> None:
+        async with asyncio.timeout(STALL_S):
+            await send(message)
+
+    return limited
+
+
+def _host(header: str) -> str:
+    """Without the port."""
+    name, colon, port = header.rpartition(":")
+    return (name if colon and port.isdecimal() else header).lower()
+
+
+class PunctualProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, which closes a connection whose headers do not come in time."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_head()
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head_is_here()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _head_is_here(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

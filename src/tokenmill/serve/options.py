@@ -1,0 +1,42 @@
+"""What `tokenmill serve` is told, and keys out of a file."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmill.errors import ConfigError
+
+__all__ = ["Options", "read_keys"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """name: of the model, to clients. keys: clients send one of them; none is needed if there are none.
+
+    max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
+    requests are refused. max_body: bytes.
+    """
+
+    name: str
+    keys: tuple[str, ...] = field(default=(), repr=False)
+    max_queued: int = 64
+    drain_s: float = 30.0
+    is_strict: bool = False
+    max_body: int = 4_000_000
+
+
+def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:
+    """The keys of clients, one that was given and those of a file."""
+    found = [] if given is None else [("--api-key", given)]
+    if file is not None:
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise ConfigError("api_key_file", str(file), f"a file that can be read ({why})", "--api-key-file") from None
+        found += [(str(file), line) for line in lines if line and not line.startswith("#")]
+        if len(found) == (given is not None):
+            raise ConfigError("api_key_file", str(file), "a file with a key in a line", "--api-key-file")
+    for where, key in found:
+        if not key or not (key.isascii() and key.isprintable()) or " " in key:
+            raise ConfigError("api_key", "…", "printable ASCII without spaces, since it travels in a header", where)
+    return tuple(key for _, key in found)

@@ -1,0 +1,130 @@
+"""Bodies of requests become requests of the core: prompts are encoded, fields become SamplingParams, lengths checked.
+
+It may take milliseconds for long prompts, so it runs in a thread beside the event loop. Only requests of one tenant,
+the client's key, and of one cache_salt share rows of the cache.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.config import SamplingParams
+from tokenmill.engine.core import Core
+from tokenmill.engine.requests import Request
+from tokenmill.errors import RequestError
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
+
+__all__ = ["Prepared", "num_continuations", "prepare_chat", "prepare_completion"]
+
+COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
+TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
+SAME_NAMES = (
+    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias seed stop "
+    "stop_token_ids ignore_eos"
+).split()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be queued. prompts: the token ids of each; num_each: continuations of each prompt."""
+
+    request: Request
+    prompts: list[list[int]]
+    num_each: int
+    wants_logprobs: bool
+
+    def prompt_of(self, index: int) -> list[int]:
+        """The prompt of a continuation."""
+        return self.prompts[index // self.num_each]
+
+
+def num_continuations(body: SamplingBody) -> int:
+    """Sequences that a request would run, before anything of it is checked or encoded."""
+    prompts = 1
+    if isinstance(body, CompletionBody) and isinstance(body.prompt, list) and not _is_ids(body.prompt):
+        prompts = len(body.prompt)
+    return prompts * max(body.n or 1, 1)
+
+
+def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") -> Prepared:
+    """See the module."""
+    given: Any = body.prompt
+    prompts = [given] if isinstance(given, str) or _is_ids(given) else given
+    if not prompts:
+        raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo with logprobs is not supported", "echo", "unsupported_parameter")
+    with _about("prompt"):
+        tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in prompts]
+    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _prepared(core, body, tenant, tokens, max_tokens, body.logprobs)
+
+
+def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
+    """See the module."""
+    with _about("messages"):
+        tokens = _cut(body, core.inputs.chat_prompt(body.messages))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return _prepared(core, body, tenant, [tokens], max_tokens, logprobs)
+
+
+def _prepared(
+    core: Core,
+    body: SamplingBody,
+    tenant: bytes,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    logprobs: int | None,
+) -> Prepared:
+    settings = _settings(core.inputs.defaults, body) | {"logprobs": logprobs}
+    salt = tenant + (body.cache_salt or "").encode("utf-8", "surrogatepass")
+    sequences = []
+    for tokens in prompts:
+        params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
+        sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
+    return Prepared(Request(sequences), prompts, params.n, logprobs is not None)
+
+
+def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
+    """What SamplingParams calls the fields that are given, over what the model's files recommend."""
+    given = {name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None}
+    given |= {"min_new_tokens": body.min_tokens} if body.min_tokens is not None else {}
+    return {"temperature": TEMPERATURE, **defaults, **given, "include_stop": body.include_stop_str_in_output}
+
+
+def _clamped(core: Core, num_prompt: int, max_tokens: int | None) -> int:
+    """The new tokens that are asked for, at most as many as fit."""
+    config = core.loaded.config
+    limit = min(config.max_length, config.cache_tokens)
+    if num_prompt >= limit:
+        excess = num_prompt + 1 - limit
+        message = (
+            f"the prompt has {num_prompt} tokens, and at most {limit - 1} leave room for one more: {excess} too many"
+        )
+        raise ApiError(400, message, "prompt", "context_length_exceeded")
+    if max_tokens is not None and max_tokens < 1:
+        raise ApiError(400, f"max_tokens = {max_tokens} is not allowed: at least 1", "max_tokens")
+    return limit - num_prompt if max_tokens is None else min(max_tokens, limit - num_prompt)
+
+
+def _cut(body: SamplingBody, tokens: list[int]) -> list[int]:
+    """The last tokens of a prompt, as many as the client wants to keep."""
+    return tokens if body.truncate_prompt_tokens is None else tokens[-body.truncate_prompt_tokens :]
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """What is refused inside is about this field."""
+    try:
+        yield
+    except RequestError as error:
+        raise ApiError(400, str(error), field) from None
+
+
+def _is_ids(prompt: str | list[Any]) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)

@@ -1,0 +1,111 @@
+"""The process: sockets, signals, and an end at which streams are finished first.
+
+uvicorn with h11 speaks HTTP. SIGTERM or Ctrl-C begins to drain: new requests get 503, what runs goes on for as long as
+the timeout allows, then the process ends. A second one ends it now.
+"""
+
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from ipaddress import ip_address
+from types import FrameType
+
+import uvicorn
+
+from tokenmill.engine.engine import Engine
+from tokenmill.errors import ConfigError
+from tokenmill.serve.app import make_app
+from tokenmill.serve.driver import Driver
+from tokenmill.serve.guard import Guard, PunctualProtocol
+from tokenmill.serve.options import Options
+from tokenmill.serve.service import Service
+
+__all__ = ["Address", "Server", "listen"]
+
+TICK_S = 0.05
+GRACE_S = 2  # for connections, after the last request has ended or was given up
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    @property
+    def url(self) -> str:
+        """For people and clients."""
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket at an address; ConfigError if it cannot be had. Before the model is loaded, which may take minutes."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((address.host, address.port))
+        taken.listen(2048)
+    except OSError as error:
+        taken.close()
+        why = error.strerror or str(error)
+        raise ConfigError("port", address.port, f"one that is free at {address.host} ({why})", "--port") from None
+    return taken
+
+
+class Server(uvicorn.Server):
+    """An engine that is served at a socket, until a signal comes or `drain` is called. It is then closed."""
+
+    def __init__(self, engine: Engine, taken: socket.socket, options: Options) -> None:
+        self._engine, self._taken, self._options = engine, taken, options
+        self.driver = Driver(engine.core, engine.config.max_sequences + options.max_queued, self._end)
+        self._service = Service(engine, self.driver, options)
+        is_loopback = ip_address(taken.getsockname()[0]).is_loopback
+        super().__init__(_config(Guard(make_app(self._service), options, is_loopback)))
+
+    def serve_to_end(self) -> bool:
+        """Serve; whether the engine lived to the end."""
+        self.driver.start()
+        try:
+            self.run(sockets=[self._taken])
+        finally:
+            self.driver.stop()
+            self._engine.close()
+        return not self.driver.has_failed
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins to drain, the second ends."""
+        if self._service.is_draining:
+            self.force_exit = True
+            self._end()
+        else:
+            self.drain()
+
+    def drain(self) -> None:
+        """Take no more requests, and end when those that run have ended, at the latest after the timeout."""
+        self._service.is_draining = True
+        threading.Thread(target=self._wait_for_requests, name="tokenmill-drain", daemon=True).start()
+
+    def _wait_for_requests(self) -> None:
+        ends_s = time.monotonic() + self._options.drain_s
+        while self.driver.num_open and not self.should_exit and time.monotonic() < ends_s:
+            time.sleep(TICK_S)
+        self._end()
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+
+def _config(app: Guard) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PunctualProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_S,
+    )

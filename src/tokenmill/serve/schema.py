@@ -1,0 +1,132 @@
+"""The bodies of requests, as OpenAI's API and vLLM name their fields.
+
+Types are strict: "5" is no number. Ranges are those of SamplingParams, which is what the fields become. A field that is
+known and not served yet stands in UNSERVED with the values that ask for nothing; any other value is refused by name. A
+field that is not known is accepted, and the answer names it in `warnings`.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "StreamOptions", "TokenizeBody"]
+
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Prompt = str | list[Int64]
+
+
+class Body(BaseModel):
+    """What all bodies have in common."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: str | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of fields that no endpoint of this kind has."""
+        return [name for name in self.model_extra or {} if name not in self.UNSERVED]
+
+    @property
+    def refused(self) -> str | None:
+        """The first field that asks for what is not served yet."""
+        given = (self.model_extra or {}).items()
+        return next((name for name, value in given if value not in self.UNSERVED.get(name, (value,))), None)
+
+
+class StreamOptions(BaseModel):
+    """What a stream sends beside its text."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    include_usage: bool = False
+
+
+class SamplingBody(Body):
+    """The fields that choose tokens. None leaves a setting as the server has it."""
+
+    UNSERVED = {
+        "allowed_token_ids": (None,),
+        "bad_words": (None, []),
+        "guided_choice": (None,),
+        "guided_grammar": (None,),
+        "guided_json": (None,),
+        "guided_regex": (None,),
+        "prompt_logprobs": (None,),
+        "skip_special_tokens": (None, True),
+        "structured_outputs": (None,),
+        "use_beam_search": (None, False),
+    }
+
+    n: Int64 | None = None
+    max_tokens: Int64 | None = None
+    min_tokens: Int64 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[Int64] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    priority: Int64 = 0
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    return_token_ids: bool = False
+    user: str | None = None
+
+
+class CompletionBody(SamplingBody):
+    """POST /v1/completions."""
+
+    UNSERVED = SamplingBody.UNSERVED | {"suffix": (None, ""), "best_of": (None, 1)}
+
+    prompt: str | list[str] | list[Int64] | list[list[Int64]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+
+
+class ChatBody(SamplingBody):
+    """POST /v1/chat/completions."""
+
+    UNSERVED = SamplingBody.UNSERVED | {
+        "response_format": (None, {"type": "text"}),
+        "tools": (None, []),
+        "tool_choice": (None, "none"),
+        "functions": (None, []),
+        "function_call": (None, "none"),
+        "add_generation_prompt": (None, True),
+        "continue_final_message": (None, False),
+        "chat_template": (None,),
+        "chat_template_kwargs": (None, {}),
+        "documents": (None, []),
+        "audio": (None,),
+        "modalities": (None, ["text"]),
+    }
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: Int64 | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeBody(Body):
+    """POST /tokenize: a prompt, or the messages of a conversation."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    """POST /detokenize."""
+
+    tokens: list[Int64]

@@ -1,0 +1,74 @@
+"""What all routes use, and how their bodies are read."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic_core
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenmill.engine.engine import Engine
+from tokenmill.serve.driver import Driver
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.options import Options
+from tokenmill.serve.schema import Body
+
+__all__ = ["JsonRoute", "Service"]
+
+
+@dataclass
+class Service:
+    """One engine, served. is_draining: new requests are refused."""
+
+    engine: Engine
+    driver: Driver
+    options: Options
+    is_draining: bool = False
+
+    def check_ready(self) -> None:
+        """ApiError 503 if no request can be taken."""
+        if self.is_draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down")
+        if self.driver.error is not None:
+            raise self.driver.error
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError 404 for another model than the one that is served."""
+        if name is not None and name != self.options.name:
+            message = f"the model {name!r} is not served here; there is {self.options.name!r}"
+            raise ApiError(404, message, "model", "model_not_found")
+
+    def check(self, body: Body) -> None:
+        """ApiError for a body that asks for what is not served."""
+        self.check_model(body.model)
+        if body.refused is not None:
+            raise ApiError(400, f"{body.refused} is not supported", body.refused, "unsupported_parameter")
+        if self.options.is_strict and body.unknown:
+            raise ApiError(400, f"there is no field {body.unknown[0]!r}", body.unknown[0], "unknown_parameter")
+
+
+class _JsonRequest(Request):
+    """Reads JSON with a parser that has a limit on depth and takes no lone surrogates."""
+
+    async def json(self) -> Any:
+        """See Request."""
+        try:
+            return pydantic_core.from_json(await self.body())
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is read by that parser."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        """See APIRoute."""
+        handler = super().get_route_handler()
+
+        async def read(request: Request) -> Response:
+            return await handler(_JsonRequest(request.scope, request.receive))
+
+        return read

@@ -1,0 +1,61 @@
+"""A server in a thread, at a port that is free, with a tiny model that speaks in words."""
+
+import threading
+from contextlib import contextmanager
+
+import httpx2
+import openai
+import pytest
+
+from tests.word_model import save_chat_model
+from tokenmill import load
+from tokenmill.serve.options import Options
+from tokenmill.serve.run import Address, Server, listen
+
+MODEL = "words"
+SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory):
+    return save_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@contextmanager
+def served(path, settings=None, **options):
+    """A server that is drained at the end. `url` is where it is."""
+    taken = listen(Address(port=0))
+    server = Server(load(path, **(SETTINGS | (settings or {}))), taken, Options(MODEL, **{"drain_s": 5.0, **options}))
+    server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    thread = threading.Thread(target=server.serve_to_end, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.drain()
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not end"
+
+
+@pytest.fixture(scope="module")
+def server(chat_model):
+    with served(chat_model) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def quiet(chat_model):
+    """An engine of the same settings, for what the texts should be."""
+    return load(chat_model, **SETTINGS, speculate="off")
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def http(server):
+    with httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as http:
+        yield http

@@ -1,0 +1,185 @@
+"""The thread beside the event loop: who leaves is cancelled, and all hear of what ends them."""
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx2
+import pytest
+
+from tests.empty import check_empty
+from tests.serve.conftest import served
+from tokenmill import load
+from tokenmill.config import SamplingParams
+from tokenmill.errors import CapacityError
+from tokenmill.serve.driver import Driver, EngineDied
+
+LONG = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0}
+
+
+class Gate:
+    """Holds the steps of a core back until it is opened, and counts them."""
+
+    def __init__(self, core):
+        self.opened, self.waits, self.step = threading.Event(), threading.Event(), core.step
+        core.step = self.held
+
+    def held(self):
+        self.waits.set()
+        assert self.opened.wait(20)
+        self.step()
+
+
+@pytest.fixture
+def core(chat_model):
+    return load(chat_model, dtype="float32", max_length=96, max_sequences=2, block_size=8).core
+
+
+@pytest.fixture
+def driver(core):
+    driver = Driver(core, max_open=4)
+    driver.start()
+    yield driver
+    driver.stop()
+    check_empty(core)
+
+
+def request(core, prompt="w1 w2", **settings):
+    return core.request(prompt, SamplingParams(**{"max_new_tokens": 20, **settings}))
+
+
+async def tokens_of(driver, request):
+    return [token async for pieces in driver.pieces(request) for piece in pieces for token in piece.tokens]
+
+
+def test_requests_run_together_and_say_what_they_say_alone(driver, core, chat_model):
+    alone = load(chat_model, dtype="float32", max_length=96)
+    prompts = ["w1 w2", "w3", "w4 w5 w6", "w7"]
+
+    async def both():
+        return await asyncio.gather(*(tokens_of(driver, request(core, prompt)) for prompt in prompts))
+
+    assert asyncio.run(both()) == [list(alone.generate(prompt, max_new_tokens=20).tokens) for prompt in prompts]
+    assert driver.load.num_running == driver.load.num_waiting == driver.load.num_used_blocks == 0
+
+
+def test_who_stops_reading_is_cancelled(driver, core):
+    async def leave():
+        pieces = driver.pieces(request(core, max_new_tokens=90))
+        await anext(pieces)
+        await pieces.aclose()
+        while driver.load.num_used_blocks or core.trackers:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 20))
+
+
+def test_an_error_of_one_request_is_told_to_it_alone(driver, core):
+    async def both():
+        late = core.request("w1", SamplingParams(max_new_tokens=20), timeout_s=0)
+        return await asyncio.gather(tokens_of(driver, late), tokens_of(driver, request(core)), return_exceptions=True)
+
+    error, tokens = asyncio.run(both())
+    assert "deadline" in str(error) and len(tokens) == 20
+
+
+def test_places(driver):
+    with driver.places(3):
+        with pytest.raises(CapacityError, match="2 needed, 1 available; change max-queued-requests"), driver.places(2):
+            pass
+        with driver.places(1):
+            assert driver.num_open == 4
+    assert driver.num_open == 0
+
+
+def test_a_step_that_raises_ends_everybody(core):
+    died = threading.Event()
+    driver = Driver(core, 4, died.set)
+    driver.start()
+    core.step = lambda: 1 / 0
+
+    async def both():
+        first = await asyncio.gather(*(tokens_of(driver, request(core)) for _ in range(2)), return_exceptions=True)
+        return [*first, *await asyncio.gather(tokens_of(driver, request(core)), return_exceptions=True)]
+
+    errors = asyncio.run(asyncio.wait_for(both(), 20))
+    assert [type(error) for error in errors] == [EngineDied] * 3 and "ZeroDivisionError" in str(errors[0])
+    assert driver.has_failed and died.wait(5)
+    driver.stop()
+
+
+def test_stopped_it_tells_those_who_wait(core):
+    driver, gate = Driver(core, 4), Gate(core)
+    driver.start()
+
+    async def read():
+        reading = asyncio.ensure_future(tokens_of(driver, request(core)))
+        await asyncio.to_thread(gate.waits.wait)
+        stopping = asyncio.ensure_future(asyncio.to_thread(driver.stop))
+        gate.opened.set()
+        with pytest.raises(EngineDied, match="shutting down"):
+            await reading
+        await stopping
+        with pytest.raises(EngineDied, match="shutting down"):
+            await tokens_of(driver, request(core))
+
+    asyncio.run(asyncio.wait_for(read(), 20))
+
+
+# ---- through HTTP
+
+
+def test_a_full_queue_is_429(chat_model):
+    with served(chat_model, {"max_sequences": 1}, max_queued=1) as server:
+        gate = Gate(server.driver.core)
+        statuses = []
+
+        def ask():
+            statuses.append(httpx2.post(f"{server.url}/v1/completions", json=LONG, timeout=30).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while server.driver.num_open < 2:
+            time.sleep(0.01)
+        refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        gate.opened.set()
+        for thread in threads:
+            thread.join(20)
+        assert statuses == [200, 200]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
+    with served(chat_model) as server:
+        gate = Gate(server.driver.core)
+        with httpx2.Client(timeout=30) as http:
+            asking = http.build_request("POST", f"{server.url}/v1/completions", json=LONG | {"stream": stream})
+            if stream:
+                gate.opened.set()
+                response = http.send(asking, stream=True)
+                next(response.iter_lines())
+                response.close()
+            else:
+                with pytest.raises(httpx2.ReadTimeout):
+                    http.post(asking.url, json=LONG, timeout=0.3)
+                gate.opened.set()
+        while server.driver.num_open or server.driver.core.trackers:
+            time.sleep(0.01)
+        check_empty(server.driver.core)
+
+
+def test_a_step_that_raises_ends_streams_and_health(chat_model):
+    with served(chat_model) as server:
+        gate, core = Gate(server.driver.core), server.driver.core
+        gate.opened.set()
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as response:
+            lines = response.iter_lines()
+            assert json.loads(next(lines).removeprefix("data: "))["object"] == "text_completion"
+            core.step = lambda: 1 / 0
+            last = [line for line in lines if line.startswith("data: ")][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
+        assert server.should_exit

@@ -1,0 +1,170 @@
+"""What stands before every route: keys, hosts, sizes, slow clients."""
+
+import gzip
+import socket
+import time
+
+import httpx2
+import pytest
+
+from tests.serve.conftest import served
+from tokenmill.errors import ConfigError
+from tokenmill.serve import guard
+from tokenmill.serve.options import read_keys
+
+BODY = {"prompt": "w1", "max_tokens": 2}
+ROUTES = [
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/words"),
+    ("POST", "/v1/completions"),
+    ("POST", "/v1/chat/completions"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/version"),
+    ("GET", "/openapi.json"),
+    ("GET", "//v1/models"),
+    ("GET", "/v1/%6dodels"),
+    ("GET", "/health/../v1/models"),
+    ("GET", "/%68ealth/"),
+    ("OPTIONS", "/v1/models"),
+    ("DELETE", "/v1/models"),
+    ("GET", "/no/such/path"),
+]
+
+
+@pytest.fixture(scope="module")
+def locked(chat_model):
+    with served(chat_model, keys=("one-key", "other-key"), max_body=10_000) as server:
+        yield server.url
+
+
+def wire(url, data):
+    """What a server answers to bytes, until it closes the connection."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(data)
+        received = b""
+        while more := connection.recv(65536):
+            received += more
+        return received
+
+
+@pytest.mark.parametrize("key", [None, "", "one", "one-key-and-more", "ONE-KEY", "wrong"])
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_every_route_wants_a_key(locked, method, path, key):
+    auth = "" if key is None else f"Authorization: Bearer {key}\r\n"
+    said = wire(locked, f"{method} {path} HTTP/1.1\r\nHost: x\r\n{auth}Connection: close\r\n\r\n".encode())
+    assert said.startswith(b"HTTP/1.1 401 ") and b'"code":"invalid_api_key"' in said
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_health_needs_none(locked, path):
+    assert httpx2.get(locked + path).status_code == 200
+
+
+@pytest.mark.parametrize("header", ["Bearer one-key", "bearer other-key"])
+def test_a_key_lets_in(locked, header):
+    response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header})
+    assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 2
+
+
+def test_tenants_do_not_share_rows(locked):
+    body = {"prompt": " ".join(f"w{number}" for number in range(40)), "max_tokens": 1}
+
+    def cached(key):
+        answer = httpx2.post(f"{locked}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert [cached("one-key"), cached("one-key"), cached("other-key"), cached("other-key")] == [0, 32, 0, 32]
+
+
+def test_a_foreign_host_is_refused_where_no_key_is_needed(server):
+    for host, status in [("evil.example", 403), ("localhost:1234", 200), ("127.0.0.1", 200), ("[::1]:80", 200)]:
+        assert httpx2.get(f"{server.url}/version", headers={"Host": host}).status_code == status
+
+
+def test_bodies_that_are_too_large(locked):
+    key = {"Authorization": "Bearer one-key"}
+    said = httpx2.post(f"{locked}/v1/completions", json={"prompt": "w1 " * 10_000}, headers=key)
+    assert said.status_code == 413 and said.headers["connection"] == "close"
+
+    def endless():
+        while True:
+            yield b" " * 4000
+
+    try:
+        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=key)
+        assert said.status_code == 413
+    except (httpx2.WriteError, httpx2.ReadError):
+        pass  # the connection was closed while more was sent
+
+
+def test_compressed_bodies_are_not_unpacked(locked):
+    headers = {"Authorization": "Bearer one-key", "Content-Encoding": "gzip"}
+    said = httpx2.post(f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers)
+    assert said.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "head", [b"X: " + b"a" * 10**6, b"".join(b"X%d: a\r\n" % i for i in range(10_000))], ids=["long", "many"]
+)
+def test_headers_that_are_too_large(locked, head):
+    try:
+        said = wire(locked, b"GET /health HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+    except ConnectionError:
+        return  # closed while more was sent
+    assert said.startswith(b"HTTP/1.1 4")
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(guard, "HEAD_S", 0.3)
+    monkeypatch.setattr(guard, "BODY_S", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: ", b"G"], ids=["nothing", "half", "a letter"])
+def test_a_head_that_does_not_come_closes_the_connection(server, sent):
+    begun_s = time.monotonic()
+    assert wire(server.url, sent) == b""
+    assert time.monotonic() - begun_s < 10
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_second_head_that_does_not_come_closes_the_connection(server):
+    said = wire(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he")
+    assert said.startswith(b"HTTP/1.1 200") and said.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_body_that_does_not_come_is_refused(server):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 90\r\n"
+    )
+    said = wire(server.url, head + b'\r\n{"pro')
+    assert said.startswith(b"HTTP/1.1 408") and b"connection: close" in said.lower()
+
+
+def test_keys_of_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# people\nalice-key\n\n  bob-key  \n")
+    assert read_keys("mine", file) == ("mine", "alice-key", "bob-key")
+    assert read_keys(None, None) == ()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "schlüssel\n"])
+def test_a_file_without_keys_is_refused(tmp_path, text):
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(ConfigError, match="api_key"):
+        read_keys(None, tmp_path / "keys")
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"No such file.*|--api-key-file"):
+        read_keys(None, tmp_path / "missing")
+
+
+@pytest.mark.parametrize("key", ["", "ü", "a b", "a\nb"])
+def test_a_key_that_no_header_can_carry(key):
+    with pytest.raises(ConfigError, match="--api-key"):
+        read_keys(key, None)

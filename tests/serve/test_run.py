@@ -1,0 +1,85 @@
+"""The process: signals, ports, and the command line."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+
+from tokenmill.errors import ConfigError
+from tokenmill.serve.run import Address, listen
+
+BODY = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0, "stream": True}
+
+
+@contextmanager
+def running(path, *options):
+    """`tokenmill serve` in a process, at a free port; the process and its URL."""
+    with listen(Address(port=0)) as taken:
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "tokenmill", "serve", path, "--port", str(port), "--dtype", "float32", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        first = next(line for line in process.stderr if "Ctrl-C ends" in line)
+        yield process, re.search(r"http://\S+\d", first)[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def read(url, got, begun):
+    with httpx2.stream("POST", f"{url}/v1/completions", json=BODY, timeout=60) as response:
+        for line in response.iter_lines():
+            got.append(line)
+            begun.set()
+
+
+def test_a_signal_lets_streams_end(chat_model):
+    with running(chat_model, "--max-length", "96") as (process, url):
+        got, begun = [], threading.Event()
+        reading = threading.Thread(target=read, args=(url, got, begun))
+        reading.start()
+        assert begun.wait(60)
+        process.send_signal(signal.SIGTERM)
+        reading.join(60)
+        assert process.wait(60) == 0
+        assert got[-2:] == ["data: [DONE]", ""] or "data: [DONE]" in got
+        pieces = [json.loads(line.removeprefix("data: ")) for line in got if line.startswith("data: {")]
+        assert sum(len(piece["choices"][0]["text"].split()) for piece in pieces) == 90
+
+
+def test_a_second_signal_ends_now(chat_model):
+    with running(chat_model, "--shutdown-timeout", "600") as (process, url):
+        httpx2.get(f"{url}/health")
+        process.send_signal(signal.SIGSTOP)  # so that both signals find it at the same place
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(60) == 0
+
+
+def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded():
+    with listen(Address(port=0)) as taken, pytest.raises(ConfigError, match=r"Address already in use.*|--port"):
+        listen(Address(port=taken.getsockname()[1]))
+
+
+def test_an_address_that_is_none_of_ours():
+    with pytest.raises(ConfigError, match="host"):
+        listen(Address(host="no.such.host.invalid"))
+
+
+def test_the_command_names_the_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "tokenmill", "serve", "no-such-model", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "--port" in done.stderr
