@@ -13,7 +13,9 @@ from tests.serve.conftest import served
 from tokenmill import load
 from tokenmill.config import SamplingParams
 from tokenmill.errors import CapacityError
-from tokenmill.serve.driver import Driver, EngineDied
+from tokenmill.serve.driver import Driver
+from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.metrics import Metrics
 
 LONG = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0}
 
@@ -38,7 +40,7 @@ def core(chat_model):
 
 @pytest.fixture
 def driver(core):
-    driver = Driver(core, max_open=4)
+    driver = Driver(core, Metrics(core, "words"), max_open=4)
     driver.start()
     yield driver
     driver.stop()
@@ -61,7 +63,7 @@ def test_requests_run_together_and_say_what_they_say_alone(driver, core, chat_mo
         return await asyncio.gather(*(tokens_of(driver, request(core, prompt)) for prompt in prompts))
 
     assert asyncio.run(both()) == [list(alone.generate(prompt, max_new_tokens=20).tokens) for prompt in prompts]
-    assert driver.load.num_running == driver.load.num_waiting == driver.load.num_used_blocks == 0
+    check_empty(core)
 
 
 def test_who_stops_reading_is_cancelled(driver, core):
@@ -69,7 +71,7 @@ def test_who_stops_reading_is_cancelled(driver, core):
         pieces = driver.pieces(request(core, max_new_tokens=90))
         await anext(pieces)
         await pieces.aclose()
-        while driver.load.num_used_blocks or core.trackers:
+        while driver.core.trackers:
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(leave(), 20))
@@ -95,7 +97,7 @@ def test_places(driver):
 
 def test_a_step_that_raises_ends_everybody(core):
     died = threading.Event()
-    driver = Driver(core, 4, died.set)
+    driver = Driver(core, Metrics(core, "words"), 4, died.set)
     driver.start()
     core.step = lambda: 1 / 0
 
@@ -110,7 +112,7 @@ def test_a_step_that_raises_ends_everybody(core):
 
 
 def test_stopped_it_tells_those_who_wait(core):
-    driver, gate = Driver(core, 4), Gate(core)
+    driver, gate = Driver(core, Metrics(core, "words"), 4), Gate(core)
     driver.start()
 
     async def read():

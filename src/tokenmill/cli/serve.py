@@ -65,6 +65,9 @@ def command(
             "Requests that say nothing use the sampling settings that the model's files recommend.",
         ),
     ] = True,
+    metrics_prefix: Annotated[
+        str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")
+    ] = "tokenmill",
     strict: Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")] = False,
     quiet: Quiet = False,
 ) -> None:
@@ -79,7 +82,7 @@ def command(
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     keys = read_keys(api_key or os.environ.get(KEY), api_key_file)
-    options = Options(name or model, keys, max_queued, drain, strict)
+    options = Options(name or model, keys, max_queued, drain, strict, metrics_prefix=metrics_prefix)
     address = Address(host, port)
     taken = listen(address)
     if not is_given(context, "max_sequences"):

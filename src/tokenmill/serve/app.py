@@ -7,8 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
-from tokenmill.serve.driver import EngineDied
-from tokenmill.serve.errors import ApiError, respond
+from tokenmill.serve.errors import ApiError, EngineDied, respond
 from tokenmill.serve.facts import models, status, tokens
 from tokenmill.serve.generation import generation
 from tokenmill.serve.service import Service

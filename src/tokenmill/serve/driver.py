@@ -12,26 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError
+from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.metrics import Metrics
 
-__all__ = ["Driver", "EngineDied", "Load"]
-
-
-class EngineDied(Exception):
-    """Nothing can be served any more, because a step has raised or the server stops. The message says which."""
-
-
-class Load(NamedTuple):
-    """What the engine holds after a step."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_used_blocks: int = 0
+__all__ = ["Driver"]
 
 
 @dataclass(eq=False)
@@ -46,12 +35,14 @@ class Reply:
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: sequences that may run and wait; num_open: those that do. load: after the last step. error: set when
+    max_open: sequences that may run and wait; num_open: those that do. error: set when
     nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the driver's thread.
     """
 
-    def __init__(self, core: Core, max_open: int, on_failure: Callable[[], None] = lambda: None) -> None:
-        self.core, self.max_open, self.num_open, self.load = core, max_open, 0, Load()
+    def __init__(
+        self, core: Core, metrics: Metrics, max_open: int, on_failure: Callable[[], None] = lambda: None
+    ) -> None:
+        self.core, self.metrics, self.max_open, self.num_open = core, metrics, max_open, 0
         self.error: EngineDied | None = None
         self.has_failed = False
         self.on_failure = on_failure
@@ -80,6 +71,7 @@ class Driver:
     def places(self, count: int) -> Iterator[None]:
         """Hold places for so many sequences; CapacityError if they are not free. Called in the event loop."""
         if self.num_open + count > self.max_open:
+            self.metrics.rejected("queue_full")
             raise CapacityError(
                 "places in the queue", count, max(self.max_open - self.num_open, 0), "max-queued-requests"
             )
@@ -112,10 +104,11 @@ class Driver:
 
     def _run(self) -> None:
         try:
-            while not self._is_stopped:
-                self._empty_inbox()
-                if self._live:
-                    self._step()
+            with self.core.observed_by(self.metrics):
+                while not self._is_stopped:
+                    self._empty_inbox()
+                    if self._live:
+                        self._step()
         except BaseException as error:  # noqa: BLE001  (whatever it is, clients must hear of it)
             self.has_failed = True
             self.error = EngineDied(f"the engine has failed: {type(error).__name__}: {error}")
@@ -138,12 +131,16 @@ class Driver:
         self.core.step()
         self._begun_s = None
         self._hand_out()
-        self._look()
 
     def _look(self) -> None:
         """Take down what the engine holds; what is cancelled has given its blocks back."""
-        scheduler, num_used_blocks = self.core.scheduler, self.core.num_used_blocks
-        self.load = Load(len(scheduler.running), len(scheduler.waiting), num_used_blocks)
+        num_used, scheduler = self.core.num_used_blocks, self.core.scheduler
+        for name, value in {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": num_used / scheduler.allocator.num_blocks,
+        }.items():
+            self.metrics.gauges[name].set(value)
 
     def _submit(self, reply: Reply) -> None:
         if self.error is None:
@@ -158,6 +155,7 @@ class Driver:
         if reply in self._live and self.error is None:
             self._live.remove(reply)
             self.core.cancel(reply.request)
+            self._count_ended(reply)
             self._look()
 
     def _hand_out(self) -> None:
@@ -170,10 +168,16 @@ class Driver:
             except Exception as error:  # noqa: BLE001  (the error of this request; the others go on)
                 news[reply] = error
                 self.core.cancel(reply.request)
-        self._live = [
-            each for each in self._live if not (each.request.is_done or isinstance(news.get(each), Exception))
-        ]
+        over = [each for each in self._live if each.request.is_done or isinstance(news.get(each), Exception)]
+        for reply in over:
+            self._live.remove(reply)
+            self._count_ended(reply)
+        self._look()  # before clients hear of it, so that what they ask then is up to date
         self._tell(news)
+
+    def _count_ended(self, reply: Reply) -> None:
+        for tracker in reply.request.trackers:
+            self.metrics.ended(tracker.sequence, tracker.completion)
 
     def _tell(self, news: Mapping[Reply, list[Piece] | Exception]) -> None:
         for loop in {reply.loop for reply in news}:

@@ -8,12 +8,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, RequestError
-from tokenmill.serve.driver import EngineDied
 
-__all__ = ["ApiError", "body_of", "described", "respond"]
+__all__ = ["ApiError", "EngineDied", "body_of", "described", "respond"]
 
 RETRY_AFTER_S = 1
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class EngineDied(Exception):
+    """Nothing can be served any more, because a step has raised or the server stops. The message says which."""
 
 
 class ApiError(HTTPException):

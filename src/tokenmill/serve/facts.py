@@ -5,6 +5,8 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
 
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.errors import ApiError
@@ -92,6 +94,11 @@ def status(service: Service) -> APIRouter:
         """Whether new requests are taken."""
         service.check_ready()
         return {"status": "ok"}
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.driver.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @routes.get("/version")
     async def version() -> dict[str, str]:

@@ -13,7 +13,7 @@ class Options:
     """name: of the model, to clients. keys: clients send one of them; none is needed if there are none.
 
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
-    requests are refused. max_body: bytes.
+    requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Options:
     drain_s: float = 30.0
     is_strict: bool = False
     max_body: int = 4_000_000
+    metrics_prefix: str = "tokenmill"
 
 
 def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.serve.app import make_app
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.guard import Guard, PunctualProtocol
+from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
 from tokenmill.serve.service import Service
 
@@ -60,7 +61,8 @@ class Server(uvicorn.Server):
 
     def __init__(self, engine: Engine, taken: socket.socket, options: Options) -> None:
         self._engine, self._taken, self._options = engine, taken, options
-        self.driver = Driver(engine.core, engine.config.max_sequences + options.max_queued, self._end)
+        metrics = Metrics(engine.core, options.name, options.metrics_prefix)
+        self.driver = Driver(engine.core, metrics, engine.config.max_sequences + options.max_queued, self._end)
         self._service = Service(engine, self.driver, options)
         is_loopback = ip_address(taken.getsockname()[0]).is_loopback
         super().__init__(_config(Guard(make_app(self._service), options, is_loopback)))

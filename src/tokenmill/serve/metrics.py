@@ -1,0 +1,137 @@
+"""What GET /metrics says, under the names of vLLM's metrics, so that its dashboards work.
+
+It watches the loop as an observer and is told how requests end. All of it is written by the driver's thread; the event
+loop only reads.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.observers import Observer
+from tokenmill.engine.outputs import Completion
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.serve.answers import REASONS
+
+__all__ = ["Metrics"]
+
+# The bounds of vLLM's histograms.
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+LONG = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+class Metrics(Observer):
+    """The figures of one server. prefix: of all names."""
+
+    def __init__(self, core: Core, model: str, prefix: str = "tokenmill") -> None:
+        self._core, self._registry = core, CollectorRegistry()
+        self._prefix, self._labels = prefix, {"model_name": model}
+        self._started_s: dict[int, float] = {}  # when each sequence first ran, by its id
+        self._last: Plan | None = None
+        gauges = {
+            "num_requests_running": "Sequences that take part in steps",
+            "num_requests_waiting": "Sequences that wait for a place",
+            "kv_cache_usage_perc": "Share of the blocks of the KV cache that are in use, 0 to 1",
+        }
+        self.gauges = {name: self._made(Gauge, name, text) for name, text in gauges.items()}
+        self._prompt = self._made(Counter, "prompt_tokens", "Tokens of prompts whose sequences have begun to run")
+        self._queries = self._made(Counter, "prefix_cache_queries", "Tokens of prompts that were looked up")
+        self._hits = self._made(Counter, "prefix_cache_hits", "Tokens of prompts whose rows were in the cache")
+        self._generated = self._made(Counter, "generation_tokens", "Generated tokens of sequences that have ended")
+        self._success = self._counter("request_success", "Sequences that have ended", "finished_reason")
+        self._rejected = self._counter("admission_rejections", "Requests that were not taken", "reason")
+        self._ttft = self._histogram("time_to_first_token_seconds", "Until the first token", SECONDS)
+        self._gaps = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence", GAPS)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Until the last token", LONG)
+        self._queued = self._histogram("request_queue_time_seconds", "Until a sequence first runs", LONG)
+        self._prefill = self._histogram("request_prefill_time_seconds", "From then to its first token", LONG)
+        self._decode = self._histogram("request_decode_time_seconds", "From there to its last", LONG)
+        self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of a prompt", TOKENS)
+        self._answer_sizes = self._histogram("request_generation_tokens", "Generated tokens of a sequence", TOKENS)
+        self._iteration = self._histogram("iteration_tokens_total", "Tokens that a step feeds", ITERATION)
+        self._registry.register(_Totals(core, prefix, model))
+
+    def text(self) -> bytes:
+        """In the format that Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer. A plan may come twice, when it is made and when it is read."""
+        if plan is None or name != "plan" or plan is self._last:
+            return
+        self._last = plan
+        self._iteration.observe(sum(work.count for work in plan.work))
+        for work in plan.work:
+            if work.sequence.id not in self._started_s:
+                self._begun(work.sequence)
+
+    def ended(self, sequence: Sequence, done: Completion | None) -> None:
+        """A sequence has ended, with a completion or without."""
+        started_s = self._started_s.pop(sequence.id, None)
+        if done is None:
+            self._success.labels(**self._labels, finished_reason="abort").inc()
+            return
+        timing, reason = done.timing, REASONS[done.finish_reason]
+        self._success.labels(**self._labels, finished_reason=reason).inc()
+        self._generated.inc(len(done.tokens))
+        self._prompt_sizes.observe(done.num_prompt_tokens)
+        self._answer_sizes.observe(len(done.tokens))
+        self._ttft.observe(timing.ttft_s)
+        for gap_s in timing.itl_s:
+            self._gaps.observe(gap_s)
+        self._e2e.observe(timing.total_s)
+        self._decode.observe(sum(timing.itl_s))
+        if started_s is not None:
+            self._queued.observe(started_s)
+            self._prefill.observe(max(timing.ttft_s - started_s, 0.0))
+
+    def rejected(self, reason: str) -> None:
+        """A request was not taken."""
+        self._rejected.labels(**self._labels, reason=reason).inc()
+
+    def _begun(self, sequence: Sequence) -> None:
+        tracker = self._core.trackers.get(sequence.id)
+        if tracker is None:
+            return
+        self._started_s[sequence.id] = self._core.clock() - tracker.started_s
+        self._prompt.inc(sequence.num_prompt_tokens)
+        self._queries.inc(sequence.num_prompt_tokens)
+        self._hits.inc(sequence.num_cached_tokens or 0)
+
+    def _made(self, kind: Any, name: str, text: str, **more: Any) -> Any:
+        made = kind(f"{self._prefix}:{name}", text, ["model_name"], registry=self._registry, **more)
+        return made.labels(**self._labels)
+
+    def _counter(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"{self._prefix}:{name}", text, ["model_name", label], registry=self._registry)
+
+    def _histogram(self, name: str, text: str, bounds: Iterable[float]) -> Histogram:
+        made: Histogram = self._made(Histogram, name, text, buckets=tuple(bounds))
+        return made
+
+
+class _Totals(Collector):
+    """Counters that the engine keeps by itself."""
+
+    def __init__(self, core: Core, prefix: str, model: str) -> None:
+        self._core, self._prefix, self._model = core, prefix, model
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        """See Collector."""
+        stats = self._core.speculation.stats
+        totals = {
+            "num_preemptions": ("Sequences that gave their blocks up", self._core.scheduler.num_preemptions),
+            "spec_decode_num_draft_tokens": ("Tokens that were drafted", stats.num_drafted),
+            "spec_decode_num_accepted_tokens": ("Drafts that were accepted", stats.num_accepted),
+        }
+        for name, (text, value) in totals.items():
+            family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
+            family.add_metric([self._model], value)
+            yield family
