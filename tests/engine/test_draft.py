@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.empty import check_empty
 from tests.tiny_models import prompt, save
@@ -132,6 +133,60 @@ def test_a_text_longer_than_the_draft_model_takes_goes_on_without(llama, tmp_pat
     assert followers(engine).loaded.config.max_length == 32
     assert engine.generate(PROMPTS[0], max_new_tokens=50).tokens == plain.generate(PROMPTS[0], max_new_tokens=50).tokens
     assert engine.core.speculation.stats.num_drafted > 0
+
+
+def counted_calls(engine):
+    """Appends to the list that is returned at each call of the draft model."""
+    draft, calls = engine.core.speculation.draft, []
+    ask = draft.continuations
+    draft.continuations = lambda texts, limit: calls.append(len(texts)) or ask(texts, limit)
+    return calls
+
+
+def test_a_draft_model_that_has_nothing_to_say_is_hardly_asked(llama, tmp_path, plain):
+    """The controller tries it at the beginning and then seldom."""
+    short = shutil.copytree(llama, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32}))
+    engine = load(llama, dtype="float32", speculate="adaptive", draft_model=str(short), max_length=128)
+    calls = counted_calls(engine)
+    long = prompt(40, seed=3)
+    assert engine.generate(long, max_new_tokens=80).tokens == plain.generate(long, max_new_tokens=80).tokens
+    assert len(calls) < 10
+
+
+@pytest.mark.parametrize("speculate", ["draft_model", "adaptive"])
+def test_a_draft_model_that_fails_is_left_and_that_is_said_once(speculate, llama, tmp_path, plain, caplog):
+    broken = shutil.copytree(llama, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["lm_head.weight"][:] = float("nan")
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    engine = load(llama, dtype="float32", speculate=speculate, draft_model=str(broken), max_sequences=3)
+    core, fed = followers(engine) if speculate == "draft_model" else engine.core.speculation.draft._core, []
+    run = core.loaded.runner.run
+    core.loaded.runner.run = lambda plan, *more: fed.append(len(plan.work)) or run(plan, *more)
+    assert texts(engine.generate(PROMPTS, max_new_tokens=30)) == texts(plain.generate(PROMPTS, max_new_tokens=30))
+    assert sum(fed) <= 3  # each text once
+    assert caplog.text.count("logits that are no numbers") == 1
+
+
+@pytest.mark.parametrize("speculate", ["draft_model", "adaptive"])
+def test_nothing_is_held_when_all_has_ended(speculate, llama):
+    engine = load(llama, dtype="float32", speculate=speculate, draft_model="q8", max_sequences=3)
+    engine.generate(PROMPTS, max_new_tokens=9)
+    gc.collect()
+    check_empty(engine.core.speculation.draft._core)
+
+
+@pytest.mark.parametrize("lengths", [[66] * 3, [58] * 3, [8] * 10], ids=str)
+def test_what_fits_the_engine_fits_the_draft_model(lengths, llama):
+    shape = {"block_size": 4, "cache_tokens": 256, "max_sequences": 10, "num_draft_tokens": 3}
+    engine = load(llama, dtype="float32", **PROPOSER, draft_model="q8", **shape)
+    assert followers(engine).loaded.config.block_size == 4
+    prompts = [prompt(length, seed=number) for number, length in enumerate(lengths)]
+    done = engine.generate(prompts, max_new_tokens=16, ignore_eos=True)
+    plain = load(llama, dtype="float32", speculate="off", max_sequences=10)
+    assert texts(done) == texts(plain.generate(prompts, max_new_tokens=16, ignore_eos=True))
 
 
 def test_an_interrupt_within_the_drafting(llama, plain):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.memory.atomic_file import beside
 from tokenmill.speculate import suffix_store
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.speculate.text_index import NGRAMS, WINDOW
@@ -473,11 +474,48 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_what_a_killed_process_left_is_deleted_when_it_is_old(tmp_path):
     stored(tmp_path, TEXT)
-    folder = files(tmp_path)[0].parent
-    old, new = folder / ".1.texts.77-abc", folder / ".2.texts.77-abc"
+    old, new = beside(files(tmp_path)[0]), beside(files(tmp_path)[0])
     old.write_bytes(b"half")
     new.write_bytes(b"half")
     os.utime(old, (time.time() - 7200, time.time() - 7200))
     stored(tmp_path, [1, 2, 3, 4])
     assert not old.exists()
     assert new.exists()
+
+
+def test_files_that_are_not_its_own_are_left_alone(tmp_path):
+    """The directory may hold other things, and whatever they are called, they are not counted."""
+    others = [
+        tmp_path / "letters" / "important.texts",
+        tmp_path / "letters" / "00000000000000000001-01234567.texts",
+        tmp_path / "0123456789abcdef" / "mine.texts",
+    ]
+    for path in others:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(LIMIT + 1))
+        os.utime(path, (0, 0))
+    stored(tmp_path, TEXT)
+    stored(tmp_path, [1, 2, 3, 4])
+    assert all(path.exists() for path in others)
+    assert opened(tmp_path).guess([5, 6, 7], 1) == ([8], 3)
+
+
+def test_what_cannot_be_written_makes_room_for_what_comes(tmp_path, monkeypatch):
+    """The latter half of the texts may be nearly all of their tokens."""
+    monkeypatch.setattr(suffix_store, "write_segment", refuse)
+    store = opened(tmp_path, limit=SMALL)
+    sizes = [10, 200, 200]  # two of these fill it
+    with pytest.warns(UserWarning, match="no more texts are kept"):
+        for seed in range(4):
+            for size in sizes:
+                store.add(numbers(seed, size))
+                assert store.guess(numbers(seed, size)[:9], 1)[0]
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
+    stored(tmp_path, TEXT)
+    (lock,) = tmp_path.glob("*/.lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.warns(UserWarning, match="no more texts are kept"):
+        stored(tmp_path, [1, 2, 3, 4])

@@ -36,39 +36,41 @@ def _option(name: str, text: str, **more: Any) -> Any:
     return typer.Option(name, help=text, rich_help_panel=SERVER, **more)
 
 
+Host = Annotated[str, _option("--host", "Address to listen at. 0.0.0.0 is every one of this machine.")]
+Port = Annotated[int, _option("--port", "Port to listen at.", min=0, max=65535)]
+Name = Annotated[str | None, _option("--served-model-name", "What clients call the model. Default: MODEL.")]
+Key = Annotated[str | None, _option("--api-key", f"Key that clients must send. Default: {KEY}, if it is set.")]
+KeyFile = Annotated[Path | None, _option("--api-key-file", "A key in each line; lines that begin with # are none.")]
+MaxQueued = Annotated[
+    int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
+]
+Timeout = Annotated[float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)]
+Recommended = Annotated[
+    bool,
+    _option(
+        "--generation-config/--no-generation-config",
+        "Requests that say nothing use the sampling settings that the model's files recommend.",
+    ),
+]
+Prefix = Annotated[str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")]
+Strict = Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")]
+
+
 @with_settings(without=("max_waiting",), words=HELP, engine=EngineConfig)
 def command(
     context: typer.Context,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
-    host: Annotated[
-        str, _option("--host", "Address to listen at. 0.0.0.0 is every one of this machine.")
-    ] = "127.0.0.1",
-    port: Annotated[int, _option("--port", "Port to listen at.", min=0, max=65535)] = 8000,
-    name: Annotated[str | None, _option("--served-model-name", "What clients call the model. Default: MODEL.")] = None,
-    api_key: Annotated[
-        str | None, _option("--api-key", f"Key that clients must send. Default: {KEY}, if it is set.")
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, _option("--api-key-file", "File with a key in each line; other lines begin with #.")
-    ] = None,
-    max_queued: Annotated[
-        int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
-    ] = 64,
-    drain: Annotated[
-        float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)
-    ] = 30.0,
-    generation_config: Annotated[
-        bool,
-        _option(
-            "--generation-config/--no-generation-config",
-            "Requests that say nothing use the sampling settings that the model's files recommend.",
-        ),
-    ] = True,
-    metrics_prefix: Annotated[
-        str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")
-    ] = "tokenmill",
-    strict: Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")] = False,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    name: Name = None,
+    api_key: Key = None,
+    api_key_file: KeyFile = None,
+    max_queued: MaxQueued = 64,
+    drain: Timeout = 30.0,
+    generation_config: Recommended = True,
+    metrics_prefix: Prefix = "tokenmill",
+    strict: Strict = False,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over HTTP: /v1/completions and /v1/chat/completions, as OpenAI's API has them.

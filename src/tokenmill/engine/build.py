@@ -116,13 +116,15 @@ def _load_draft(
         raise ConfigError("draft_model", name, "the name of a model: a packed model cannot be read with other weights")
     source = checkpoint if is_same else open_checkpoint(locate(name))
     model = read_config(source.config)
+    max_length = min(config.max_length, model.context)
     settings = EngineConfig(
         model=config.model if is_same else name,
         scheme=name if is_same else "auto",
         dtype=config.dtype if is_same else "auto",
         device=config.device,
         threads=config.threads,
-        max_length=min(config.max_length, model.context),
+        max_length=max_length,
+        block_size=config.block_size if config.block_size < max_length else None,
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
         cache_tokens=config.cache_tokens,

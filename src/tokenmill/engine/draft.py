@@ -6,10 +6,11 @@ tokens are chosen with the same settings and the same random numbers. Where the 
 they agree on the token at any temperature.
 """
 
+import logging
 import weakref
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
@@ -18,6 +19,8 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["DraftCore", "check_vocabulary"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -43,31 +46,41 @@ class DraftCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
+        self._failed: WeakSet[Sequence] = WeakSet()
         self.has_caught_up = self.is_behind = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take.
 
-        Nor for one whose prompt takes the draft model several steps: each call makes one of them, so that no text of
-        the engine waits for the whole prompt of another.
+        Nor for one whose prompt takes the draft model several steps, or for whose rows it has no room now: each call
+        makes one step for it, so that no text of the engine waits for the whole prompt of another.
         """
-        core, found = self._core, {}
+        core = self._core
         with core.lock, core.transaction:
             following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
             self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
-            for _, own in following:
+            queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
+            computed = {own.id: own.num_computed_tokens for own in queued}
+            for own in queued:
                 core.enqueue(own)
-            if following:
+            behind = []
+            while queued:
                 core.step()
-            behind = [own for _, own in following if own.finish_reason is None and own.num_pending_tokens > 1]
-            for own in behind:
-                core.scheduler.park(own)
-            while any(own.finish_reason is None for _, own in following if own not in behind):
-                core.step()
-            for text, own in following:
-                found[text.id] = own.tokens[len(text.tokens) :]
-        self.is_behind = bool(behind)
-        return found
+                queued = [own for own in queued if own.finish_reason is None]
+                behind += [own for own in queued if own.num_pending_tokens > 1]
+                queued = [own for own in queued if own.num_pending_tokens == 1]
+                for own in behind:
+                    core.scheduler.park(own)
+            self.is_behind = any(own.num_computed_tokens > computed[own.id] for own in behind)
+            self._leave_failed([text for text, own in following if own.finish_reason == "error"])
+            return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
+
+    def _leave_failed(self, texts: List[Sequence]) -> None:
+        """Follow them no more; it is said once."""
+        if texts and not self._failed:
+            name = self._core.loaded.config.model
+            log.warning("%s, the draft model, has computed logits that are no numbers; texts go on without it", name)
+        self._failed.update(texts)
 
     @property
     def num_bytes(self) -> int:
@@ -83,7 +96,7 @@ class DraftCore:
         """The text's follower, with the same tokens and settings, to be continued by at most `limit` tokens."""
         core, loaded = self._core, self._core.loaded
         length = min(len(text.tokens) + limit, text.max_tokens, loaded.config.max_length, loaded.config.cache_tokens)
-        if length <= len(text.tokens):
+        if length <= len(text.tokens) or text in self._failed:
             return None
         follower = self._followers.get(text) or self._new_follower(text)
         own, alike = follower.sequence, follower.num_alike(text.tokens)

@@ -91,7 +91,9 @@ class Controller(Proposer):
         chances = [self._texts.along(each, limit) for each in sequences]
         expected, best, length = float(count), 0.0, 0
         for number in range(1, limit + 1):
-            expected += sum(along[number - 1] for along in chances)
+            if not (more := sum(along[number - 1] for along in chances)):
+                break  # it has nothing to say of any of them
+            expected += more
             seconds = self._costs.seconds(count * (1 + number), False) + number * each_s
             if (rate := expected / max(seconds, 1e-9)) > best:
                 best, length = rate, number
@@ -112,6 +114,9 @@ class Controller(Proposer):
         if draft.is_behind:
             self._num_unprobed -= 1  # so that the next step asks it again
         else:
+            for each in drafting:
+                if not drafts.get(each.id):
+                    self._texts.fail(each)
             self._probe = min(2 * self._probe, MAX_PROBE) if self._num_unprobed > 1 else PROBE
             self._num_unprobed = 0
         if not draft.has_caught_up:  # else much of the time was for tokens that were not drafted
@@ -132,7 +137,7 @@ class Controller(Proposer):
                 self._chances(guess).learn(sequence, guess.matched, guess.tokens, tokens)
             if self._by_model and work.drafts and tokens:
                 self._texts.learn(work.sequence, len(work.drafts), len(tokens) - 1)
-        self._begun_s = 0.0
+        self._begun_s, self._guesses = 0.0, {}
 
     def ended(self, sequence: Sequence) -> None:
         """See Proposer."""

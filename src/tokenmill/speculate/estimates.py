@@ -118,6 +118,10 @@ class TextChances:
             self._rates[sequence] = rate + 0.05 * (right - rate)
             self._everywhere += FORGET * (right - self._everywhere)
 
+    def fail(self, sequence: Sequence) -> None:
+        """The draft model has nothing to say of this text."""
+        self._rates[sequence] = 0.0
+
 
 class DraftCosts:
     """Seconds in which the draft model makes a token for each of a number of texts."""

@@ -106,13 +106,14 @@ class Speculation:
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
         """What a step that is done has accepted: see Proposer.learn."""
+        sequences = [work.sequence for work in plan.work]
         try:
             self.proposer.learn(plan, accepted)
-            for work in plan.work:
-                if work.sequence.finish_reason in ENDS:
-                    self.proposer.ended(work.sequence)
         except Exception as error:  # noqa: BLE001  (as in `_propose`)
-            self._go_without([work.sequence for work in plan.work], error)
+            self._go_without(sequences, error)
+        for sequence in sequences:
+            if sequence.finish_reason in ENDS:
+                self._end(sequence)
         if not self._drafted:
             return
         self.stats.verifying_s += self._clock() - self._drafted_s
@@ -120,6 +121,12 @@ class Speculation:
             if work.drafts and work.sequence.id in self._drafted:
                 self.stats.count(len(work.drafts), len(tokens) - 1)
         self._drafted = set()
+
+    def _end(self, sequence: Sequence) -> None:
+        try:
+            self.proposer.ended(sequence)
+        except Exception as error:  # noqa: BLE001  (as in `_propose`)
+            self._go_without([sequence], error)
 
     def close(self) -> None:
         """Let go of what the proposer holds."""

@@ -8,6 +8,7 @@ damaged costs only guesses: it is left out, which is said once.
 
 import fcntl
 import hashlib
+import re
 import secrets
 import time
 import warnings
@@ -43,6 +44,7 @@ PENDING_TOKENS = 1 << 17  # in memory before they are written
 SEGMENT_TOKENS = 1 << 22  # in a segment, because a larger one takes too long to write
 SEGMENT_PART = 8  # of these fill the limit: the oldest goes as a whole
 GROWTH = 4  # a segment this many times larger than what is to be written is left as it is
+OWN_FOLDER, OWN_FILE = re.compile(r"[0-9a-f]{16}"), re.compile(rf"\.?\d{{20}}-[0-9a-f]{{8}}\{ENDING}(\.|$)")
 LEFT_S = 3600.0  # nobody writes one segment for so long
 
 
@@ -72,6 +74,8 @@ class SuffixStore:
             piece = text[start : start + self._pending.capacity]
             if not self._pending.has_room(len(piece)):
                 self._folder.write(self._pending)
+            if not self._pending.has_room(len(piece)):  # what could not be written is still there
+                self._pending.keep(0.0)
             self._pending.add(piece)
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
@@ -186,12 +190,12 @@ class SegmentFolder:
 
     def _evict(self) -> None:
         """Delete what killed processes left, and the oldest segments while the directory is over its limit."""
-        for path in self._root.glob(f"*/.*{ENDING}.*"):
+        for path in self._segments(f".*{ENDING}.*"):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime < time.time() - LEFT_S:
                     path.unlink()
         files = []
-        for path in self._root.glob(f"*/*{ENDING}"):
+        for path in self._segments(f"*{ENDING}"):
             with suppress(FileNotFoundError):  # another process was faster
                 files.append((path.name, path.stat().st_size, path))
         excess = sum(size for _, size, _ in files) - self._limit_bytes
@@ -201,11 +205,17 @@ class SegmentFolder:
             path.unlink(missing_ok=True)
             excess -= size
 
+    def _segments(self, pattern: str) -> Iterator[Path]:
+        """Files of all identities that a store has named: the directory may hold other things."""
+        for path in self._root.glob(f"*/{pattern}"):
+            if OWN_FOLDER.fullmatch(path.parent.name) and OWN_FILE.match(path.name):
+                yield path
+
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
     """Whether no other process is inside."""
-    with path.open("w") as lock:
+    with path.open("a+") as lock:  # which does not wait, whatever the file is
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_alone = True
