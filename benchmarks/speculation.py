@@ -7,7 +7,8 @@ Two engines of one model take turns, prompt by prompt: plain decoding (speculate
 several of them with commas between. Their texts must be the same, or it ends with exit code 1. Prints a row per prompt:
 how much of the answer stands in 8-grams of the prompt, tokens per second of both after the first token, the median over
 the rounds of their ratio, and tokens of each sequence per pass. Then the mean of the ten best, of copying and of prose.
-With --batch, prompts run together and a row is a batch; the last one mixes copying and prose.
+NAME:MODEL is a proposer with a draft model, as draft_model:q8. With --batch, prompts run together and a row is a batch;
+the last one mixes copying and prose.
 
 With --forced every draft is right, because the text is known: the speed by the number of drafts is what the passes
 cost and nothing else. This also measures shapes, with random weights.
@@ -40,6 +41,7 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.registry import lookup
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.proposer import PROPOSERS, Facts, Proposer, default_drafts
+from tokenmill.speculate.speculation import described
 
 FORCED = (1, 3, 7, 15, 31)  # drafts
 MIXED = "mixed"
@@ -76,7 +78,8 @@ def new_proposer(engine: Engine, name: str) -> Proposer:
 
 
 def make_contender(options: argparse.Namespace, name: str) -> Contender:
-    engine = make_engine(options, name)
+    proposer, _, draft = name.partition(":")
+    engine = make_engine(options, proposer, draft_model=draft or None)
     return Contender(name, engine, (lambda: new_proposer(engine, name)) if options.fresh else None)
 
 
@@ -84,14 +87,14 @@ def make_groups(engine: Engine, options: argparse.Namespace) -> list[Group]:
     """Each prompt alone; or batches of each kind, the last filled up with its first prompts, and a mixed one."""
     batch = options.batch
     prompts = {kind: [asked for asked in all_prompts() if asked.kind == kind] for kind in (COPYING, PROSE)}
-    prompts = {kind: members[:: options.every] for kind, members in prompts.items()}
+    prompts = {kind: members[:: options.every] for kind, members in prompts.items() if options.kind in (None, kind)}
     groups = []
     for kind, members in prompts.items():
         for first in range(0, len(members), batch):
             chosen = list(islice(cycle(members), first, first + batch))
             name = chosen[0].name if batch == 1 else f"{kind}, from {chosen[0].name} on"
             groups.append(Group(name, kind, [tokens_of(engine, asked) for asked in chosen]))
-    if batch > 1:
+    if batch > 1 and options.kind is None:
         mixed = islice(cycle(chain.from_iterable(zip(*prompts.values(), strict=False))), batch)
         groups.append(Group("copying and prose in turn", MIXED, [tokens_of(engine, asked) for asked in mixed]))
     return groups
@@ -122,7 +125,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     contenders = [make_contender(options, name) for name in names]
     groups = make_groups(contenders[0].engine, options)
     print_header(contenders[0].engine, groups, options)
-    turns = Turns(groups, options.new)
+    sampling = {"temperature": options.temperature, "seed": 1} if options.temperature else {}
+    turns = Turns(groups, options.new, sampling=sampling)
     turns.answer(contenders[0])
     for contender in contenders[1:]:
         turns.check(contender)
@@ -133,7 +137,10 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     for name, figures in summary.items():
         words = ", ".join(f"{key.replace('_', ' ')} {value:.2f}" for key, value in figures.items())
         print(f"{name} over {names[0]}: {words}")
-    return {"rows": rows, "summary": summary}
+    drafts = {each.name: each.engine.core.speculation.stats.columns for each in contenders[1:]}
+    for name, columns in drafts.items():
+        print(f"{name}: {described(columns)}")
+    return {"rows": rows, "summary": summary, "drafts": drafts}
 
 
 def row_of(group: Group, runs: Runs, names: List[str]) -> Row:
@@ -279,7 +286,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--forced", action="store_true", help="drafts that are always right, by their number")
     parser.add_argument("--fresh", action="store_true", help="a proposer that has learnt nothing for each run")
     parser.add_argument("--batch", type=int, default=1, help="prompts that run together")
+    parser.add_argument("--kind", choices=[COPYING, PROSE], help="these prompts alone")
     parser.add_argument("--every", type=int, default=1, help="take every so many of the prompts, for a quick look")
+    parser.add_argument("--temperature", type=float, default=0.0, help="with a seed, so that texts are equal")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new", type=int, help=f"most new tokens (default: {NEW}; {NEW_FORCED} with --forced)")
     parser.add_argument("--max-length", type=int, default=1536)

@@ -2,10 +2,11 @@
 
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from tokenmill.engine.engine import Engine
 from tokenmill.measure.recorder import StepRecord, record
@@ -63,11 +64,12 @@ Runs = dict[str, list[Run]]
 
 @dataclass(frozen=True)
 class Turns:
-    """new: most new tokens of an answer. to_the_end: as many as that, past the end of the text."""
+    """new: most new tokens of an answer. to_the_end: so many, past the end of the text. sampling: of `generate`."""
 
     groups: List[Group]
     new: int
     to_the_end: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def answer(self, contender: Contender) -> None:
         """Let a contender say what the answers are."""
@@ -107,7 +109,8 @@ class Turns:
         if contender.renew is not None:
             engine.core.speculation.proposer = contender.renew()
         with record(engine) as recorder:
-            done = engine.generate(group.prompts, max_new_tokens=self.new, ignore_eos=self.to_the_end)
+            settings = {"max_new_tokens": self.new, "ignore_eos": self.to_the_end, **self.sampling}
+            done = engine.generate(group.prompts, **settings)
         return summed(recorder.steps), [list(completion.tokens) for completion in done]
 
 

@@ -73,8 +73,9 @@ OPTIONS = {
     "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
         --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
-    "serve": f"""--api-key --api-key-file --generation-config --host --max-queued-requests --metrics-prefix --port
-        --quiet -q --served-model-name --shutdown-timeout --strict
+    "serve": f"""--api-key --api-key-file --generation-config --host --log-format --max-queued-requests
+        --metrics-prefix --port --quiet -q --served-model-name --session-dir --shutdown-timeout --ssl-certfile
+        --ssl-keyfile --strict
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",

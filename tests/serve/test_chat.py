@@ -72,6 +72,22 @@ def test_messages_of_parts(client, wanted):
     assert client.chat.completions.create(**(ASK | {"messages": parts})).choices[0].message.content == wanted.text
 
 
+def test_variables_of_the_template(client, quiet):
+    done = client.chat.completions.create(**ASK, extra_body={"add_generation_prompt": False})
+    tokens = quiet.chat_prompt(MESSAGES, add_generation_prompt=False)
+    assert done.usage.prompt_tokens == len(tokens) == len(quiet.chat_prompt(MESSAGES)) - 1
+    assert done.choices[0].message.content == quiet.generate(tokens, max_new_tokens=8).text
+    assert client.chat.completions.create(
+        **ASK, extra_body={"chat_template_kwargs": {"enable_thinking": False}}
+    ).choices
+
+
+@pytest.mark.parametrize("name", ["messages", "mark", "tokenizer", "template", "special_texts", "allow_special"])
+def test_variables_that_are_not_the_clients(client, name):
+    with pytest.raises(openai.BadRequestError, match="no variable of a chat template"):
+        client.chat.completions.create(**ASK, extra_body={"chat_template_kwargs": {name: 1}})
+
+
 @pytest.mark.parametrize(
     ("more", "param"),
     [

@@ -100,6 +100,38 @@ def test_logprobs(client, quiet):
     assert [offset for entry in entries for offset in entry.text_offset] == done.logprobs.text_offset
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+@pytest.mark.parametrize("prompt", ["w1 w2 w3", [1, 2, 3]], ids=["text", "ids"])
+def test_logprobs_of_the_prompt(client, quiet, prompt, max_tokens):
+    """As evaluation tools ask for them: echo, and one token or none."""
+    done = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0, echo=True, logprobs=2
+    )
+    new = expected(quiet, prompt, 3).tokens[:max_tokens]
+    tokens, logprobs, text = [1, 2, 3, *new], done.choices[0].logprobs, done.choices[0].text
+    wanted_TV = quiet.logits(tokens).log_softmax(-1)
+    values = [float(wanted_TV[place, token]) for place, token in enumerate(tokens[1:])]
+    assert logprobs.tokens == [f"w{token}" for token in tokens]
+    assert logprobs.token_logprobs[0] is None and logprobs.top_logprobs[0] is None
+    assert logprobs.token_logprobs[1:] == pytest.approx(values, abs=1e-4)
+    for place, top in enumerate(logprobs.top_logprobs[1:]):
+        best = wanted_TV[place].topk(2)
+        wanted = {f"w{token}": value for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
+        assert top == pytest.approx(wanted, abs=1e-4)
+    ends = [*logprobs.text_offset[1:], len(text)]
+    assert [text[start:end].strip() for start, end in zip(logprobs.text_offset, ends)] == logprobs.tokens
+    assert done.usage.completion_tokens == max_tokens
+
+
+def test_logprobs_of_several_prompts_in_a_stream(client):
+    settings = {"model": MODEL, "prompt": PROMPTS, "max_tokens": 2, "temperature": 0, "echo": True, "logprobs": 1}
+    whole = client.completions.create(**settings).choices
+    streamed = {index: [] for index in range(3)}
+    for chunk in client.completions.create(**settings, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].logprobs.token_logprobs
+    assert [streamed[index] for index in range(3)] == [choice.logprobs.token_logprobs for choice in whole]
+
+
 def test_usage_says_what_was_in_the_cache(client):
     prompt = " ".join(f"w{number}" for number in range(30, 60))
     first, second = (client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0) for _ in "ab")
@@ -160,7 +192,6 @@ def test_an_unknown_field_is_named(http):
         ({"prompt": "w1", "logit_bias": {"x": 1}}, "logit_bias", ""),
         ({"prompt": "w1", "suffix": "abc"}, "suffix", "not supported"),
         ({"prompt": "w1", "best_of": 3}, "best_of", "not supported"),
-        ({"prompt": "w1", "echo": True, "logprobs": 1}, "echo", "not supported"),
         ({"prompt": "w1", "structured_outputs": {}}, "structured_outputs", "not supported"),
     ],
 )

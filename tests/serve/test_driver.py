@@ -13,6 +13,7 @@ from tests.serve.conftest import served
 from tokenmill import load
 from tokenmill.config import SamplingParams
 from tokenmill.errors import CapacityError
+from tokenmill.serve import driver as driver_module
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.metrics import Metrics
@@ -185,3 +186,21 @@ def test_a_step_that_raises_ends_streams_and_health(chat_model):
             last = [line for line in lines if line.startswith("data: ")][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_unavailable"
         assert server.should_exit
+
+
+def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
+    monkeypatch.setattr(driver_module, "HUNG_S", 0.2)
+    with served(chat_model) as server:
+        core, url = server.driver.core, server.url
+        assert httpx2.post(f"{url}/v1/completions", json=LONG).status_code == 200
+        server.driver._longest_s = 0.0  # whatever it was on this machine
+        assert server.driver._num_steps >= driver_module.FIRST_STEPS
+        gate = Gate(core)
+        asking = threading.Thread(target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG})
+        asking.start()
+        while httpx2.get(f"{url}/health").status_code == 200:
+            time.sleep(0.01)
+        assert httpx2.get(f"{url}/health").json()["error"]["code"] == "engine_unavailable"
+        gate.opened.set()
+        asking.join(20)
+        assert httpx2.get(f"{url}/health").status_code == 200

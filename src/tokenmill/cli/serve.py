@@ -2,8 +2,9 @@
 
 import os
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,10 @@ from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
+from tokenmill.hub.download import cache_folder
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -28,6 +33,7 @@ SEQUENCES = 16
 KEY = "TOKENMILL_API_KEY"
 HELP = {
     "max_sequences": f"Sequences that run together; others wait. Default: {SEQUENCES}.",
+    "prefix_dir": "Keep shared blocks in this directory for the next start. Default: in the cache folder of tokenmill.",
     "max_length": "Longest text in tokens, prompt and answer. Default: the model's context, at most 2048.",
 }
 
@@ -53,6 +59,13 @@ Recommended = Annotated[
     ),
 ]
 Prefix = Annotated[str, _option("--metrics-prefix", "Of the names at /metrics; vllm makes dashboards of vLLM work.")]
+LogFormat = Annotated[str, _option("--log-format", "Of the line on stderr for each request: text or json.")]
+Certificate = Annotated[Path | None, _option("--ssl-certfile", "Certificate, to serve https.")]
+CertificateKey = Annotated[Path | None, _option("--ssl-keyfile", "Its private key, if it is in another file.")]
+SessionDir = Annotated[
+    Path | None,
+    _option("--session-dir", "Where clients keep texts by name. Default: in the cache folder of tokenmill."),
+]
 Strict = Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")]
 
 
@@ -70,6 +83,10 @@ def command(
     drain: Timeout = 30.0,
     generation_config: Recommended = True,
     metrics_prefix: Prefix = "tokenmill",
+    log_format: LogFormat = "text",
+    ssl_certfile: Certificate = None,
+    ssl_keyfile: CertificateKey = None,
+    session_dir: SessionDir = None,
     strict: Strict = False,
     quiet: Quiet = False,
 ) -> None:
@@ -84,19 +101,49 @@ def command(
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     keys = read_keys(api_key or os.environ.get(KEY), api_key_file)
-    options = Options(name or model, keys, max_queued, drain, strict, metrics_prefix=metrics_prefix)
-    address = Address(host, port)
+    options = Options(
+        name=name or model,
+        keys=keys,
+        max_queued=max_queued,
+        drain_s=drain,
+        is_strict=strict,
+        metrics_prefix=metrics_prefix,
+        log_format=log_format,
+        certificate=ssl_certfile,
+        key_file=ssl_keyfile,
+        session_dir=session_dir or cache_folder() / "sessions",
+    )
+    address = Address(host, port, "http" if ssl_certfile is None else "https")
     taken = listen(address)
-    if not is_given(context, "max_sequences"):
-        engine = replace(engine, max_sequences=SEQUENCES)
     engine = replace(engine, model=model, generation_config=generation_config)
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(engine, progress)
+        loaded = load_engine(_for_many(engine, is_given(context, "max_sequences")), progress)
+    if not (keys or ip_address(taken.getsockname()[0]).is_loopback):
+        remark(f"warning: whoever reaches {address.url} may use it: --api-key-file FILE wants a key of them")
     if not quiet:
-        config = loaded.config
-        remark(
-            f"{options.name} at {address.url}: {config.max_sequences} sequences of up to {config.max_length} tokens, "
-            f"{config.cache_tokens} in the cache, {loaded.program_name} {config.dtype}; Ctrl-C ends"
-        )
-    if not Server(loaded, taken, options).serve_to_end():
+        remark(_greeting(loaded, options.name, address.url))
+    if not Server(loaded, taken, options, None if quiet else remark).serve_to_end():
         raise typer.Exit(1)
+
+
+def _for_many(engine: EngineConfig, is_limited: bool) -> EngineConfig:
+    """The settings with places for several, and a directory that keeps what was computed."""
+    if not is_limited:
+        engine = replace(engine, max_sequences=SEQUENCES)
+    if engine.prefix_cache and engine.cache and engine.prefix_dir is None:
+        folder = cache_folder() / "prefixes"
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            remark(f"warning: {folder} cannot be made ({error.strerror}), so no rows are kept for the next start")
+        else:
+            engine = replace(engine, prefix_dir=str(folder))
+    return engine
+
+
+def _greeting(engine: "Engine", name: str, url: str) -> str:
+    config = engine.config
+    return (
+        f"{name} at {url}: {config.max_sequences} sequences of up to {config.max_length} tokens, "
+        f"{config.cache_tokens} in the cache, {engine.program_name} {config.dtype}; Ctrl-C ends"
+    )

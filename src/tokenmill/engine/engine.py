@@ -114,29 +114,32 @@ class Engine:
         """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
         return score(self.core, prompt, choices)
 
-    def session(self, prompt: Prompt | None = None) -> Session:
-        """A text that grows from call to call, its rows kept. See Session."""
-        session = Session(self.core)
+    def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:
+        """A text that grows from call to call, its rows kept. See Session. salt: see Core.request."""
+        session = Session(self.core, salt=salt)
         if prompt is not None:
             session.append(prompt)
         return session
 
-    def open(self, path: str | Path, convert: bool = False) -> Session:
+    def open(self, path: str | Path, convert: bool = False, *, salt: bytes = b"") -> Session:
         """A session from a file that Session.save wrote, in this process or another; its text goes on as in one run.
 
         `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,
         for a file that is damaged or of another model.
         """
-        return Session.open(self.core, path_of(path), check_flag("convert", convert))
+        return Session.open(self.core, path_of(path), check_flag("convert", convert), salt)
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
         """Token ids of a prompt, or of what continues the tokens `after`; ids are checked, text needs a tokenizer."""
         before = token_ids(after, "value of `after`: that is a list of token ids")
         return self.core.inputs.encode(prompt, check_flag("add_special_tokens", add_special_tokens), after=before)
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+    def chat_prompt(
+        self, messages: List[Mapping[str, Any]], allow_special: bool = False, **variables: Any
+    ) -> list[int]:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
-        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token.
+        What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
+        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages.
         """
-        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special))
+        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)

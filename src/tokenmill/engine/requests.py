@@ -12,6 +12,7 @@ from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field
 from hashlib import sha512
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
@@ -29,6 +30,8 @@ __all__ = ["InputProcessor", "Prompt", "Request", "batch_of", "for_each", "plain
 log = logging.getLogger(__name__)
 
 Prompt = str | List[int]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
@@ -90,12 +93,16 @@ class InputProcessor:
         self._check_ids(tokens)
         return tokens
 
-    def chat_prompt(self, messages: List[Mapping[str, Any]], allow_special: bool = False) -> list[int]:
+    def chat_prompt(
+        self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
+    ) -> list[int]:
         """See Engine.chat_prompt."""
         if not isinstance(messages, list | tuple) or not messages:
             raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
         texts = [_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)]
-        tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special)
+        if wrong := [name for name in variables if name in TEMPLATE_OWN]:
+            raise RequestError(f"{wrong[0]} is no variable of a chat template that a request may set")
+        tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special, **variables)
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
@@ -111,16 +118,17 @@ class InputProcessor:
         stops = {} if params.ignore_eos else dict(self._eos)
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        # The digest of a block is shorter, so no salt equals the digest of a block that another tenant computed.
-        salt = sha512(salt).digest() if salt else b""
+        salt = salt_of(salt)
         for number in range(params.n):
             prompt, own_seed = (next(self._ids), list(tokens), len(tokens)), (seed + number) % 2**63
             yield Sequence(*prompt, max_tokens, params, own_seed, stops, priority=priority, salt=salt)
 
-    def kept(self, tokens: list[int], score_from: int | None = None) -> Sequence:
+    def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
-        return Sequence(next(self._ids), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+        made = Sequence(next(self._ids), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
+        made.salt = salt_of(salt)
+        return made
 
     def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
         """For the tokens that follow the prompt of a sequence; None without a tokenizer."""
@@ -165,6 +173,11 @@ class InputProcessor:
         if self._tokenizer is None:
             raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
         return self._tokenizer
+
+
+def salt_of(given: bytes) -> bytes:
+    """What starts the digests of a sequence. No salt equals the digest of another tenant's block, which is shorter."""
+    return sha512(given).digest() if given else b""
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:

@@ -11,9 +11,10 @@ from torch import Tensor
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
-from tokenmill.schedule.sequence import Work
+from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.schedule.sequence import Sequence, Work
 
-__all__ = ["last_logits", "score"]
+__all__ = ["last_logits", "reading_logprobs", "score"]
 
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
@@ -54,6 +55,27 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     finally:
         core.abandoned.append((sequence, None))
     return [math.fsum(noted.values()) for noted in logprobs]
+
+
+def reading_logprobs(core: Core, tokens: List[int], num_top: int) -> tuple[Sequence, dict[int, TokenLogprobs]]:
+    """A sequence that is to be queued and reads `tokens`, and what it will have noted of each of them but the first.
+
+    num_top: how many of the likeliest tokens at each position are noted.
+    """
+    core.check_open()
+    sequence, noted = core.inputs.kept(list(tokens), 0), dict[int, TokenLogprobs]()
+
+    def collect(work: Work, logits_RV: Tensor) -> None:
+        first = work.start + work.count - work.num_logits + 1
+        following = tokens[first : first + work.num_logits]
+        logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
+        values_RK, ids_RK = logprobs_RV.topk(num_top)
+        tops = (tuple(zip(*row, strict=True)) for row in zip(ids_RK.tolist(), values_RK.tolist(), strict=True))
+        for row, (token, top) in enumerate(zip(following, tops, strict=True)):
+            noted[first + row] = TokenLogprobs(float(logprobs_RV[row, token]), top)
+
+    sequence.collect = collect
+    return sequence, noted
 
 
 # What is collected goes by position, because an interrupted step may hand over the same rows again.

@@ -6,7 +6,7 @@ closed or garbage-collected.
 """
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,13 @@ class Session:
     with the session.
     """
 
-    def __init__(self, core: Core, params: SamplingParams | None = None) -> None:
+    def __init__(self, core: Core, params: SamplingParams | None = None, salt: bytes = b"") -> None:
         core.check_open()
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
         self._stream: object | None = None  # the stream that is being read
-        self._sequence = core.inputs.kept([])
+        self._sequence = core.inputs.kept([], salt=salt)
         # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
         self._finalizer = weakref.finalize(self, core.abandoned.append, (self._sequence, None))
         with core.lock, core.transaction:
@@ -186,10 +186,18 @@ class Session:
 
     def prefill(self) -> None:
         """Compute the rows of all tokens. The last is fed again with the next call, which needs its logits."""
+        self._compute(lambda: self.num_cached)
+
+    def load(self) -> None:
+        """As prefill, with rows that lie in a file loaded now, and not with the next call."""
+        self._compute(lambda: self._sequence.num_computed_tokens)
+
+    def _compute(self, num_there: Callable[[], int]) -> None:
+        """Compute or load all rows, unless so many are there already."""
         try:
             with self.core.lock, self.core.transaction:
                 sequence = self._open()
-                if self.num_cached >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+                if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
                     return
                 self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
                 sequence.score_from = sequence.max_tokens = length
@@ -252,13 +260,13 @@ class Session:
         return write_snapshot(file, header, rows)
 
     @classmethod
-    def open(cls, core: Core, path: Path, convert: bool) -> "Session":
+    def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
         """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
         saved = read_session(path, ours, size, pool, convert)
-        session = cls(core, saved.sampling)
+        session = cls(core, saved.sampling, salt)
         try:
             session.notes = saved.notes
             session.append(saved.tokens)

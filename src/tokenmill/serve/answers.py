@@ -9,12 +9,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
-from tokenmill.serve.schema import SamplingBody
+from tokenmill.serve.schema import CompletionBody, SamplingBody
+from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
@@ -36,13 +38,14 @@ class Format(ABC):
         self._warnings = [f"unknown field {name!r} is ignored" for name in body.unknown]
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
+        self._num_each = prepared.num_each
         self._num_new = 0
-        self._begun: set[int] = set()
+        self._begun: set[int] = set()  # continuations of which something was written
 
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
         choices = [self._choice(index, done) for index, done in enumerate(completions)]
-        self._num_new = sum(len(done.tokens) for done in completions)
+        self._num_new = sum(len(done.tokens) for done in completions) * (not self._prepared.only_prompts)
         return {**self._head, "object": self.whole, "choices": choices, "usage": self._usage(), **self._warned()}
 
     def opening(self) -> Iterator[Json]:
@@ -51,7 +54,7 @@ class Format(ABC):
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
         """What is new of one continuation."""
-        self._num_new += len(piece.tokens)
+        self._num_new += len(piece.tokens) * (not self._prepared.only_prompts)
         for choice in self._deltas(piece):
             yield self._chunk([choice])
 
@@ -86,7 +89,7 @@ class Format(ABC):
         }
 
     def _num_cached(self) -> int:
-        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])
+        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._num_each])
 
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
@@ -100,55 +103,62 @@ class CompletionFormat(Format):
 
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._offsets: dict[int, int] = {}  # of the next token of each continuation, in characters
+    def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
+        super().__init__(body, prepared, *more)
+        self._prompt, self._echo = body.prompt, body.echo
+        self._readers: dict[int, _Reader] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
-        return self._written(index, self._before(index) + done.text, done.tokens, done.logprobs, done)
+        return self._written(Piece(done.text, done.tokens, done, done.logprobs, index))
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
-        before = self._before(piece.index) if piece.index not in self._begun else ""
-        self._begun.add(piece.index)
-        yield self._written(piece.index, before + piece.text, piece.tokens, piece.logprobs, piece.done)
+        yield self._written(piece)
 
-    def _before(self, index: int) -> str:
-        """The prompt's text, if the client wants it back."""
-        if not getattr(self._body, "echo", False):
-            return ""
-        prompt = getattr(self._body, "prompt", "")
-        if isinstance(prompt, str):
-            return prompt
-        given = prompt if isinstance(prompt[0], int) else prompt[index // self._prepared.num_each]
+    def _written(self, piece: Piece) -> Json:
+        """The text of a piece, with the prompt's before the first if the client wants it back."""
+        if self._prepared.only_prompts:
+            piece = replace(piece, text="", tokens=(), logprobs=piece.logprobs and ())
+        index, text, tokens = piece.index, piece.text, piece.tokens
+        entries: List[TokenLogprobs | None] | None = piece.logprobs
+        if self._echo and index not in self._begun:
+            text = self._echoed(index) + text
+            if entries is not None:
+                prompt, noted = self._prepared.prompt_of(index), self._prepared.readings[index // self._num_each][1]
+                tokens, entries = (*prompt, *tokens), (*(noted.get(place) for place in range(len(prompt))), *entries)
+        self._begun.add(index)
+        reason = None if piece.done is None else REASONS[piece.done.finish_reason]
+        logprobs = None if entries is None else self._logprobs(index, tokens, entries)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(piece.tokens)}
+
+    def _echoed(self, index: int) -> str:
+        given: Any = self._prompt
+        if not isinstance(given, str) and not isinstance(given[0], int):
+            given = given[index // self._num_each]
         if isinstance(given, str):
             return given
-        return "" if self._tokenizer is None else self._tokenizer.decode(given, skip_special=False)
+        return "" if self._tokenizer is None else self._tokenizer.decode(given)
 
-    def _written(
-        self,
-        index: int,
-        text: str,
-        tokens: List[int],
-        entries: List[TokenLogprobs] | None,
-        done: Completion | None,
-    ) -> Json:
-        reason = None if done is None else REASONS[done.finish_reason]
-        logprobs = None if entries is None else self._logprobs(index, tokens, entries)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(tokens)}
-
-    def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs]) -> Json:
-        spelled = [self._spelled(token) for token in tokens]
-        offsets, at = [], self._offsets.get(index, len(self._before(index)))
-        for text in spelled:
-            offsets.append(at)
-            at += len(text)
-        self._offsets[index] = at
+    def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
+        reader = self._readers.setdefault(index, _Reader(self._tokenizer))
         return {
-            "tokens": spelled,
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [{self._spelled(token): value for token, value in entry.top} for entry in entries],
-            "text_offset": offsets,
+            "tokens": [self._spelled(token) for token in tokens],
+            "token_logprobs": [entry and entry.logprob for entry in entries],
+            "top_logprobs": [entry and {self._spelled(token): at for token, at in entry.top} for entry in entries],
+            "text_offset": [reader.read(token) for token in tokens],
         }
+
+
+class _Reader:
+    """Where each token's text begins, in characters."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._detokenizer, self._length = Detokenizer(tokenizer) if tokenizer is not None else None, 0
+
+    def read(self, token: int) -> int:
+        """Of the token that follows those that were read."""
+        start = self._length
+        self._length += len(self._detokenizer.push([token])) if self._detokenizer is not None else 0
+        return start
 
 
 class ChatFormat(Format):

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.errors import ApiError, EngineDied, respond
-from tokenmill.serve.facts import models, status, tokens
+from tokenmill.serve.facts import models, sessions, status, tokens
 from tokenmill.serve.generation import generation
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
@@ -21,7 +21,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="tokenmill", version=__version__, docs_url=None, redoc_url=None)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
-    for routes in (generation, tokens, models, status):
+    for routes in (generation, tokens, sessions, models, status):
         app.include_router(routes(service))
     return app
 

@@ -1,42 +1,39 @@
 """The thread that steps the engine's core, and the queues between it and the event loop.
 
 The event loop never waits for a step. It puts requests and cancellations into an inbox, which the thread empties
-between two steps. After each step the thread hands what is new of every request to the loop, in one call.
+between two steps. After each step the thread hands what is new of every job to the loop, in one call.
 """
 
 import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import aclosing, contextmanager
 from functools import partial
 from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.jobs import Generating, Job, News, Reading
 from tokenmill.serve.metrics import Metrics
 
 __all__ = ["Driver"]
 
-
-@dataclass(eq=False)
-class Reply:
-    """One request, and its pieces on their way to the event loop: a list for each step, or the error that ended it."""
-
-    request: Request
-    loop: asyncio.AbstractEventLoop
-    news: asyncio.Queue[list[Piece] | Exception] = field(default_factory=asyncio.Queue)
+HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
+T = TypeVar("T")
+FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
 
 
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: sequences that may run and wait; num_open: those that do. error: set when
-    nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the driver's thread.
+    max_open: sequences that may run and wait; num_open: those that do. error: set when nothing is served any more.
+    has_failed: whether a step raised; then on_failure is called, in the driver's thread.
     """
 
     def __init__(
@@ -47,9 +44,10 @@ class Driver:
         self.has_failed = False
         self.on_failure = on_failure
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._live: list[Reply] = []
+        self._live: list[Job] = []
         self._is_stopped = False
         self._begun_s: float | None = None
+        self._num_steps, self._longest_s = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="tokenmill-engine", daemon=True)
 
     def start(self) -> None:
@@ -62,10 +60,11 @@ class Driver:
         self._thread.join()
 
     @property
-    def step_s(self) -> float:
-        """How long the step that is being made has taken so far; 0 between steps."""
+    def is_hung(self) -> bool:
+        """Whether the step that is being made takes much longer than any before it."""
         begun_s = self._begun_s
-        return 0.0 if begun_s is None else time.perf_counter() - begun_s
+        limit_s = max(HUNG_S, HUNG_TIMES * self._longest_s) if self._num_steps >= FIRST_STEPS else FIRST_S
+        return begun_s is not None and time.perf_counter() - begun_s > limit_s
 
     @contextmanager
     def places(self, count: int) -> Iterator[None]:
@@ -83,22 +82,46 @@ class Driver:
 
     async def pieces(self, request: Request) -> AsyncGenerator[list[Piece], None]:
         """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled."""
-        reply = Reply(request, asyncio.get_running_loop())
-        self._inbox.put(partial(self._submit, reply))
+        async with aclosing(self._news(Generating(request))) as news:
+            async for pieces in news:
+                yield pieces
+
+    async def read(self, sequence: Sequence) -> None:
+        """Run a sequence of which nothing is sampled, to its end."""
+        async with aclosing(self._news(Reading(sequence))) as news:
+            async for _ in news:
+                pass
+
+    async def call(self, do: Callable[[], T]) -> T:
+        """What a function returns that is called in the thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def call() -> None:
+            try:
+                loop.call_soon_threadsafe(_settle, future, do(), None)
+            except Exception as error:  # noqa: BLE001  (it is the caller's)
+                loop.call_soon_threadsafe(_settle, future, None, error)
+
+        self._inbox.put(call)
+        if self.error is not None:
+            raise self.error
+        return await future
+
+    async def _news(self, job: Job) -> AsyncGenerator[list[Piece], None]:
+        self._inbox.put(partial(self._submit, job))
         if self.error is not None:  # asked after the put, because the thread sets it before it empties the inbox
             raise self.error
-        left = len(request.sequences)
+        is_over = False
         try:
-            while left:
-                news = await reply.news.get()
+            while (news := await job.news.get()) is not None:
                 if isinstance(news, Exception):
-                    left = 0
                     raise news
-                left -= sum(piece.done is not None for piece in news)
                 yield news
+            is_over = True
         finally:
-            if left:
-                self._inbox.put(partial(self._cancel, reply))
+            if not is_over:
+                self._inbox.put(partial(self._cancel, job))
 
     # ---- in the thread
 
@@ -118,7 +141,7 @@ class Driver:
         while self._live or not self._inbox.empty():
             while not self._inbox.empty():
                 self._inbox.get()()
-            self._tell(dict.fromkeys(self._live, self.error))
+            self._tell({job: [self.error] for job in self._live})
             self._live = []
 
     def _empty_inbox(self) -> None:
@@ -127,9 +150,10 @@ class Driver:
             self._inbox.get()()
 
     def _step(self) -> None:
-        self._begun_s = time.perf_counter()
+        self._begun_s = begun_s = time.perf_counter()
         self.core.step()
         self._begun_s = None
+        self._num_steps, self._longest_s = self._num_steps + 1, max(self._longest_s, time.perf_counter() - begun_s)
         self._hand_out()
 
     def _look(self) -> None:
@@ -142,49 +166,57 @@ class Driver:
         }.items():
             self.metrics.gauges[name].set(value)
 
-    def _submit(self, reply: Reply) -> None:
+    def _submit(self, job: Job) -> None:
         if self.error is None:
             try:
-                self.core.submit(reply.request)
+                job.submit(self.core)
             except Exception as error:  # noqa: BLE001  (the client hears of it; the others go on)
-                self._tell({reply: error})
+                self._tell({job: [error]})
                 return
-        self._live.append(reply)
+        self._live.append(job)
 
-    def _cancel(self, reply: Reply) -> None:
-        if reply in self._live and self.error is None:
-            self._live.remove(reply)
-            self.core.cancel(reply.request)
-            self._count_ended(reply)
+    def _cancel(self, job: Job) -> None:
+        if job in self._live and self.error is None:
+            self._end(job)
             self._look()
 
+    def _end(self, job: Job) -> None:
+        """Forget a job that is over or not wanted any more."""
+        self._live.remove(job)
+        job.cancel(self.core)
+        for tracker in job.trackers:
+            self.metrics.ended(tracker.sequence, tracker.completion)
+
     def _hand_out(self) -> None:
-        """Hand what is new of every request to the event loop."""
-        news: dict[Reply, list[Piece] | Exception] = {}
-        for reply in self._live:
+        """Hand what is new of every job to the event loop."""
+        news: dict[Job, list[News | None]] = {}
+        for job in list(self._live):
             try:
-                if pieces := self.core.take(reply.request):
-                    news[reply] = pieces
-            except Exception as error:  # noqa: BLE001  (the error of this request; the others go on)
-                news[reply] = error
-                self.core.cancel(reply.request)
-        over = [each for each in self._live if each.request.is_done or isinstance(news.get(each), Exception)]
-        for reply in over:
-            self._live.remove(reply)
-            self._count_ended(reply)
+                pieces = job.take(self.core)
+                news[job] = [*([pieces] if pieces else []), *([None] if job.is_over else [])]
+            except Exception as error:  # noqa: BLE001  (the error of this job; the others go on)
+                news[job] = [error]
+            if news[job] and not isinstance(news[job][-1], list):
+                self._end(job)
         self._look()  # before clients hear of it, so that what they ask then is up to date
         self._tell(news)
 
-    def _count_ended(self, reply: Reply) -> None:
-        for tracker in reply.request.trackers:
-            self.metrics.ended(tracker.sequence, tracker.completion)
-
-    def _tell(self, news: Mapping[Reply, list[Piece] | Exception]) -> None:
-        for loop in {reply.loop for reply in news}:
-            told = [(reply.news, new) for reply, new in news.items() if reply.loop is loop]
-            loop.call_soon_threadsafe(_put_all, told)
+    def _tell(self, news: Mapping[Job, list[Any]]) -> None:
+        for loop in {job.loop for job in news}:
+            told = [(job.news, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
+            if told:
+                loop.call_soon_threadsafe(_put_all, told)
 
 
-def _put_all(told: list[tuple[asyncio.Queue[list[Piece] | Exception], list[Piece] | Exception]]) -> None:
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():  # nobody waits any more
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _put_all(told: list[tuple[asyncio.Queue[Any], Any]]) -> None:
     for queue, new in told:
         queue.put_nowait(new)

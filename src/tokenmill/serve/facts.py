@@ -2,19 +2,24 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from tokenmill.engine.engine import Engine
-from tokenmill.serve.errors import ApiError
-from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
+from tokenmill.serve.errors import ApiError, EngineDied
+from tokenmill.serve.schema import DetokenizeBody, SessionBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
+from tokenmill.serve.sessions import Sessions
 from tokenmill.version import __version__
 
-__all__ = ["models", "status", "tokens"]
+__all__ = ["models", "sessions", "status", "tokens"]
+
+T = TypeVar("T")
 
 
 def tokens(service: Service) -> APIRouter:
@@ -25,8 +30,6 @@ def tokens(service: Service) -> APIRouter:
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Token ids of a prompt or of a conversation, with the model's limit."""
         service.check(body)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
         ids = await asyncio.to_thread(_encode, engine, body)
         spelled = [_decode(engine, [token]) for token in ids]
         return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": spelled}
@@ -42,6 +45,8 @@ def tokens(service: Service) -> APIRouter:
 
 
 def _encode(engine: Engine, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
     if body.messages is not None:
         return engine.chat_prompt(body.messages)
     return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
@@ -51,6 +56,37 @@ def _decode(engine: Engine, ids: list[int]) -> str:
     if engine.tokenizer is None:
         raise ApiError(400, "this model has no tokenizer")
     return engine.tokenizer.decode(ids, skip_special=False)
+
+
+def sessions(service: Service) -> APIRouter:
+    """Texts that are kept by name."""
+    routes = APIRouter(route_class=JsonRoute, prefix="/v1/sessions")
+
+    async def kept(do: Callable[[Sessions, bytes], T], request: Request) -> T:
+        service.check_ready()
+        if (held := service.sessions) is None:
+            raise ApiError(404, "this server keeps no sessions", code="no_sessions")
+        tenant = getattr(request.state, "tenant", b"")
+        return await service.driver.call(lambda: do(held, tenant))
+
+    @routes.post("/{name}/save")
+    async def save(name: str, body: SessionBody, request: Request) -> dict[str, Any]:
+        """Keep a prompt or a conversation, with its rows."""
+        service.check(body)
+        ids = await asyncio.to_thread(_encode, service.engine, body)
+        return await kept(lambda held, tenant: held.save(tenant, name, ids), request)
+
+    @routes.post("/{name}/restore")
+    async def restore(name: str, request: Request) -> dict[str, Any]:
+        """Load what was saved; requests that begin with it find its rows."""
+        return await kept(lambda held, tenant: held.restore(tenant, name), request)
+
+    @routes.post("/{name}/erase")
+    async def erase(name: str, request: Request) -> dict[str, Any]:
+        """Forget it."""
+        return await kept(lambda held, tenant: held.erase(tenant, name), request)
+
+    return routes
 
 
 def models(service: Service) -> APIRouter:
@@ -87,6 +123,8 @@ def status(service: Service) -> APIRouter:
         """Whether the engine lives. It does until its last request has ended."""
         if service.driver.has_failed and service.driver.error is not None:
             raise service.driver.error
+        if service.driver.is_hung:
+            raise EngineDied("the engine hangs: a step takes much longer than any before it")
         return {"status": "ok"}
 
     @routes.get("/ready")

@@ -59,6 +59,8 @@ class _Work:
         engine = self.service.engine
         tenant = getattr(self.request.state, "tenant", b"")
         prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant)
+        for sequence, _ in prepared.readings:
+            await self.service.driver.read(sequence)
         return prepared, self.kind(self.body, prepared, self.service.options.name, engine.tokenizer)
 
 

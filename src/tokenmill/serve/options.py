@@ -1,8 +1,10 @@
 """What `tokenmill serve` is told, and keys out of a file."""
 
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokenmill.config import check_choice
 from tokenmill.errors import ConfigError
 
 __all__ = ["Options", "read_keys"]
@@ -14,6 +16,8 @@ class Options:
 
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
+    log_format: of the line for each request. certificate, key_file: for TLS.
+    session_dir: where texts are kept by name.
     """
 
     name: str
@@ -23,6 +27,22 @@ class Options:
     is_strict: bool = False
     max_body: int = 4_000_000
     metrics_prefix: str = "tokenmill"
+    log_format: str = "text"
+    certificate: Path | None = None
+    key_file: Path | None = None
+    session_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("log_format", self.log_format, ("text", "json"))
+        if self.key_file is not None and self.certificate is None:
+            raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")
+        if self.certificate is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key_file)
+            except (OSError, ssl.SSLError) as error:
+                why = error.strerror or str(error)
+                allowed = f"a certificate that can be read, and its private key ({why})"
+                raise ConfigError("ssl_certfile", str(self.certificate), allowed, "--ssl-certfile") from None
 
 
 def read_keys(given: str | None, file: Path | None) -> tuple[str, ...]:

@@ -6,15 +6,20 @@ the client's key, and of one cache_salt share rows of the cache.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
+from tokenmill.engine.scoring import reading_logprobs
 from tokenmill.errors import RequestError
+from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
+
+Reading = tuple[Sequence, Mapping[int, TokenLogprobs]]
 
 __all__ = ["Prepared", "num_continuations", "prepare_chat", "prepare_completion"]
 
@@ -28,12 +33,17 @@ SAME_NAMES = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that can be queued. prompts: the token ids of each; num_each: continuations of each prompt."""
+    """A request that can be queued. prompts: the token ids of each; num_each: continuations of each prompt.
+
+    readings: for each prompt whose log-probabilities are wanted, a sequence that is run before, and what it notes.
+    only_prompts: the continuations are not wanted.
+    """
 
     request: Request
     prompts: list[list[int]]
     num_each: int
-    wants_logprobs: bool
+    readings: list[Reading] = field(default_factory=list)
+    only_prompts: bool = False
 
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of a continuation."""
@@ -54,18 +64,21 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     prompts = [given] if isinstance(given, str) or _is_ids(given) else given
     if not prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
-    if body.echo and body.logprobs is not None:
-        raise ApiError(400, "echo with logprobs is not supported", "echo", "unsupported_parameter")
     with _about("prompt"):
         tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in prompts]
-    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    return _prepared(core, body, tenant, tokens, max_tokens, body.logprobs)
+    only_prompts = body.echo and body.max_tokens == 0  # one token is computed and not shown
+    max_tokens = 1 if only_prompts else COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    prepared = _prepared(core, body, tenant, tokens, max_tokens, body.logprobs)
+    wanted = tokens if body.echo and body.logprobs is not None else []
+    readings = [_reading(core, each, body.logprobs or 0, prepared) for each in wanted]
+    return replace(prepared, readings=readings, only_prompts=only_prompts)
 
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
     with _about("messages"):
-        tokens = _cut(body, core.inputs.chat_prompt(body.messages))
+        variables = {**(body.chat_template_kwargs or {}), "add_generation_prompt": body.add_generation_prompt}
+        tokens = _cut(body, core.inputs.chat_prompt(body.messages, variables=variables))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -87,7 +100,15 @@ def _prepared(
     for tokens in prompts:
         params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
-    return Prepared(Request(sequences), prompts, params.n, logprobs is not None)
+    return Prepared(Request(sequences), prompts, params.n)
+
+
+def _reading(core: Core, tokens: list[int], num_top: int, prepared: Prepared) -> Reading:
+    """Of the same tenant and priority as the request."""
+    sequence, noted = reading_logprobs(core, tokens, num_top)
+    like = prepared.request.sequences[0]
+    sequence.salt, sequence.priority = like.salt, like.priority
+    return sequence, noted
 
 
 def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:

@@ -7,6 +7,7 @@ the timeout allows, then the process ends. A second one ends it now.
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from types import FrameType
@@ -15,12 +16,14 @@ import uvicorn
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
+from tokenmill.serve.access import AccessLog
 from tokenmill.serve.app import make_app
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.guard import Guard, PunctualProtocol
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
 from tokenmill.serve.service import Service
+from tokenmill.serve.sessions import Sessions
 
 __all__ = ["Address", "Server", "listen"]
 
@@ -34,11 +37,12 @@ class Address:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """For people and clients."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
 def listen(address: Address) -> socket.socket:
@@ -59,13 +63,18 @@ def listen(address: Address) -> socket.socket:
 class Server(uvicorn.Server):
     """An engine that is served at a socket, until a signal comes or `drain` is called. It is then closed."""
 
-    def __init__(self, engine: Engine, taken: socket.socket, options: Options) -> None:
+    def __init__(
+        self, engine: Engine, taken: socket.socket, options: Options, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """tell: writes a line for each request."""
         self._engine, self._taken, self._options = engine, taken, options
         metrics = Metrics(engine.core, options.name, options.metrics_prefix)
         self.driver = Driver(engine.core, metrics, engine.config.max_sequences + options.max_queued, self._end)
-        self._service = Service(engine, self.driver, options)
+        kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
+        self._service = Service(engine, self.driver, options, kept)
         is_loopback = ip_address(taken.getsockname()[0]).is_loopback
-        super().__init__(_config(Guard(make_app(self._service), options, is_loopback)))
+        guarded = Guard(make_app(self._service), options, is_loopback)
+        super().__init__(_config(AccessLog(guarded, tell, options.log_format), options))
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""
@@ -100,7 +109,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _config(app: Guard) -> uvicorn.Config:
+def _config(app: AccessLog, options: Options) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=PunctualProtocol,
@@ -110,4 +119,6 @@ def _config(app: Guard) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.key_file,
     )

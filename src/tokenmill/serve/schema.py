@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "StreamOptions", "TokenizeBody"]
+__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Prompt = str | list[Int64]
@@ -103,10 +103,8 @@ class ChatBody(SamplingBody):
         "tool_choice": (None, "none"),
         "functions": (None, []),
         "function_call": (None, "none"),
-        "add_generation_prompt": (None, True),
         "continue_final_message": (None, False),
         "chat_template": (None,),
-        "chat_template_kwargs": (None, {}),
         "documents": (None, []),
         "audio": (None,),
         "modalities": (None, ["text"]),
@@ -115,6 +113,8 @@ class ChatBody(SamplingBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: Int64 | None = None
     logprobs: bool = False
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
@@ -124,6 +124,10 @@ class TokenizeBody(Body):
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
+
+
+class SessionBody(TokenizeBody):
+    """POST /v1/sessions/NAME/save: the text that is kept."""
 
 
 class DetokenizeBody(Body):

@@ -15,17 +15,19 @@ from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
 from tokenmill.serve.schema import Body
+from tokenmill.serve.sessions import Sessions
 
 __all__ = ["JsonRoute", "Service"]
 
 
 @dataclass
 class Service:
-    """One engine, served. is_draining: new requests are refused."""
+    """One engine, served. sessions: None if none are kept. is_draining: new requests are refused."""
 
     engine: Engine
     driver: Driver
     options: Options
+    sessions: Sessions | None = None
     is_draining: bool = False
 
     def check_ready(self) -> None:

@@ -1,0 +1,104 @@
+"""What the driver runs for a client: a request that generates, or a sequence that is only read.
+
+Its methods are called in the driver's thread; `news` is read in the event loop.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Piece, Tracker
+from tokenmill.engine.requests import Request
+from tokenmill.errors import RequestError
+from tokenmill.schedule.sequence import Sequence
+
+__all__ = ["Generating", "Job", "Reading"]
+
+News = list[Piece] | Exception
+
+
+class Job(ABC):
+    """news: the pieces of each step, or the error that ended it; None once it is over."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.news: asyncio.Queue[News | None] = asyncio.Queue()
+
+    @abstractmethod
+    def submit(self, core: Core) -> None:
+        """Queue it."""
+
+    @abstractmethod
+    def take(self, core: Core) -> list[Piece]:
+        """What is new. Raises the error that ended it."""
+
+    @abstractmethod
+    def cancel(self, core: Core) -> None:
+        """Have it end."""
+
+    @property
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """Of its continuations."""
+        return []
+
+
+class Generating(Job):
+    """A request, with all its continuations."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__()
+        self._request = request
+
+    def submit(self, core: Core) -> None:
+        """See Job."""
+        core.submit(self._request)
+
+    def take(self, core: Core) -> list[Piece]:
+        """See Job."""
+        return core.take(self._request)
+
+    def cancel(self, core: Core) -> None:
+        """See Job."""
+        core.cancel(self._request)
+
+    @property
+    def is_over(self) -> bool:
+        """See Job."""
+        return self._request.is_done
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """See Job."""
+        return self._request.trackers
+
+
+class Reading(Job):
+    """A sequence of which nothing is sampled; its logits go to its `collect`."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__()
+        self._sequence = sequence
+
+    def submit(self, core: Core) -> None:
+        """See Job."""
+        core.enqueue(self._sequence)
+
+    def take(self, core: Core) -> list[Piece]:
+        """See Job."""
+        if self._sequence.finish_reason not in (None, "scored"):
+            raise RequestError("this was cancelled before its end")
+        return []
+
+    def cancel(self, core: Core) -> None:
+        """See Job. It gives its blocks back, whether it has ended or not."""
+        core.abandoned.append((self._sequence, None))
+
+    @property
+    def is_over(self) -> bool:
+        """See Job."""
+        return self._sequence.finish_reason is not None

@@ -1,0 +1,80 @@
+"""Conversations that clients keep by name: their rows in a file, found again after a restart or by another process.
+
+Names are plain words, never paths, and each key has a folder of its own. A session that was restored, or just saved,
+stays in memory, so a request that begins with its text finds its rows; when blocks run out, its blocks are the first
+to go.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.session import Session
+from tokenmill.errors import SnapshotError
+from tokenmill.serve.errors import ApiError
+
+__all__ = ["Sessions"]
+
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+MAX_HELD = 64
+Json = dict[str, Any]
+
+
+class Sessions:
+    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self._engine, self._directory = engine, directory
+        self._held: dict[Path, Session] = {}  # the latest used last
+
+    def save(self, tenant: bytes, name: str, tokens: list[int]) -> Json:
+        """Keep a text under a name, in the place of what had the name. Rows that are not computed yet are computed."""
+        path = self._path(tenant, name)
+        session = self._engine.session(tokens, salt=tenant)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            size = session.save(path)
+        except (OSError, SnapshotError) as error:
+            session.close()
+            raise ApiError(507, f"the session cannot be saved: {error}", code="not_saved") from None
+        self._hold(path, session)
+        return {"name": name, "tokens": len(session), "bytes": size}
+
+    def restore(self, tenant: bytes, name: str) -> Json:
+        """Load the rows of a saved text, so that requests which begin with it find them."""
+        path = self._path(tenant, name)
+        if not path.exists():
+            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
+        try:
+            session = self._engine.open(path, salt=tenant)
+        except SnapshotError as error:
+            raise ApiError(409, str(error), "name", "session_unusable") from None
+        session.load()
+        self._hold(path, session)
+        return {"name": name, "tokens": len(session), "cached_tokens": session.num_cached}
+
+    def erase(self, tenant: bytes, name: str) -> Json:
+        """Forget a text, its file too."""
+        path = self._path(tenant, name)
+        held = self._held.pop(path, None)
+        if held is not None:
+            held.close()
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found") from None
+        return {"name": name, "erased": True}
+
+    def _hold(self, path: Path, session: Session) -> None:
+        old = self._held.pop(path, None)
+        self._held[path] = session
+        for each in [old, *([self._held.pop(next(iter(self._held)))] if len(self._held) > MAX_HELD else [])]:
+            if each is not None:
+                each.close()
+
+    def _path(self, tenant: bytes, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            allowed = "letters, digits, '.', '_' and '-', at most 64, and no '.' first"
+            raise ApiError(400, f"{name!r} is no name of a session: {allowed}", "name")
+        return self._directory / (tenant.hex() or "open") / f"{name}.kv"

@@ -1,0 +1,96 @@
+"""Texts that are kept by name: found again after a restart, by their own key only, whatever the name tries."""
+
+import httpx2
+import pytest
+
+from tests.serve.conftest import served
+
+MESSAGES = [{"role": "user", "content": " ".join(f"w{number}" for number in range(40))}]
+CHAT = {"messages": MESSAGES, "max_tokens": 5, "temperature": 0}
+
+
+@pytest.fixture
+def kept(chat_model, tmp_path):
+    """Makes servers that keep their sessions in one directory."""
+
+    def serve(**more):
+        return served(chat_model, session_dir=tmp_path / "sessions", **more)
+
+    return serve
+
+
+def post(server, path, body=None, key=None):
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx2.post(f"{server.url}{path}", json=body, headers=headers)
+
+
+def cached(server, key=None):
+    answer = post(server, "/v1/chat/completions", CHAT, key).json()
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["choices"][0]["message"]["content"]
+
+
+def test_a_restart_finds_the_rows(kept):
+    with kept() as server:
+        _, text = cached(server)
+        saved = post(server, "/v1/sessions/tale/save", {"messages": MESSAGES}).json()
+        assert saved["name"] == "tale" and saved["tokens"] == 42 and saved["bytes"] > 1000
+    with kept() as server:
+        restored = post(server, "/v1/sessions/tale/restore").json()
+        assert restored == {"name": "tale", "tokens": 42, "cached_tokens": 41}
+        assert cached(server) == (40, text)
+        assert post(server, "/v1/sessions/tale/erase").json() == {"name": "tale", "erased": True}
+        assert post(server, "/v1/sessions/tale/restore").status_code == 404
+        assert post(server, "/v1/sessions/tale/erase").status_code == 404
+
+
+def test_a_prompt_is_kept_too_and_a_name_is_used_again(kept):
+    with kept() as server:
+        assert post(server, "/v1/sessions/a/save", {"prompt": "w1 w2"}).json()["tokens"] == 2
+        assert post(server, "/v1/sessions/a/save", {"prompt": "w1 w2 w3"}).json()["tokens"] == 3
+        assert post(server, "/v1/sessions/a/restore").json()["tokens"] == 3
+
+
+def test_each_key_has_its_own(kept):
+    with kept(keys=("one", "two")) as server:
+        assert post(server, "/v1/sessions/tale/save", {"messages": MESSAGES}, "one").status_code == 200
+        assert post(server, "/v1/sessions/tale/restore", key="two").status_code == 404
+        assert post(server, "/v1/sessions/tale/erase", key="two").status_code == 404
+        assert cached(server, "two")[0] == 0
+        assert cached(server, "one")[0] == 40
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a%2fb", "%2e%2e%2fetc", "a b", "x" * 65, "a%00", "ä", "%ff"])
+def test_names_are_plain(kept, name, tmp_path):
+    with kept() as server:
+        for what in ("save", "restore", "erase"):
+            response = post(server, f"/v1/sessions/{name}/{what}", {"prompt": "w1"})
+            assert response.status_code in (400, 404)
+    assert not list(tmp_path.rglob("*.kv"))
+
+
+def test_a_damaged_file_is_refused(kept, tmp_path):
+    with kept() as server:
+        post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2"})
+        (file,) = tmp_path.rglob("tale.kv")
+        file.write_bytes(b"no session")
+        response = post(server, "/v1/sessions/tale/restore")
+        assert response.status_code == 409 and response.json()["error"]["code"] == "session_unusable"
+        assert cached(server)[1]
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": "w1", "messages": MESSAGES}, {"prompt": ""}, {"messages": []}])
+def test_what_cannot_be_kept(kept, body):
+    with kept() as server:
+        assert post(server, "/v1/sessions/tale/save", body).status_code == 400
+
+
+def test_a_server_that_keeps_none(server):
+    assert post(server, "/v1/sessions/tale/save", {"prompt": "w1"}).json()["error"]["code"] == "no_sessions"
+
+
+def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
+    (tmp_path / "file").write_text("no directory")
+    with served(chat_model, session_dir=tmp_path / "file") as server:
+        response = post(server, "/v1/sessions/tale/save", {"prompt": "w1"})
+        assert response.status_code == 507 and response.json()["error"]["code"] == "not_saved"
+        assert cached(server)[1]
