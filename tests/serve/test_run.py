@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,7 +15,9 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
+from tests.serve.conftest import MODEL, served
 from tokenmill.errors import ConfigError
+from tokenmill.serve.options import Options
 from tokenmill.serve.run import Address, listen
 
 BODY = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0, "stream": True}
@@ -83,3 +87,30 @@ def test_the_command_names_the_port():
         command = [sys.executable, "-m", "tokenmill", "serve", "no-such-model", "--port", str(taken.getsockname()[1])]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "--port" in done.stderr
+
+
+def certificate(folder, name):
+    """A certificate for localhost that it signs itself, and its key."""
+    key, file = folder / f"{name}.key", folder / f"{name}.pem"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {file}"
+    subprocess.run(command.split(), check=True, capture_output=True)
+    return file, key
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate")
+def test_https(chat_model, tmp_path):
+    file, key = certificate(tmp_path, "mine")
+    with served(chat_model, certificate=file, key_file=key) as server:
+        url = server.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
+        trusted = ssl.create_default_context()
+        trusted.load_verify_locations(file)
+        trusted.check_hostname = False  # the certificate has no alternative names
+        assert httpx2.get(f"{url}/version", verify=trusted).status_code == 200
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{url}/version")
+    _, other = certificate(tmp_path, "other")
+    for pair in [(file, other), (file, None), (tmp_path / "missing", key), (key, key)]:
+        with pytest.raises(ConfigError, match="ssl_certfile"):
+            Options(MODEL, certificate=pair[0], key_file=pair[1])
+    with pytest.raises(ConfigError, match="ssl_keyfile"):
+        Options(MODEL, key_file=key)

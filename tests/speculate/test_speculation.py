@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from tokenmill import load
-from tokenmill.schedule.sequence import UNKNOWN, Sequence
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
 from tokenmill.speculate.proposer import Proposer
 from tokenmill.speculate.speculation import DraftStats, Speculation
 
@@ -80,6 +80,18 @@ def test_a_proposer_that_fails_changes_no_text(where, llama, caplog):
     setattr(engine.core.speculation.proposer, where, fail)
     assert engine.generate(PROMPT, max_new_tokens=12).tokens == wanted
     assert len(caplog.messages) == 1
+
+
+def test_a_text_whose_end_fails_takes_no_drafts_from_the_others(caplog):
+    class Ends(Says):
+        def ended(self, sequence):
+            raise ValueError("no room")
+
+    ours, two = speculation(Ends([5, 6])), sequences(2)
+    two[0].finish_reason = "stop"
+    ours.learn(Plan(work=[Work(each, 2, 1, 1) for each in two]), [[3], [3]])
+    assert ours.drafts(two[1:]) == {2: [5, 6]} and ours.drafts(two[:1]) == {}
+    assert caplog.messages == ["proposer Ends failed, ValueError: no room; without it: 1 text"]
 
 
 def test_what_is_counted(llama):
