@@ -222,7 +222,7 @@ class AtMost(Proposer):
 
 
 def force(options: argparse.Namespace) -> dict[str, Any]:
-    """Compare plain decoding with drafts that are always accepted, on one engine whose proposer is replaced."""
+    """Measure plain decoding, and speculative decoding whose drafts are all accepted. One engine runs both in turn."""
     engine = make_engine(options, "suffix", num_draft_tokens=max(FORCED))
     most = default_drafts(options.plain)
     plain = Contender(options.plain, engine, lambda: AtMost(new_proposer(engine, options.plain), most))

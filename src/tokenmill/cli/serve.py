@@ -2,9 +2,8 @@
 
 import os
 from dataclasses import replace
-from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +12,9 @@ from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.config import DEFAULT_MODEL, EngineConfig, ResolvedConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder
-
-if TYPE_CHECKING:
-    from tokenmill.engine.engine import Engine
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -97,7 +93,7 @@ def command(
     with uninterrupted():
         try:
             from tokenmill.serve.options import Options, read_keys
-            from tokenmill.serve.run import Address, Server, listen
+            from tokenmill.serve.run import Address, Server, is_loopback, listen
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
     keys = read_keys(api_key or os.environ.get(KEY), api_key_file)
@@ -118,10 +114,10 @@ def command(
     engine = replace(engine, model=model, generation_config=generation_config)
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(_for_many(engine, is_given(context, "max_sequences")), progress)
-    if not (keys or ip_address(taken.getsockname()[0]).is_loopback):
-        remark(f"warning: whoever reaches {address.url} may use it: --api-key-file FILE wants a key of them")
+    if not (keys or is_loopback(taken)):
+        remark(f"warning: {address.url} accepts requests without an API key from other machines; set --api-key-file")
     if not quiet:
-        remark(_greeting(loaded, options.name, address.url))
+        remark(_greeting(loaded.config, loaded.program_name, options.name, address.url))
     if not Server(loaded, taken, options, None if quiet else remark).serve_to_end():
         raise typer.Exit(1)
 
@@ -141,9 +137,8 @@ def _for_many(engine: EngineConfig, is_limited: bool) -> EngineConfig:
     return engine
 
 
-def _greeting(engine: "Engine", name: str, url: str) -> str:
-    config = engine.config
+def _greeting(config: ResolvedConfig, program: str, name: str, url: str) -> str:
     return (
         f"{name} at {url}: {config.max_sequences} sequences of up to {config.max_length} tokens, "
-        f"{config.cache_tokens} in the cache, {engine.program_name} {config.dtype}; Ctrl-C ends"
+        f"{config.cache_tokens} in the cache, {program} {config.dtype}; Ctrl-C ends"
     )

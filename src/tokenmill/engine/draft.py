@@ -10,7 +10,7 @@ import logging
 import weakref
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
@@ -46,14 +46,13 @@ class DraftCore:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._followers: WeakKeyDictionary[Sequence, Follower] = WeakKeyDictionary()
-        self._failed: WeakSet[Sequence] = WeakSet()
-        self.has_caught_up = self.is_behind = False
+        self.has_caught_up = self.is_behind = self._has_failed = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
         """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take.
 
-        Nor for one whose prompt takes the draft model several steps, or for whose rows it has no room now: each call
-        makes one step for it, so that no text of the engine waits for the whole prompt of another.
+        A text gets no drafts while the draft model is still prefilling it, or has no free blocks for it. Each call
+        makes at most one step of such a prefill, so that no text waits until the whole prompt of another is computed.
         """
         core = self._core
         with core.lock, core.transaction:
@@ -63,24 +62,24 @@ class DraftCore:
             computed = {own.id: own.num_computed_tokens for own in queued}
             for own in queued:
                 core.enqueue(own)
-            behind = []
+            behind: list[Sequence] = []
             while queued:
                 core.step()
-                queued = [own for own in queued if own.finish_reason is None]
-                behind += [own for own in queued if own.num_pending_tokens > 1]
-                queued = [own for own in queued if own.num_pending_tokens == 1]
+                behind += [own for own in queued if own.finish_reason is None and own.num_pending_tokens > 1]
                 for own in behind:
-                    core.scheduler.park(own)
+                    core.scheduler.park(own)  # which ends it for now
+                queued = [own for own in queued if own.finish_reason is None]
             self.is_behind = any(own.num_computed_tokens > computed[own.id] for own in behind)
-            self._leave_failed([text for text, own in following if own.finish_reason == "error"])
+            if any(own.finish_reason == "error" for _, own in following):
+                self._warn_of_failure()
             return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
 
-    def _leave_failed(self, texts: List[Sequence]) -> None:
-        """Follow them no more; it is said once."""
-        if texts and not self._failed:
+    def _warn_of_failure(self) -> None:
+        """Once. `_follow` leaves the texts out whose follower has failed."""
+        if not self._has_failed:
             name = self._core.loaded.config.model
             log.warning("%s, the draft model, has computed logits that are no numbers; texts go on without it", name)
-        self._failed.update(texts)
+        self._has_failed = True
 
     @property
     def num_bytes(self) -> int:
@@ -96,9 +95,11 @@ class DraftCore:
         """The text's follower, with the same tokens and settings, to be continued by at most `limit` tokens."""
         core, loaded = self._core, self._core.loaded
         length = min(len(text.tokens) + limit, text.max_tokens, loaded.config.max_length, loaded.config.cache_tokens)
-        if length <= len(text.tokens) or text in self._failed:
+        if length <= len(text.tokens):
             return None
         follower = self._followers.get(text) or self._new_follower(text)
+        if follower.sequence.finish_reason == "error":
+            return None
         own, alike = follower.sequence, follower.num_alike(text.tokens)
         if max(text.tokens[alike:], default=0) >= loaded.model_config.vocab_size:
             return None

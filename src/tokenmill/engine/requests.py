@@ -126,9 +126,8 @@ class InputProcessor:
     def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
-        made = Sequence(next(self._ids), tokens, len(tokens), len(tokens), score_from=score_from, keep=True)
-        made.salt = salt_of(salt)
-        return made
+        prompt = next(self._ids), tokens, len(tokens)
+        return Sequence(*prompt, len(tokens), score_from=score_from, keep=True, salt=salt_of(salt))
 
     def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
         """For the tokens that follow the prompt of a sequence; None without a tokenizer."""

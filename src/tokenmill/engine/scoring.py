@@ -11,10 +11,12 @@ from torch import Tensor
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.sample.sampler import TokenLogprobs, token_logprobs
 from tokenmill.schedule.sequence import Sequence, Work
 
-__all__ = ["last_logits", "reading_logprobs", "score"]
+__all__ = ["last_logits", "prompt_logprobs", "score"]
+
+ROWS = 64
 
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
@@ -57,25 +59,28 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     return [math.fsum(noted.values()) for noted in logprobs]
 
 
-def reading_logprobs(core: Core, tokens: List[int], num_top: int) -> tuple[Sequence, dict[int, TokenLogprobs]]:
-    """A sequence that is to be queued and reads `tokens`, and what it will have noted of each of them but the first.
+def prompt_logprobs(
+    core: Core, tokens: List[int], num_top: int, priority: int = 0, salt: bytes = b""
+) -> tuple[Sequence, dict[int, TokenLogprobs]]:
+    """A sequence that computes a prompt once it is queued, and the dict of log-probabilities that it fills.
 
-    num_top: how many of the likeliest tokens at each position are noted.
+    The dict has each token of the prompt but the first, by position, with the `num_top` likeliest tokens there.
+    priority, salt: see Core.request.
     """
     core.check_open()
-    sequence, noted = core.inputs.kept(list(tokens), 0), dict[int, TokenLogprobs]()
+    sequence, logprobs = core.inputs.kept(list(tokens), 0, salt), dict[int, TokenLogprobs]()
+    sequence.priority = priority
 
     def collect(work: Work, logits_RV: Tensor) -> None:
-        first = work.start + work.count - work.num_logits + 1
-        following = tokens[first : first + work.num_logits]
-        logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
-        values_RK, ids_RK = logprobs_RV.topk(num_top)
-        tops = (tuple(zip(*row, strict=True)) for row in zip(ids_RK.tolist(), values_RK.tolist(), strict=True))
-        for row, (token, top) in enumerate(zip(following, tops, strict=True)):
-            noted[first + row] = TokenLogprobs(float(logprobs_RV[row, token]), top)
+        first = work.start + work.count - work.num_logits
+        following_R = torch.tensor(tokens[first + 1 : first + 1 + work.num_logits], dtype=torch.int64)
+        for start in range(0, len(following_R), ROWS):  # in pieces, because each row is as long as the vocabulary
+            ids_R = following_R[start : start + ROWS].to(logits_RV.device)
+            entries = token_logprobs(logits_RV[start : start + len(ids_R)].float(), ids_R, num_top)
+            logprobs.update(enumerate(entries, start=first + 1 + start))
 
     sequence.collect = collect
-    return sequence, noted
+    return sequence, logprobs
 
 
 # What is collected goes by position, because an interrupted step may hand over the same rows again.

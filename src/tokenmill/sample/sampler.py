@@ -21,7 +21,7 @@ from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw, log_probability
 from tokenmill.sample.state import ChoiceKind, Row
 
-__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample_singly", "take"]
+__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample_singly", "take", "token_logprobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +229,19 @@ def _logprobs(logits_RV: Tensor, rows: Sequence[Row], choice: Choice) -> list[To
     if not wanted:
         return found
     picked = list(wanted)
-    logprobs_PV = log_probability(logits_RV[picked])
-    chosen = logprobs_PV.gather(-1, choice.ids_R[picked, None]).squeeze(-1).tolist()
-    ranked_PK = _ranked(logits_RV[picked], max(wanted.values()))
-    ids, logprobs = ranked_PK.tolist(), logprobs_PV.gather(-1, ranked_PK).tolist()
-    for place, (index, count) in enumerate(wanted.items()):
-        top = tuple(zip(ids[place][:count], logprobs[place][:count]))
-        found[index] = TokenLogprobs(chosen[place], top)
+    entries = token_logprobs(logits_RV[picked], choice.ids_R[picked], max(wanted.values()))
+    for entry, (index, count) in zip(entries, wanted.items(), strict=True):
+        found[index] = TokenLogprobs(entry.logprob, entry.top[:count])
     return found
+
+
+def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """Of one token per row, with the `num_top` likeliest tokens of each row; the same bits in any batch."""
+    logprobs_RV = log_probability(logits_RV)
+    values = logprobs_RV.gather(-1, ids_R[:, None]).squeeze(-1).tolist()
+    ranked_RK = _ranked(logits_RV, num_top)
+    tops = zip(ranked_RK.tolist(), logprobs_RV.gather(-1, ranked_RK).tolist(), strict=True)
+    return [TokenLogprobs(value, tuple(zip(*top, strict=True))) for value, top in zip(values, tops, strict=True)]
 
 
 def _ranked(logits_RV: Tensor, count: int) -> Tensor:

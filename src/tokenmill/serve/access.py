@@ -13,6 +13,8 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tokenmill.serve.errors import CLIENT_CLOSED
+
 __all__ = ["FORMATS", "AccessLog"]
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -57,7 +59,7 @@ def _record(scope: Scope, number: str, status: int, seconds: float) -> dict[str,
         "client": (scope.get("client") or ("-",))[0],
         "method": scope["method"][:16],
         "path": "".join(each if each.isprintable() and each != " " else "?" for each in path),
-        "status": status or 499,  # nothing was sent: the client had gone
+        "status": status or CLIENT_CLOSED,  # no response was begun
         "seconds": round(seconds, 4),
         "request_id": number,
     }

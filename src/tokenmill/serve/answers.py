@@ -94,7 +94,7 @@ class Format(ABC):
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
 
-    def _spelled(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return str(token) if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
 
 
@@ -105,8 +105,8 @@ class CompletionFormat(Format):
 
     def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
-        self._prompt, self._echo = body.prompt, body.echo
-        self._readers: dict[int, _Reader] = {}
+        self._given, self._echo = body.prompts, body.echo
+        self._offsets: dict[int, _TextOffsets] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
         return self._written(Piece(done.text, done.tokens, done, done.logprobs, index))
@@ -121,41 +121,41 @@ class CompletionFormat(Format):
         index, text, tokens = piece.index, piece.text, piece.tokens
         entries: List[TokenLogprobs | None] | None = piece.logprobs
         if self._echo and index not in self._begun:
-            text = self._echoed(index) + text
+            text = self._prompt_text(index) + text
             if entries is not None:
-                prompt, noted = self._prepared.prompt_of(index), self._prepared.readings[index // self._num_each][1]
-                tokens, entries = (*prompt, *tokens), (*(noted.get(place) for place in range(len(prompt))), *entries)
+                number = index // self._num_each
+                prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
+                tokens = (*prompt, *tokens)
+                entries = (*(logprobs_of.get(position) for position in range(len(prompt))), *entries)
         self._begun.add(index)
         reason = None if piece.done is None else REASONS[piece.done.finish_reason]
         logprobs = None if entries is None else self._logprobs(index, tokens, entries)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(piece.tokens)}
 
-    def _echoed(self, index: int) -> str:
-        given: Any = self._prompt
-        if not isinstance(given, str) and not isinstance(given[0], int):
-            given = given[index // self._num_each]
+    def _prompt_text(self, index: int) -> str:
+        given = self._given[index // self._num_each]
         if isinstance(given, str):
             return given
         return "" if self._tokenizer is None else self._tokenizer.decode(given)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        reader = self._readers.setdefault(index, _Reader(self._tokenizer))
+        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer))
         return {
-            "tokens": [self._spelled(token) for token in tokens],
+            "tokens": [self._token_text(token) for token in tokens],
             "token_logprobs": [entry and entry.logprob for entry in entries],
-            "top_logprobs": [entry and {self._spelled(token): at for token, at in entry.top} for entry in entries],
-            "text_offset": [reader.read(token) for token in tokens],
+            "top_logprobs": [entry and {self._token_text(token): at for token, at in entry.top} for entry in entries],
+            "text_offset": [offsets.next(token) for token in tokens],
         }
 
 
-class _Reader:
-    """Where each token's text begins, in characters."""
+class _TextOffsets:
+    """The offset in characters at which the text of each token begins."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._detokenizer, self._length = Detokenizer(tokenizer) if tokenizer is not None else None, 0
 
-    def read(self, token: int) -> int:
-        """Of the token that follows those that were read."""
+    def next(self, token: int) -> int:
+        """The offset of a token, which follows those of the calls before."""
         start = self._length
         self._length += len(self._detokenizer.push([token])) if self._detokenizer is not None else 0
         return start
@@ -202,7 +202,7 @@ class ChatFormat(Format):
         }
 
     def _entry(self, token: int, value: float) -> Json:
-        text = self._spelled(token)
+        text = self._token_text(token)
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
 

@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -19,14 +20,15 @@ from tokenmill.engine.requests import Request
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import EngineDied
-from tokenmill.serve.jobs import Generating, Job, News, Reading
+from tokenmill.serve.jobs import Generation, Job, News, Scoring
 from tokenmill.serve.metrics import Metrics
 
 __all__ = ["Driver"]
 
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
-T = TypeVar("T")
 FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
+
+T = TypeVar("T")
 
 
 class Driver:
@@ -82,31 +84,31 @@ class Driver:
 
     async def pieces(self, request: Request) -> AsyncGenerator[list[Piece], None]:
         """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled."""
-        async with aclosing(self._news(Generating(request))) as news:
+        async with aclosing(self._news(Generation(request))) as news:
             async for pieces in news:
                 yield pieces
 
-    async def read(self, sequence: Sequence) -> None:
+    async def score(self, sequence: Sequence) -> None:
         """Run a sequence of which nothing is sampled, to its end."""
-        async with aclosing(self._news(Reading(sequence))) as news:
+        async with aclosing(self._news(Scoring(sequence))) as news:
             async for _ in news:
                 pass
 
     async def call(self, do: Callable[[], T]) -> T:
-        """What a function returns that is called in the thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        """Call a function in the engine's thread, between two steps; what it returns."""
+        future: Future[T] = Future()
 
         def call() -> None:
-            try:
-                loop.call_soon_threadsafe(_settle, future, do(), None)
-            except Exception as error:  # noqa: BLE001  (it is the caller's)
-                loop.call_soon_threadsafe(_settle, future, None, error)
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(do())
+                except Exception as error:  # noqa: BLE001  (it is the caller's)
+                    future.set_exception(error)
 
         self._inbox.put(call)
         if self.error is not None:
             raise self.error
-        return await future
+        return await asyncio.wrap_future(future)
 
     async def _news(self, job: Job) -> AsyncGenerator[list[Piece], None]:
         self._inbox.put(partial(self._submit, job))
@@ -156,16 +158,6 @@ class Driver:
         self._num_steps, self._longest_s = self._num_steps + 1, max(self._longest_s, time.perf_counter() - begun_s)
         self._hand_out()
 
-    def _look(self) -> None:
-        """Take down what the engine holds; what is cancelled has given its blocks back."""
-        num_used, scheduler = self.core.num_used_blocks, self.core.scheduler
-        for name, value in {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_cache_usage_perc": num_used / scheduler.allocator.num_blocks,
-        }.items():
-            self.metrics.gauges[name].set(value)
-
     def _submit(self, job: Job) -> None:
         if self.error is None:
             try:
@@ -178,7 +170,7 @@ class Driver:
     def _cancel(self, job: Job) -> None:
         if job in self._live and self.error is None:
             self._end(job)
-            self._look()
+            self.metrics.update_gauges()
 
     def _end(self, job: Job) -> None:
         """Forget a job that is over or not wanted any more."""
@@ -198,7 +190,7 @@ class Driver:
                 news[job] = [error]
             if news[job] and not isinstance(news[job][-1], list):
                 self._end(job)
-        self._look()  # before clients hear of it, so that what they ask then is up to date
+        self.metrics.update_gauges()  # before clients hear of it, so that what they ask then is up to date
         self._tell(news)
 
     def _tell(self, news: Mapping[Job, list[Any]]) -> None:
@@ -206,15 +198,6 @@ class Driver:
             told = [(job.news, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
             if told:
                 loop.call_soon_threadsafe(_put_all, told)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():  # nobody waits any more
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 def _put_all(told: list[tuple[asyncio.Queue[Any], Any]]) -> None:

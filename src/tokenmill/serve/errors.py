@@ -9,9 +9,10 @@ from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, RequestError
 
-__all__ = ["ApiError", "EngineDied", "body_of", "described", "respond"]
+__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "body_of", "described", "respond"]
 
 RETRY_AFTER_S = 1
+CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 

@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse, Response
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.errors import ApiError, EngineDied
 from tokenmill.serve.schema import DetokenizeBody, SessionBody, TokenizeBody
-from tokenmill.serve.service import JsonRoute, Service
+from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import Sessions
 from tokenmill.version import __version__
 
@@ -66,8 +66,7 @@ def sessions(service: Service) -> APIRouter:
         service.check_ready()
         if (held := service.sessions) is None:
             raise ApiError(404, "this server keeps no sessions", code="no_sessions")
-        tenant = getattr(request.state, "tenant", b"")
-        return await service.driver.call(lambda: do(held, tenant))
+        return await service.driver.call(lambda: do(held, tenant_of(request)))
 
     @routes.post("/{name}/save")
     async def save(name: str, body: SessionBody, request: Request) -> dict[str, Any]:

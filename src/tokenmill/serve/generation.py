@@ -15,15 +15,14 @@ from starlette.types import Receive, Scope, Send
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
-from tokenmill.serve.errors import ApiError, body_of, described
-from tokenmill.serve.prepare import Prepared, num_continuations, prepare_chat, prepare_completion
+from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, body_of, described
+from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
-from tokenmill.serve.service import JsonRoute, Service
+from tokenmill.serve.service import JsonRoute, Service, tenant_of
 
 __all__ = ["generation"]
 
 KEEP_ALIVE_S = 10.0  # a stream on which nothing comes says so often that it is still there
-GONE = 499  # nginx's status for a client that has closed the connection
 T = TypeVar("T")
 
 
@@ -57,24 +56,23 @@ class _Work:
     async def begin(self) -> tuple[Prepared, Format]:
         """The prompts encoded and everything checked."""
         engine = self.service.engine
-        tenant = getattr(self.request.state, "tenant", b"")
-        prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant)
-        for sequence, _ in prepared.readings:
-            await self.service.driver.read(sequence)
+        prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant_of(self.request))
+        for sequence, _ in prepared.prompt_logprobs:
+            await self.service.driver.score(sequence)
         return prepared, self.kind(self.body, prepared, self.service.options.name, engine.tokenizer)
 
 
 async def _respond(work: _Work) -> Response:
     work.service.check_ready()
     work.service.check(work.body)
-    count, most = num_continuations(work.body), work.service.driver.max_open
+    count, most = work.body.num_sequences, work.service.driver.max_open
     if count > most:
         name = "n" if (work.body.n or 1) > most else "prompt"
         raise ApiError(400, f"{count} texts are more than the {most} that this server takes at once", name)
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.places(num_continuations(work.body)):
-        return JSONResponse(await _unless_gone(work.request, _answer(work)))
+    with work.service.driver.places(count):
+        return JSONResponse(await _unless_disconnected(work.request, _answer(work)))
 
 
 async def _answer(work: _Work) -> Any:
@@ -87,13 +85,13 @@ async def _answer(work: _Work) -> Any:
     return form.answer([each for each in done if each is not None])
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """What is waited for; it is cancelled if the client goes away."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+async def _unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+    """The result of some work, which is cancelled if the client disconnects."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(GONE, "the client has gone")
+            raise ApiError(CLIENT_CLOSED, "the client has gone")
         return task.result()
     finally:
         for each in (task, gone):
@@ -101,7 +99,7 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({task, gone})
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -117,7 +115,7 @@ class _EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See StreamingResponse. What is refused before the first byte has a status of its own."""
         driver = self._work.service.driver
-        with driver.places(num_continuations(self._work.body)):
+        with driver.places(self._work.body.num_sequences):
             prepared, form = await self._work.begin()
             async with aclosing(driver.pieces(prepared.request)) as steps, aclosing(_events(steps, form)) as events:
                 self.body_iterator = events
@@ -128,8 +126,8 @@ async def _events(steps: AsyncIterator[list[Piece]], form: Format) -> AsyncGener
     try:
         for chunk in form.opening():
             yield _event(chunk)
-        async with aclosing(_or_silence(steps)) as pieces_or_silence:
-            async for pieces in pieces_or_silence:
+        async with aclosing(_with_keep_alive(steps)) as news:
+            async for pieces in news:
                 chunks = [_event(chunk) for piece in pieces or () for chunk in form.chunks(piece)]
                 if chunks or pieces is None:
                     yield b"".join(chunks) or b": keep-alive\n\n"
@@ -140,8 +138,8 @@ async def _events(steps: AsyncIterator[list[Piece]], form: Format) -> AsyncGener
         yield _event(body_of(described(error)))
 
 
-async def _or_silence(steps: AsyncIterator[list[Piece]]) -> AsyncGenerator[list[Piece] | None, None]:
-    """What comes, and None whenever nothing has come for KEEP_ALIVE_S."""
+async def _with_keep_alive(steps: AsyncIterator[list[Piece]]) -> AsyncGenerator[list[Piece] | None, None]:
+    """The pieces of each step, and None whenever no pieces have come for KEEP_ALIVE_S."""
     waiting = asyncio.ensure_future(_next(steps))
     try:
         while True:

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tokenmill.serve.errors import ApiError, respond
 from tokenmill.serve.options import Options
 
-__all__ = ["Guard", "PunctualProtocol"]
+__all__ = ["Guard", "HeaderTimeoutProtocol"]
 
 OPEN_PATHS = ("/health", "/ready")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -112,8 +112,8 @@ def _host(header: str) -> str:
     return (name if colon and port.isdecimal() else header).lower()
 
 
-class PunctualProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, which closes a connection whose headers do not come in time."""
+class HeaderTimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, with a timeout for the headers of a request: HEAD_S, then it is closed."""
 
     _timer: asyncio.TimerHandle | None = None
 

@@ -1,4 +1,4 @@
-"""What the driver runs for a client: a request that generates, or a sequence that is only read.
+"""What the driver runs for a client: a generation request, or the scoring of one prompt.
 
 Its methods are called in the driver's thread; `news` is read in the event loop.
 """
@@ -12,7 +12,7 @@ from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Generating", "Job", "Reading"]
+__all__ = ["Generation", "Job", "Scoring"]
 
 News = list[Piece] | Exception
 
@@ -34,7 +34,7 @@ class Job(ABC):
 
     @abstractmethod
     def cancel(self, core: Core) -> None:
-        """Have it end."""
+        """End it early."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class Job(ABC):
         return []
 
 
-class Generating(Job):
+class Generation(Job):
     """A request, with all its continuations."""
 
     def __init__(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class Generating(Job):
         return self._request.trackers
 
 
-class Reading(Job):
+class Scoring(Job):
     """A sequence of which nothing is sampled; its logits go to its `collect`."""
 
     def __init__(self, sequence: Sequence) -> None:

@@ -34,25 +34,24 @@ class Metrics(Observer):
         self._core, self._registry = core, CollectorRegistry()
         self._prefix, self._labels = prefix, {"model_name": model}
         self._started_s: dict[int, float] = {}  # when each sequence first ran, by its id
-        self._last: Plan | None = None
         gauges = {
-            "num_requests_running": "Sequences that take part in steps",
-            "num_requests_waiting": "Sequences that wait for a place",
+            "num_requests_running": "Sequences that are running",
+            "num_requests_waiting": "Sequences that wait to be scheduled",
             "kv_cache_usage_perc": "Share of the blocks of the KV cache that are in use, 0 to 1",
         }
-        self.gauges = {name: self._made(Gauge, name, text) for name, text in gauges.items()}
-        self._prompt = self._made(Counter, "prompt_tokens", "Tokens of prompts whose sequences have begun to run")
-        self._queries = self._made(Counter, "prefix_cache_queries", "Tokens of prompts that were looked up")
-        self._hits = self._made(Counter, "prefix_cache_hits", "Tokens of prompts whose rows were in the cache")
+        self._gauges = {name: self._made(Gauge, name, text) for name, text in gauges.items()}
+        self._prompt = self._made(Counter, "prompt_tokens", "Prompt tokens of sequences that have been scheduled")
+        self._queries = self._made(Counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self._hits = self._made(Counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache")
         self._generated = self._made(Counter, "generation_tokens", "Generated tokens of sequences that have ended")
         self._success = self._counter("request_success", "Sequences that have ended", "finished_reason")
         self._rejected = self._counter("admission_rejections", "Requests that were not taken", "reason")
-        self._ttft = self._histogram("time_to_first_token_seconds", "Until the first token", SECONDS)
+        self._ttft = self._histogram("time_to_first_token_seconds", "Time from submission to the first token", SECONDS)
         self._gaps = self._histogram("inter_token_latency_seconds", "Between two tokens of a sequence", GAPS)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "Until the last token", LONG)
-        self._queued = self._histogram("request_queue_time_seconds", "Until a sequence first runs", LONG)
-        self._prefill = self._histogram("request_prefill_time_seconds", "From then to its first token", LONG)
-        self._decode = self._histogram("request_decode_time_seconds", "From there to its last", LONG)
+        self._e2e = self._histogram("e2e_request_latency_seconds", "Time from submission to the last token", LONG)
+        self._queued = self._histogram("request_queue_time_seconds", "Time until a sequence is first scheduled", LONG)
+        self._prefill = self._histogram("request_prefill_time_seconds", "Time from there to the first token", LONG)
+        self._decode = self._histogram("request_decode_time_seconds", "Time from the first token to the last", LONG)
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of a prompt", TOKENS)
         self._answer_sizes = self._histogram("request_generation_tokens", "Generated tokens of a sequence", TOKENS)
         self._iteration = self._histogram("iteration_tokens_total", "Tokens that a step feeds", ITERATION)
@@ -63,14 +62,23 @@ class Metrics(Observer):
         return generate_latest(self._registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:
-        """See Observer. A plan may come twice, when it is made and when it is read."""
-        if plan is None or name != "plan" or plan is self._last:
+        """See Observer."""
+        if plan is None or name != "plan":
             return
-        self._last = plan
         self._iteration.observe(sum(work.count for work in plan.work))
         for work in plan.work:
             if work.sequence.id not in self._started_s:
                 self._begun(work.sequence)
+
+    def update_gauges(self) -> None:
+        """Read them from the engine. Sequences that were cancelled have given their blocks back by then."""
+        num_used, scheduler = self._core.num_used_blocks, self._core.scheduler
+        for name, value in {
+            "num_requests_running": len(scheduler.running),
+            "num_requests_waiting": len(scheduler.waiting),
+            "kv_cache_usage_perc": num_used / scheduler.allocator.num_blocks,
+        }.items():
+            self._gauges[name].set(value)
 
     def ended(self, sequence: Sequence, done: Completion | None) -> None:
         """A sequence has ended, with a completion or without."""
@@ -127,7 +135,7 @@ class _Totals(Collector):
         """See Collector."""
         stats = self._core.speculation.stats
         totals = {
-            "num_preemptions": ("Sequences that gave their blocks up", self._core.scheduler.num_preemptions),
+            "num_preemptions": ("Sequences that were preempted", self._core.scheduler.num_preemptions),
             "spec_decode_num_draft_tokens": ("Tokens that were drafted", stats.num_drafted),
             "spec_decode_num_accepted_tokens": ("Drafts that were accepted", stats.num_accepted),
         }

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenmill.config import check_choice
 from tokenmill.errors import ConfigError
+from tokenmill.serve.access import FORMATS
 
 __all__ = ["Options", "read_keys"]
 
@@ -33,7 +34,7 @@ class Options:
     session_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        check_choice("log_format", self.log_format, ("text", "json"))
+        check_choice("log_format", self.log_format, FORMATS)
         if self.key_file is not None and self.certificate is None:
             raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")
         if self.certificate is not None:

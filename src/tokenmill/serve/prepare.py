@@ -12,16 +12,14 @@ from typing import Any
 from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
-from tokenmill.engine.scoring import reading_logprobs
+from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 
-Reading = tuple[Sequence, Mapping[int, TokenLogprobs]]
-
-__all__ = ["Prepared", "num_continuations", "prepare_chat", "prepare_completion"]
+__all__ = ["Prepared", "prepare_chat", "prepare_completion"]
 
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
@@ -35,43 +33,32 @@ SAME_NAMES = (
 class Prepared:
     """A request that can be queued. prompts: the token ids of each; num_each: continuations of each prompt.
 
-    readings: for each prompt whose log-probabilities are wanted, a sequence that is run before, and what it notes.
-    only_prompts: the continuations are not wanted.
+    prompt_logprobs: for each prompt, if the client wants its log-probabilities, what engine/scoring.prompt_logprobs
+    returns: a sequence to run before the request, and the dict that it fills. only_prompts: the client wants no
+    continuations.
     """
 
     request: Request
     prompts: list[list[int]]
     num_each: int
-    readings: list[Reading] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Sequence, dict[int, TokenLogprobs]]] = field(default_factory=list)
     only_prompts: bool = False
-
-    def prompt_of(self, index: int) -> list[int]:
-        """The prompt of a continuation."""
-        return self.prompts[index // self.num_each]
-
-
-def num_continuations(body: SamplingBody) -> int:
-    """Sequences that a request would run, before anything of it is checked or encoded."""
-    prompts = 1
-    if isinstance(body, CompletionBody) and isinstance(body.prompt, list) and not _is_ids(body.prompt):
-        prompts = len(body.prompt)
-    return prompts * max(body.n or 1, 1)
 
 
 def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
-    given: Any = body.prompt
-    prompts = [given] if isinstance(given, str) or _is_ids(given) else given
-    if not prompts:
+    if not body.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     with _about("prompt"):
-        tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in prompts]
+        tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in body.prompts]
     only_prompts = body.echo and body.max_tokens == 0  # one token is computed and not shown
     max_tokens = 1 if only_prompts else COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     prepared = _prepared(core, body, tenant, tokens, max_tokens, body.logprobs)
-    wanted = tokens if body.echo and body.logprobs is not None else []
-    readings = [_reading(core, each, body.logprobs or 0, prepared) for each in wanted]
-    return replace(prepared, readings=readings, only_prompts=only_prompts)
+    if body.echo and (num_top := body.logprobs) is not None:
+        salt = _salt(body, tenant)
+        noted = [prompt_logprobs(core, each, num_top, body.priority, salt) for each in tokens]
+        prepared = replace(prepared, prompt_logprobs=noted)
+    return replace(prepared, only_prompts=only_prompts)
 
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
@@ -95,20 +82,16 @@ def _prepared(
     logprobs: int | None,
 ) -> Prepared:
     settings = _settings(core.inputs.defaults, body) | {"logprobs": logprobs}
-    salt = tenant + (body.cache_salt or "").encode("utf-8", "surrogatepass")
-    sequences = []
+    salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
         params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     return Prepared(Request(sequences), prompts, params.n)
 
 
-def _reading(core: Core, tokens: list[int], num_top: int, prepared: Prepared) -> Reading:
-    """Of the same tenant and priority as the request."""
-    sequence, noted = reading_logprobs(core, tokens, num_top)
-    like = prepared.request.sequences[0]
-    sequence.salt, sequence.priority = like.salt, like.priority
-    return sequence, noted
+def _salt(body: SamplingBody, tenant: bytes) -> bytes:
+    """See Core.request."""
+    return tenant + (body.cache_salt or "").encode("utf-8", "surrogatepass")
 
 
 def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
@@ -145,7 +128,3 @@ def _about(field: str) -> Iterator[None]:
         yield
     except RequestError as error:
         raise ApiError(400, str(error), field) from None
-
-
-def _is_ids(prompt: str | list[Any]) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)

@@ -19,13 +19,13 @@ from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
 from tokenmill.serve.app import make_app
 from tokenmill.serve.driver import Driver
-from tokenmill.serve.guard import Guard, PunctualProtocol
+from tokenmill.serve.guard import Guard, HeaderTimeoutProtocol
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
 from tokenmill.serve.service import Service
 from tokenmill.serve.sessions import Sessions
 
-__all__ = ["Address", "Server", "listen"]
+__all__ = ["Address", "Server", "is_loopback", "listen"]
 
 TICK_S = 0.05
 GRACE_S = 2  # for connections, after the last request has ended or was given up
@@ -60,6 +60,11 @@ def listen(address: Address) -> socket.socket:
     return taken
 
 
+def is_loopback(taken: socket.socket) -> bool:
+    """Whether only this machine can connect to a socket."""
+    return ip_address(taken.getsockname()[0]).is_loopback
+
+
 class Server(uvicorn.Server):
     """An engine that is served at a socket, until a signal comes or `drain` is called. It is then closed."""
 
@@ -72,8 +77,7 @@ class Server(uvicorn.Server):
         self.driver = Driver(engine.core, metrics, engine.config.max_sequences + options.max_queued, self._end)
         kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
         self._service = Service(engine, self.driver, options, kept)
-        is_loopback = ip_address(taken.getsockname()[0]).is_loopback
-        guarded = Guard(make_app(self._service), options, is_loopback)
+        guarded = Guard(make_app(self._service), options, is_loopback(taken))
         super().__init__(_config(AccessLog(guarded, tell, options.log_format), options))
 
     def serve_to_end(self) -> bool:
@@ -112,7 +116,7 @@ class Server(uvicorn.Server):
 def _config(app: AccessLog, options: Options) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=PunctualProtocol,
+        http=HeaderTimeoutProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

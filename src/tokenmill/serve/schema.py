@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Prompt = str | list[Int64]
 
 
 class Body(BaseModel):
@@ -82,6 +81,11 @@ class SamplingBody(Body):
     return_token_ids: bool = False
     user: str | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the request would run, before anything of it is checked or encoded."""
+        return max(self.n or 1, 1)
+
 
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
@@ -92,6 +96,17 @@ class CompletionBody(SamplingBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     add_special_tokens: bool = True
+
+    @property
+    def prompts(self) -> list[Any]:
+        """One prompt, or several, as a list."""
+        given: Any = self.prompt
+        return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+
+    @property
+    def num_sequences(self) -> int:
+        """See SamplingBody."""
+        return len(self.prompts) * super().num_sequences
 
 
 class ChatBody(SamplingBody):

@@ -17,7 +17,7 @@ from tokenmill.serve.options import Options
 from tokenmill.serve.schema import Body
 from tokenmill.serve.sessions import Sessions
 
-__all__ = ["JsonRoute", "Service"]
+__all__ = ["JsonRoute", "Service", "tenant_of"]
 
 
 @dataclass
@@ -50,6 +50,12 @@ class Service:
             raise ApiError(400, f"{body.refused} is not supported", body.refused, "unsupported_parameter")
         if self.options.is_strict and body.unknown:
             raise ApiError(400, f"there is no field {body.unknown[0]!r}", body.unknown[0], "unknown_parameter")
+
+
+def tenant_of(request: Request) -> bytes:
+    """What stands for the client's key; empty on a server without keys. See Guard."""
+    tenant: bytes = getattr(request.state, "tenant", b"")
+    return tenant
 
 
 class _JsonRequest(Request):
