@@ -39,7 +39,7 @@ test-sanitized: .venv/.ready-dev
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 $(BIN)/python -m pytest -n 2 \
 		--dist worksteal -m "not compiler" tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py \
-		tests/laws/test_law_05_every_proposer.py tests/test_documents.py $(ARGS)
+		tests/laws/test_law_05_every_proposer.py tests/serve/test_everything.py tests/test_documents.py $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
