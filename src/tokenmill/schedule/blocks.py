@@ -48,6 +48,10 @@ class BlockAllocator:
     def num_named(self) -> int:
         return len(self._block_of)
 
+    def state_of(self, block: int) -> str:
+        """`f` free, `k` free and still findable, `u` in use, `s` shared."""
+        return "us"[self.references[block] > 1] if self.references[block] else "fk"[block in self._digest_of]
+
     def allocate(self) -> int | None:
         """A block with one reference and no name, or None when every block is in use."""
         if not self._free:

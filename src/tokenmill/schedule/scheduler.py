@@ -2,18 +2,21 @@
 
 Continuous batching, chunked prefill, verification of drafts and recovery from preemption are not modes: every sequence
 has some pending tokens, and the plan feeds a number of them. Sequences that decode, with one pending token, go first,
-so that a long prompt never stalls them, and each running sequence gets at least one token a step. When blocks run out,
-the sequence of lowest priority that arrived last gives up all of its blocks and is recomputed later: the same text.
+so that a long prompt never stalls them, and each running sequence gets at least one token a step; fairness.py says how
+prompts and clients share the rest. When blocks run out, the sequence of lowest priority that arrived last gives up all
+of its blocks and is recomputed later: the same text.
 """
 
 from bisect import insort
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from itertools import chain
 from operator import attrgetter
 
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.fairness import Clients, shares
 from tokenmill.schedule.prefixes import Prefixes
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
@@ -23,7 +26,10 @@ _ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, l
 
 
 class Scheduler:
-    """Owns the sequences that wait and run, and their block tables."""
+    """Owns the sequences that wait and run, and their block tables.
+
+    max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps.
+    """
 
     def __init__(
         self,
@@ -42,6 +48,8 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.parked: list[Sequence] = []  # kept after their end, with their blocks, until released
         self.num_preemptions = 0
+        self.max_prompt_tokens = max_step_tokens
+        self._clients = Clients()
         self._num_arrivals = 0
 
     # ---- queueing and ending. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
@@ -51,6 +59,7 @@ class Scheduler:
         self.check_length(sequence.max_tokens)
         self._num_arrivals += 1
         sequence.arrival = self._num_arrivals
+        self._clients.arrive(sequence.client, chain(self.running, self.waiting))
         insort(self.waiting, sequence, key=_ORDER)
 
     def check_length(self, num_tokens: int) -> None:
@@ -141,15 +150,22 @@ class Scheduler:
     def plan(self, drafts: Mapping[int, List[int]] | None = None) -> Plan:
         """Choose the work of the next step. `drafts` maps sequence id → guessed tokens that follow its own."""
         plan, budget = Plan(), self.max_step_tokens
-        # Decoding first: a stable sort keeps the order of arrival within each group.
-        unfinished = [s for s in self.running if not (s.has_unread_token and len(s.tokens) >= s.max_tokens)]
-        order = sorted(unfinished, key=lambda sequence: sequence.num_pending_tokens > 1)
+        self._make_way()
         before = self.num_preemptions
-        for place, sequence in enumerate(order):
+        unfinished = [s for s in self.running if not (s.has_unread_token and len(s.tokens) >= s.max_tokens)]
+        decoding = [sequence for sequence in unfinished if sequence.num_pending_tokens <= 1]
+        prompts = [sequence for sequence in unfinished if sequence.num_pending_tokens > 1]
+        for place, sequence in enumerate(decoding):
             if self.num_preemptions == before or sequence in self.running:  # else preempted for an earlier one
-                promised = len(order) - place - 1
+                promised = len(unfinished) - place - 1
                 guesses = drafts.get(sequence.id, ()) if drafts else ()
                 budget -= self._feed(sequence, max(budget - promised, 1), plan, guesses)
+        budget = min(budget, self.max_prompt_tokens) if decoding else budget
+        pending = [sequence.num_pending_tokens for sequence in prompts]
+        taken = shares([*pending, *self._newcomer(unfinished)], budget)
+        for sequence, most in zip(prompts, taken, strict=False):
+            if self.num_preemptions == before or sequence in self.running:
+                budget -= self._feed(sequence, most, plan)
         self._admit(plan, budget)
         return plan
 
@@ -224,20 +240,35 @@ class Scheduler:
             return 0
         start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + count
         num_logits = min(count, max(end - sequence.first_logits, 0))
+        self._clients.charge(sequence.client, count)
         plan.work.append(Work(sequence, start, count, num_logits, drafts))
         return count
 
+    def _make_way(self) -> None:
+        """Preempt a sequence if all places are taken and a client without any is waiting for one."""
+        is_full = len(self.running) == self.max_sequences
+        if is_full and (sequence := self._clients.gives_way(self.waiting, self.running)) is not None:
+            self._preempt(sequence)
+
+    def _newcomer(self, unfinished: List[Sequence]) -> list[int]:
+        """The pending tokens of a sequence that this step could admit; none if there is no place for it."""
+        if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
+            return []
+        sequence = self._clients.next_of(self.waiting, self.running)
+        has_room = self.allocator.count(len(sequence.tokens)) <= self.allocator.num_free
+        return [sequence.num_pending_tokens] if has_room else []
+
     def _admit(self, plan: Plan, budget: int) -> None:
-        """Let waiting sequences run, in their order, as long as there are places, budget and blocks."""
+        """Let waiting sequences run, as long as there are places, budget and blocks."""
         while self.waiting and len(self.running) < self.max_sequences and budget > 0:
-            sequence = self.waiting[0]
+            sequence = self._clients.next_of(self.waiting, self.running)
             loads = self.prefixes.take_over(sequence, self.allocator.count(len(sequence.tokens)))
             if loads is None:
                 if self.running or not self._reclaim():
                     return
                 continue
             insort(self.running, sequence, key=_ORDER)
-            self.waiting.popleft()
+            self.waiting.remove(sequence)
             plan.loads += loads
             if sequence.num_cached_tokens is None:
                 sequence.num_cached_tokens = sequence.num_computed_tokens

@@ -1,0 +1,83 @@
+"""Whose turn it is: clients share the places, prompts share the tokens of a step.
+
+A client is whatever a sequence names as such, a server's key for example. Each has a counter of the tokens that were
+computed for it, and waiting sequences of the client with the smallest counter run first (virtual token counters: Sheng
+et al. 2024, arXiv 2401.00588). A client that comes back after a pause begins at the smallest counter of those that are
+there, so nobody saves up turns by being away. With one client nothing of this has an effect.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as List
+
+from tokenmill.schedule.sequence import Sequence
+
+__all__ = ["Clients", "shares"]
+
+
+class Clients:
+    """The clients of one scheduler, with their counters."""
+
+    def __init__(self) -> None:
+        self._served: dict[bytes, int] = {}
+
+    @property
+    def _is_one(self) -> bool:
+        return len(self._served) <= 1
+
+    def arrive(self, client: bytes, unfinished: Iterable[Sequence]) -> None:
+        """A sequence of this client will wait. unfinished: those that wait and run already."""
+        if self._is_one and client in self._served:
+            return
+        there = {each.client for each in unfinished}
+        least = min((self._served.get(each, 0) for each in there), default=0)
+        own = self._served.get(client, 0)
+        self._served[client] = own if client in there else max(own, least)
+
+    def charge(self, client: bytes, num_tokens: int) -> None:
+        """So many tokens were planned for a client."""
+        self._served[client] = self._served.get(client, 0) + num_tokens
+
+    def next_of(self, waiting: List[Sequence], running: Iterable[Sequence]) -> Sequence:
+        """The sequence that should run next: by priority; of a client that has none running; by the counters."""
+        if self._is_one:
+            return waiting[0]
+        have = {each.client for each in running}
+        return min(waiting, key=lambda one: (one.priority, one.client in have, self._served[one.client], one.arrival))
+
+    def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
+        """With all places taken: a sequence that should be preempted, so that a client with none running gets a place.
+
+        It is one of the client with the most, if that is more than its share of the places.
+        """
+        if self._is_one or not waiting:
+            return None
+        counts = Counter(each.client for each in running)
+        first = self.next_of(waiting, running)
+        most = max(counts, key=lambda client: (counts[client], client))
+        if first.client in counts or counts[most] <= len(running) // (len(counts) + 1):
+            return None
+        last = [each for each in running if each.client == most][-1]
+        return last if last.priority >= first.priority else None
+
+
+def shares(pending: List[int], budget: int) -> list[int]:
+    """How many tokens of each prompt a step takes, at least one. pending: those it could take, the oldest's first.
+
+    The oldest gets at least half, the others what is left, the shortest first: neither waits for the other.
+    """
+    taken, left = [1] * len(pending), max(budget - len(pending), 0)
+
+    def give(index: int, most: int) -> None:
+        nonlocal left
+        more = min(pending[index] - taken[index], most, left)
+        taken[index] += more
+        left -= more
+
+    if pending:
+        give(0, -(-left // 2))
+    for index in sorted(range(1, len(pending)), key=lambda index: pending[index]):
+        give(index, left)
+    if pending:
+        give(0, left)
+    return taken
