@@ -3,6 +3,7 @@
 # make test   run the tests, two at a time
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
+# make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer,
 #                  and the benchmarks that the documents show
 # make check  formatting, lint, types, structure
@@ -18,7 +19,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-compiler test-sanitized test-long check bench clean
+.PHONY: demo serve test test-compiler test-sanitized test-browser test-long check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -35,6 +36,12 @@ test-compiler: .venv/.ready-dev
 
 test-sanitized: .venv/.ready-dev
 	PYTHONPATH=. $(BIN)/python tests/program/sanitized.py $(ARGS)
+
+test-browser: .venv/.ready-dev
+	@command -v chromium chromedriver >/dev/null || { test "$$(id -u)" = 0 && apt-get update -q && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium chromium-driver; } || \
+		{ echo "error: no chromium and chromedriver: on Debian, apt install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pytest -m browser $(ARGS)
 
 test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 $(BIN)/python -m pytest -n 2 \

@@ -42,6 +42,11 @@ class Format(ABC):
         self._num_new = 0
         self._begun: set[int] = set()  # continuations of which something was written
 
+    @property
+    def id(self) -> str:
+        """Of the answer."""
+        return str(self._head["id"])
+
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
         choices = [self._choice(index, done) for index, done in enumerate(completions)]

@@ -10,6 +10,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.serve.errors import ApiError, EngineDied, respond
 from tokenmill.serve.facts import models, sessions, status, tokens
 from tokenmill.serve.generation import generation
+from tokenmill.serve.page import page
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
 
@@ -23,6 +24,7 @@ def make_app(service: Service) -> FastAPI:
         app.add_exception_handler(kind, _refuse)
     for routes in (generation, tokens, sessions, models, status):
         app.include_router(routes(service))
+    app.include_router(page(service))
     return app
 
 

@@ -82,9 +82,17 @@ class Driver:
         finally:
             self.num_open -= count
 
-    async def pieces(self, request: Request) -> AsyncGenerator[list[Piece], None]:
-        """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled."""
-        async with aclosing(self._news(Generation(request))) as news:
+    @property
+    def answers(self) -> dict[int, str]:
+        """The answer that each sequence writes, by its id. Read in the engine's thread."""
+        return {each.sequence.id: job.name for job in self._live for each in job.trackers}
+
+    async def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
+        """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled.
+
+        name: of the answer that it writes.
+        """
+        async with aclosing(self._news(Generation(request, name))) as news:
             async for pieces in news:
                 yield pieces
 

@@ -78,7 +78,7 @@ async def _respond(work: _Work) -> Response:
 async def _answer(work: _Work) -> Any:
     prepared, form = await work.begin()
     done: list[Completion | None] = [None] * len(prepared.request.sequences)
-    async with aclosing(work.service.driver.pieces(prepared.request)) as steps:
+    async with aclosing(work.service.driver.pieces(prepared.request, form.id)) as steps:
         async for pieces in steps:
             for piece in pieces:
                 done[piece.index] = piece.done
@@ -117,7 +117,8 @@ class _EventStream(StreamingResponse):
         driver = self._work.service.driver
         with driver.places(self._work.body.num_sequences):
             prepared, form = await self._work.begin()
-            async with aclosing(driver.pieces(prepared.request)) as steps, aclosing(_events(steps, form)) as events:
+            news = driver.pieces(prepared.request, form.id)
+            async with aclosing(news) as steps, aclosing(_events(steps, form)) as events:
                 self.body_iterator = events
                 await super().__call__(scope, receive, send)
 

@@ -17,7 +17,8 @@ from tokenmill.serve.options import Options
 
 __all__ = ["Guard", "HeaderTimeoutProtocol"]
 
-OPEN_PATHS = ("/health", "/ready")
+OPEN_PATHS = ("/health", "/ready", "/")
+OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HEAD_S = 10.0  # for all headers of a request
 BODY_S = 30.0  # for its whole body
@@ -46,7 +47,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         if self._options.keys:
-            if scope["path"] not in OPEN_PATHS and not self._admits(scope, headers.get("authorization", "")):
+            if not _is_open(scope["path"]) and not self._admits(scope, headers.get("authorization", "")):
                 return ApiError(401, "give a key of this server: Authorization: Bearer KEY", code="invalid_api_key")
         elif self._is_loopback and _host(headers.get("host", "")) not in LOOPBACK:
             return ApiError(403, "this server has no key, so it answers under the names of this machine only")
@@ -104,6 +105,10 @@ def _unless_stalled(send: Send) -> Send:
             await send(message)
 
     return limited
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _host(header: str) -> str:

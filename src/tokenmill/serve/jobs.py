@@ -18,9 +18,10 @@ News = list[Piece] | Exception
 
 
 class Job(ABC):
-    """news: the pieces of each step, or the error that ended it; None once it is over."""
+    """news: the pieces of each step, or the error that ended it; None once it is over. name: of the answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self.loop = asyncio.get_running_loop()
         self.news: asyncio.Queue[News | None] = asyncio.Queue()
 
@@ -50,8 +51,8 @@ class Job(ABC):
 class Generation(Job):
     """A request, with all its continuations."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__()
+    def __init__(self, request: Request, name: str = "") -> None:
+        super().__init__(name)
         self._request = request
 
     def submit(self, core: Core) -> None:

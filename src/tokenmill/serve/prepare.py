@@ -86,6 +86,8 @@ def _prepared(
     for tokens in prompts:
         params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
+    for sequence in sequences:
+        sequence.client = tenant
     return Prepared(Request(sequences), prompts, params.n)
 
 
