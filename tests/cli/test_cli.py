@@ -73,7 +73,7 @@ OPTIONS = {
     "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
         --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
-    "serve": f"""--api-key --api-key-file --generation-config --host --log-format --max-queued-requests
+    "serve": f"""--api-key --api-key-file --generation-config --host --log-format --max-queued-requests --max-stall
         --metrics-prefix --port --quiet -q --served-model-name --session-dir --shutdown-timeout --ssl-certfile
         --ssl-keyfile --strict
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",

@@ -5,6 +5,7 @@ On a CPU all lie in one stretch of huge pages, which takes memory only as rows a
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,10 @@ class Pool:
             for kind, tensor in zip(layer.kinds, layer.tensors, strict=True)
         }
 
+        self._bytes = [tensor.view(spec.num_slots, -1).view(torch.uint8) for tensor in self._named.values()]
+        # A slice of an array costs a tenth of one of a tensor, and a block has one in every layer.
+        self._arrays = [rows.numpy() for rows in self._bytes] if device.type == "cpu" else []
+
     @property
     def num_bytes(self) -> int:
         """The bytes that were allocated; equal to the spec's prediction."""
@@ -55,14 +60,34 @@ class Pool:
         slots: Tensor = (table_M[:, None] * self.spec.block_size + self._offsets).flatten()[:count]
         return slots
 
+    def block_bytes(self, block: int) -> list[Any]:
+        """All rows of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache itself."""
+        first, end = block * self.spec.block_size, (block + 1) * self.spec.block_size
+        if self._arrays:
+            return [rows[first:end] for rows in self._arrays]
+        return [torch.cat([rows[first:end].view(-1) for rows in self._bytes]).cpu().numpy()]
+
+    def split(self, path: Path, stored: Tensor) -> dict[str, Tensor]:
+        """Views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a block is."""
+        size = self.spec.block_size
+        lengths = [size * rows.shape[1] for rows in self._bytes]
+        if stored.dtype != torch.uint8 or list(stored.shape) != [sum(lengths)]:
+            found = f"{stored.dtype} {list(stored.shape)}"
+            raise SnapshotError(f"{path} is damaged: it holds {found}, which should be {sum(lengths)} bytes")
+        parts = zip(self._named.items(), stored.split(lengths), strict=True)
+        return {name: part.view(tensor.dtype).view(size, *tensor.shape[1:]) for (name, tensor), part in parts}
+
     def read(self, slots: Tensor) -> dict[str, Tensor]:
         """The rows of these slots, copied: "layer.kind" → [S, …] on the CPU."""
         return {name: tensor[slots].cpu() for name, tensor in self._named.items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Put rows that `check_rows` has passed into these slots, in the pool's dtype."""
+        """Put rows that `check_rows` or `split` has passed into these slots, in the pool's dtype."""
+        place: Tensor | slice = slots
+        if len(slots) and torch.equal(slots, torch.arange(int(slots[0]), int(slots[0]) + len(slots)).to(slots.device)):
+            place = slice(int(slots[0]), int(slots[0]) + len(slots))  # 5 times as fast as single rows
         for name, tensor in self._named.items():
-            tensor[slots] = rows[name].to(tensor.device, tensor.dtype)
+            tensor[place] = rows[name].to(tensor.device, tensor.dtype)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rows from elsewhere as this pool stores them, on the CPU."""

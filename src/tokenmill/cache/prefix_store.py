@@ -18,11 +18,14 @@ from typing import Any
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.snapshot import read_snapshot, write_snapshot
+from tokenmill.cache.snapshot import read_snapshot, write_bytes
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.sequence import RowSource
+from tokenmill.value_reader import brief
 
 __all__ = ["PrefixStore"]
+
+LAYOUT, NAME = 2, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
 
 
 class PrefixStore:
@@ -31,7 +34,7 @@ class PrefixStore:
     def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int) -> None:
         self._pool, self._limit_bytes = pool, limit_bytes
         self._size = pool.spec.block_size
-        facts = json.dumps({**header, "block_size": self._size}, sort_keys=True, default=str)
+        facts = json.dumps({**header, "block_size": self._size, "layout": LAYOUT}, sort_keys=True, default=str)
         self._root = folder
         self._folder = self._root / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
         try:
@@ -51,8 +54,10 @@ class PrefixStore:
         """Rows [first, last) of a block. SnapshotError where the file is gone or damaged, which `save` mends."""
         path = self._path(digest)
         try:
-            rows = read_snapshot(path).rows
-            self._pool.check_rows(path, rows, self._size)
+            found = read_snapshot(path).rows
+            if list(found) != [NAME]:
+                raise SnapshotError(f"{path} is damaged: it should hold {NAME!r}, and holds {brief(list(found))}")
+            rows = self._pool.split(path, found[NAME])
         except SnapshotError:
             self._damaged.add(digest)
             raise
@@ -62,12 +67,10 @@ class PrefixStore:
 
     def save(self, digest: bytes, block: int) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks."""
-        path = self._path(digest)
         if self._failed or self.find(digest):
             return
-        rows = self._pool.read(self._pool.slots_of([block], self._size))
         try:
-            self._num_bytes += write_snapshot(path, {}, rows, sync=False)
+            self._num_bytes += write_bytes(self._path(digest), NAME, self._pool.block_bytes(block))
             self._damaged.discard(digest)
         except SnapshotError as error:
             self._failed = True

@@ -6,8 +6,9 @@ are equal, the rows were computed as this engine computes, and may be shared wit
 MEANING are equal, a session may still be opened; its rows are then never shared.
 """
 
+import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,16 @@ from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.value_reader import brief
 
-__all__ = ["FORMAT", "Snapshot", "check_compatible", "read_facts", "read_snapshot", "shared_fields", "write_snapshot"]
+__all__ = [
+    "FORMAT",
+    "Snapshot",
+    "check_compatible",
+    "read_facts",
+    "read_snapshot",
+    "shared_fields",
+    "write_bytes",
+    "write_snapshot",
+]
 
 FORMAT = 2
 KEY = "tokenmill"  # in the file's metadata: our header, in JSON
@@ -51,6 +61,28 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
             return out.tell()
     except (OSError, TypeError, ValueError, RecursionError) as error:  # the last three: facts that JSON cannot hold
         raise SnapshotError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from error
+
+
+def write_bytes(path: Path, name: str, parts: Sequence[Any]) -> int:
+    """The same without `sync` for buffers that follow each other, as one tensor of bytes, and without facts.
+
+    It copies nothing in memory, where fresh pages cost more than writing does; so it writes the file's header itself.
+    """
+    count = sum(part.nbytes for part in parts)
+    checksum = _checksum_of(name, torch.uint8, [count])
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    try:
+        entry = {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}
+        head = json.dumps({"__metadata__": {KEY: seal({"data_checksum": checksum}, FORMAT)}, name: entry}).encode()
+        head += b" " * (-len(head) % 8)
+        with writing(path, sync=False) as out:
+            out.write(len(head).to_bytes(8, "little") + head)
+            for part in parts:
+                out.write(part)
+            return out.tell()
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -90,9 +122,13 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     total = 0
     for name in sorted(tensors):
         tensor = tensors[name]
-        total = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), total)
+        total = _checksum_of(name, tensor.dtype, list(tensor.shape), total)
         total = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, total)
     return total
+
+
+def _checksum_of(name: str, dtype: torch.dtype, shape: list[int], before: int = 0) -> int:
+    return zlib.crc32(f"{name} {dtype} {shape}".encode(), before)
 
 
 def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:

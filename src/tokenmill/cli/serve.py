@@ -46,6 +46,15 @@ KeyFile = Annotated[Path | None, _option("--api-key-file", "A key in each line; 
 MaxQueued = Annotated[
     int, _option("--max-queued-requests", "Sequences that may wait; more are refused with 429.", min=0)
 ]
+Stall = Annotated[
+    float,
+    _option(
+        "--max-stall",
+        "Longest wait for a stream's next token while prompts of others are computed, in seconds: chunks of prompts "
+        "are made short enough, down to 16 tokens.",
+        min=0.001,
+    ),
+]
 Timeout = Annotated[float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)]
 Recommended = Annotated[
     bool,
@@ -76,6 +85,7 @@ def command(
     api_key: Key = None,
     api_key_file: KeyFile = None,
     max_queued: MaxQueued = 64,
+    stall: Stall = 0.25,
     drain: Timeout = 30.0,
     generation_config: Recommended = True,
     metrics_prefix: Prefix = "tokenmill",
@@ -101,6 +111,7 @@ def command(
         name=name or model,
         keys=keys,
         max_queued=max_queued,
+        stall_s=stall,
         drain_s=drain,
         is_strict=strict,
         metrics_prefix=metrics_prefix,

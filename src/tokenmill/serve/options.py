@@ -18,7 +18,7 @@ class Options:
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
-    session_dir: where texts are kept by name.
+    session_dir: where texts are kept by name. stall_s: the longest wait of a stream while prompts are computed.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Options:
     certificate: Path | None = None
     key_file: Path | None = None
     session_dir: Path | None = None
+    stall_s: float = 0.25
 
     def __post_init__(self) -> None:
         check_choice("log_format", self.log_format, FORMATS)

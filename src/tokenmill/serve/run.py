@@ -22,6 +22,7 @@ from tokenmill.serve.driver import Driver
 from tokenmill.serve.guard import Guard, HeaderTimeoutProtocol
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
+from tokenmill.serve.pace import Pace
 from tokenmill.serve.service import Service
 from tokenmill.serve.sessions import Sessions
 
@@ -74,6 +75,7 @@ class Server(uvicorn.Server):
         """tell: writes a line for each request."""
         self._engine, self._taken, self._options = engine, taken, options
         metrics = Metrics(engine.core, options.name, options.metrics_prefix)
+        self._pace = Pace(engine.core.scheduler, options.stall_s)
         self.driver = Driver(engine.core, metrics, engine.config.max_sequences + options.max_queued, self._end)
         kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
         self._service = Service(engine, self.driver, options, kept)
@@ -82,12 +84,13 @@ class Server(uvicorn.Server):
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""
-        self.driver.start()
-        try:
-            self.run(sockets=[self._taken])
-        finally:
-            self.driver.stop()
-            self._engine.close()
+        with self._engine.core.observed_by(self._pace):
+            self.driver.start()
+            try:
+                self.run(sockets=[self._taken])
+            finally:
+                self.driver.stop()
+                self._engine.close()
         return not self.driver.has_failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
