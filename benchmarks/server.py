@@ -116,8 +116,8 @@ class Library:
 class Served:
     """A server at a port, asked for streams by a client that reads bytes and parses them afterwards."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
+    def __init__(self, port: int, streams: bool = True) -> None:
+        self.port, self.streams = port, streams
 
     def run(self, prompts: list[list[int]], clients: int, new: int) -> Answers:
         return asyncio.run(self._run(prompts, clients, new))
@@ -141,7 +141,8 @@ class Served:
         return answers
 
     async def _ask(self, prompt: list[int], new: int) -> tuple[float, str, int]:
-        options = {"stream": True, "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+        options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+        options |= {"stream": True, "stream_options": {"include_usage": True}} if self.streams else {}
         body = json.dumps({"prompt": prompt, "max_tokens": new, **options}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         begun_s, first_s, received = time.perf_counter(), 0.0, b""
@@ -164,6 +165,9 @@ def text_of(received: bytes) -> tuple[str, int]:
     while rest and b"chunked" in head.lower():
         size, _, rest = rest.partition(b"\r\n")
         data, rest = data + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    if not (data or rest).startswith(b"data:"):
+        whole = json.loads(data or rest)
+        return whole["choices"][0]["text"], whole["usage"]["completion_tokens"]
     events = [json.loads(line[6:]) for line in (data or rest).split(b"\n") if line.startswith(b"data: {")]
     usage = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
     return "".join(c["text"] for event in events for c in event["choices"]), usage[-1]
@@ -238,6 +242,7 @@ def main() -> None:
     parser.add_argument("--gguf", help="the file for it; it must be the model's")
     parser.add_argument("--no-library", action="store_true")
     parser.add_argument("--no-disk", action="store_true", help="no blocks on disk, neither of server nor of library")
+    parser.add_argument("--whole", action="store_true", help="answers in one piece, not streams")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with TemporaryDirectory() as options.folder:
@@ -252,12 +257,12 @@ def measure(options: argparse.Namespace) -> None:
     print("clients contender   tokens/s   p95 ttft ms  server over it    least to most")
     with ExitStack() as stack:
         stack.enter_context(process(our_command(options, 18080), 18080, "/ready"))
-        contenders["server"] = Served(18080)
+        contenders["server"] = Served(18080, not options.whole)
         if options.peer:
             numbers = [18081, max(clients), options.threads, MAX_LENGTH]
             command = [options.peer, "-c", PEER, str(options.gguf), *map(str, numbers)]
             stack.enter_context(process(command, 18081, "/health"))
-            contenders["llama.cpp"] = Served(18081)
+            contenders["llama.cpp"] = Served(18081, not options.whole)
         rows = [compare(contenders, each, prompts, options) for each in clients]
     if options.json:
         about = {"settings": {k: str(v) for k, v in vars(options).items()}, **provenance()}

@@ -74,7 +74,7 @@ class Pool:
         if stored.dtype != torch.uint8 or list(stored.shape) != [sum(lengths)]:
             found = f"{stored.dtype} {list(stored.shape)}"
             raise SnapshotError(f"{path} is damaged: it holds {found}, which should be {sum(lengths)} bytes")
-        parts = zip(self._named.items(), stored.split(lengths), strict=True)
+        parts = zip(self._named.items(), torch.split(stored, lengths), strict=True)
         return {name: part.view(tensor.dtype).view(size, *tensor.shape[1:]) for (name, tensor), part in parts}
 
     def read(self, slots: Tensor) -> dict[str, Tensor]:
