@@ -3,18 +3,22 @@
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli.command import is_given
 from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
-from tokenmill.cli.models import load_engine
+from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, ResolvedConfig
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder
+from tokenmill.units import size
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -25,10 +29,10 @@ EXAMPLES = examples(
 )
 
 SERVER = "Server"
-SEQUENCES = 16
 KEY = "TOKENMILL_API_KEY"
 HELP = {
-    "max_sequences": f"Sequences that run together; others wait. Default: {SEQUENCES}.",
+    "max_sequences": "Sequences that run together; others wait. Default: 8 for each processor, at most 64.",
+    "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, or what fits.",
     "prefix_dir": "Keep shared blocks in this directory for the next start. Default: in the cache folder of tokenmill.",
     "max_length": "Longest text in tokens, prompt and answer. Default: the model's context, at most 2048.",
 }
@@ -102,6 +106,7 @@ def command(
     """
     with uninterrupted():
         try:
+            from tokenmill.engine.fit import fit_for_many
             from tokenmill.serve.options import Options, read_keys
             from tokenmill.serve.run import Address, Server, is_loopback, listen
         except ModuleNotFoundError as error:
@@ -124,19 +129,19 @@ def command(
     taken = listen(address)
     engine = replace(engine, model=model, generation_config=generation_config)
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(_for_many(engine, is_given(context, "max_sequences")), progress)
+        num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
+        fitted = fit_for_many(_with_prefixes(engine), read_model_config(model, progress), num_sequences)
+        loaded = load_engine(fitted, progress)
     if not (keys or is_loopback(taken)):
         remark(f"warning: {address.url} accepts requests without an API key from other machines; set --api-key-file")
     if not quiet:
-        remark(_greeting(loaded.config, loaded.program_name, options.name, address.url))
+        remark(_greeting(loaded, options.name, address.url))
     if not Server(loaded, taken, options, None if quiet else remark).serve_to_end():
         raise typer.Exit(1)
 
 
-def _for_many(engine: EngineConfig, is_limited: bool) -> EngineConfig:
-    """The settings with places for several, and a directory that keeps what was computed."""
-    if not is_limited:
-        engine = replace(engine, max_sequences=SEQUENCES)
+def _with_prefixes(engine: EngineConfig) -> EngineConfig:
+    """The settings with a directory that keeps what was computed."""
     if engine.prefix_cache and engine.cache and engine.prefix_dir is None:
         folder = cache_folder() / "prefixes"
         try:
@@ -148,8 +153,10 @@ def _for_many(engine: EngineConfig, is_limited: bool) -> EngineConfig:
     return engine
 
 
-def _greeting(config: ResolvedConfig, program: str, name: str, url: str) -> str:
+def _greeting(engine: "Engine", name: str, url: str) -> str:
+    config = engine.config
     return (
-        f"{name} at {url}: {config.max_sequences} sequences of up to {config.max_length} tokens, "
-        f"{config.cache_tokens} in the cache, {program} {config.dtype}; Ctrl-C ends"
+        f"{name} at {url}: {config.max_sequences} sequences of up to {config.max_length} tokens, a cache of "
+        f"{config.cache_tokens} ({size(engine.memory['cache_bytes'])}) in blocks of {config.block_size}, "
+        f"{engine.program_name} {config.dtype}, {config.threads} threads; Ctrl-C ends"
     )

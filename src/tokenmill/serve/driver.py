@@ -7,6 +7,7 @@ between two steps. After each step the thread hands what is new of every job to 
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
@@ -34,14 +35,22 @@ T = TypeVar("T")
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: sequences that may run and wait; num_open: those that do. error: set when nothing is served any more.
-    has_failed: whether a step raised; then on_failure is called, in the driver's thread.
+    max_open: sequences that may run and wait; num_open: those that do. max_open_of_one: of one key, so that with
+    several keys none takes all places. error: set when nothing is served any more. has_failed: whether a step raised;
+    then on_failure is called, in the driver's thread.
     """
 
     def __init__(
-        self, core: Core, metrics: Metrics, max_open: int, on_failure: Callable[[], None] = lambda: None
+        self,
+        core: Core,
+        metrics: Metrics,
+        max_open: int,
+        on_failure: Callable[[], None] = lambda: None,
+        num_keys: int = 1,
     ) -> None:
         self.core, self.metrics, self.max_open, self.num_open = core, metrics, max_open, 0
+        self.max_open_of_one = max_open if num_keys <= 1 else max(1, max_open - max_open // num_keys)
+        self._open_of: Counter[bytes] = Counter()
         self.error: EngineDied | None = None
         self.has_failed = False
         self.on_failure = on_failure
@@ -69,18 +78,19 @@ class Driver:
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
 
     @contextmanager
-    def places(self, count: int) -> Iterator[None]:
+    def places(self, count: int, client: bytes = b"") -> Iterator[None]:
         """Hold places for so many sequences; CapacityError if they are not free. Called in the event loop."""
-        if self.num_open + count > self.max_open:
+        free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
+        if count > free:
             self.metrics.rejected("queue_full")
-            raise CapacityError(
-                "places in the queue", count, max(self.max_open - self.num_open, 0), "max-queued-requests"
-            )
+            raise CapacityError("places in the queue", count, max(free, 0), "max-queued-requests")
         self.num_open += count
+        self._open_of[client] += count
         try:
             yield
         finally:
             self.num_open -= count
+            self._open_of[client] -= count
 
     @property
     def answers(self) -> dict[int, str]:

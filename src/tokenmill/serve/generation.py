@@ -65,13 +65,13 @@ class _Work:
 async def _respond(work: _Work) -> Response:
     work.service.check_ready()
     work.service.check(work.body)
-    count, most = work.body.num_sequences, work.service.driver.max_open
+    count, most = work.body.num_sequences, work.service.driver.max_open_of_one
     if count > most:
         name = "n" if (work.body.n or 1) > most else "prompt"
         raise ApiError(400, f"{count} texts are more than the {most} that this server takes at once", name)
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.places(count):
+    with work.service.driver.places(count, tenant_of(work.request)):
         return JSONResponse(await _unless_disconnected(work.request, _answer(work)))
 
 
@@ -115,7 +115,7 @@ class _EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See StreamingResponse. What is refused before the first byte has a status of its own."""
         driver = self._work.service.driver
-        with driver.places(self._work.body.num_sequences):
+        with driver.places(self._work.body.num_sequences, tenant_of(self._work.request)):
             prepared, form = await self._work.begin()
             news = driver.pieces(prepared.request, form.id)
             async with aclosing(news) as steps, aclosing(_events(steps, form)) as events:

@@ -76,7 +76,8 @@ class Server(uvicorn.Server):
         self._engine, self._taken, self._options = engine, taken, options
         metrics = Metrics(engine.core, options.name, options.metrics_prefix)
         self._pace = Pace(engine.core.scheduler, options.stall_s)
-        self.driver = Driver(engine.core, metrics, engine.config.max_sequences + options.max_queued, self._end)
+        max_open = engine.config.max_sequences + options.max_queued
+        self.driver = Driver(engine.core, metrics, max_open, self._end, len(options.keys))
         kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
         self._service = Service(engine, self.driver, options, kept)
         guarded = Guard(make_app(self._service), options, is_loopback(taken))

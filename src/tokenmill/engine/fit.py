@@ -1,0 +1,46 @@
+"""Settings for many users at once, chosen from the memory and processors that there are before anything is loaded."""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from tokenmill.config import EngineConfig, ResolvedConfig
+from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.errors import CapacityError
+from tokenmill.memory.available import available_bytes
+from tokenmill.model.config import ModelConfig
+
+__all__ = ["fit_for_many"]
+
+SEQUENCES_PER_CORE, MOST_SEQUENCES = 8, 64
+SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answers and activations
+
+
+def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | None) -> EngineConfig:
+    """With so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
+
+    CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
+    would.
+    """
+    default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * (os.cpu_count() or 1), config.max_step_tokens)
+    config = replace(config, max_sequences=num_sequences or default)
+    resolved = resolve_config(config, model)
+    most = _most_tokens(resolved, model)
+    if config.cache_tokens is not None and config.cache_tokens > most:
+        raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
+    if resolved.max_length > most:
+        raise CapacityError("max_length that fits in memory", resolved.max_length, most, f"max_length to {most}")
+    return replace(config, cache_tokens=config.cache_tokens or min(resolved.cache_tokens, most))
+
+
+def _most_tokens(config: ResolvedConfig, model: ModelConfig) -> int:
+    """The largest cache, in tokens of whole blocks, that fits beside the weights."""
+    device, spec = find_device(config.device), cache_spec(config, model)
+    forms = choose_forms(config, model, device)
+    weights = forms.program.weight_bytes(model, getattr(torch, config.dtype), forms.scheme)
+    available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    if weights >= available:
+        raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
+    blocks = int(SHARE * (available - weights)) // (spec.bytes_per_token * spec.block_size)
+    return blocks * spec.block_size

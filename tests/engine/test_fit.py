@@ -1,0 +1,65 @@
+"""Settings of a server are chosen from memory and processors; what does not fit is refused with what would."""
+
+import pytest
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine import fit
+from tokenmill.engine.fit import fit_for_many
+from tokenmill.errors import CapacityError
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import read_config_json
+
+
+@pytest.fixture
+def model(tmp_path):
+    from tests.tiny_models import save
+
+    return read_config(read_config_json(save("llama", tmp_path)))
+
+
+def fitted(model, monkeypatch, available=10**9, cores=2, num_sequences=None, **settings):
+    monkeypatch.setattr(fit, "available_bytes", lambda: available)
+    monkeypatch.setattr(fit.os, "cpu_count", lambda: cores)
+    config = EngineConfig(dtype="float32", device="cpu", max_length=96, block_size=8, **settings)
+    return fit_for_many(config, model, num_sequences)
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 16), (16, 64), (None, 8)])
+def test_sequences_by_cores(model, monkeypatch, cores, most):
+    chosen = fitted(model, monkeypatch, cores=cores)
+    assert chosen.max_sequences == most and chosen.cache_tokens == most * 96
+
+
+def test_what_is_given_holds(model, monkeypatch):
+    chosen = fitted(model, monkeypatch, num_sequences=3, cache_tokens=160)
+    assert (chosen.max_sequences, chosen.cache_tokens) == (3, 160)
+
+
+def fewer(model, monkeypatch, tokens):
+    """The memory in which so many tokens of cache fit beside the weights."""
+    low, high = 0, 10**9
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            fitted(model, monkeypatch, middle, cache_tokens=tokens)
+            high = middle
+        except CapacityError:
+            low = middle
+    return high
+
+
+def test_a_cache_that_fits(model, monkeypatch):
+    memory = fewer(model, monkeypatch, 200)
+    assert fitted(model, monkeypatch, memory).cache_tokens == 200
+
+
+def test_what_does_not_fit_names_what_would(model, monkeypatch):
+    memory = fewer(model, monkeypatch, 96)
+    with pytest.raises(CapacityError, match="cache_tokens that fit in memory: 104 needed, 96 available"):
+        fitted(model, monkeypatch, memory, cache_tokens=104)
+    with pytest.raises(
+        CapacityError, match=r"max_length that fits in memory: 96 needed, 88 available.*max_length to 88"
+    ):
+        fitted(model, monkeypatch, memory - 1)
+    with pytest.raises(CapacityError, match=r"memory for the weights: .* needed, 1.0 kB available"):
+        fitted(model, monkeypatch, 1000)
