@@ -1,0 +1,145 @@
+"""What a server promises under load, in figures: clients, a long prompt among streams, a prefix again, slow senders.
+
+python benchmarks/server_limits.py [--json FILE]
+
+clients   tokens per second of 8 clients together over those of one, and the 95th percentile of their first tokens
+          over that of one; clients come one after the other, so that they do not all begin at once
+stall     8 streams are being written when a prompt of 7,500 tokens comes: the longest gap between two tokens
+prefix    the time to the first token of a prompt of 1,000 tokens, and of another one that begins with the same 992
+slow      the time to a first token while 200 connections send a byte a second, over that of an idle server
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from server import MODEL, Prompts, our_command, process
+
+from tokenmill.bench.rows import provenance
+
+PORT, SLOW = 18084, 200
+
+
+async def stream(prompt: list[int], new: int, times_s: list[float]) -> None:
+    """Ask for a stream and note when each piece of text comes."""
+    body = json.dumps({"prompt": prompt, "max_tokens": new, "stream": True, "temperature": 0, "ignore_eos": True})
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+    while part := await reader.read(65536):
+        if b'"text":' in part:
+            times_s.append(time.perf_counter())
+    writer.close()
+
+
+async def first_s(prompt: list[int], new: int = 1) -> float:
+    """The time to the first token."""
+    times_s: list[float] = []
+    begun_s = time.perf_counter()
+    await stream(prompt, new, times_s)
+    return times_s[0] - begun_s
+
+
+async def clients(prompts: Prompts) -> dict[str, float]:
+    """See the module."""
+    found: dict[int, tuple[float, float]] = {}
+    for count in (1, 8):
+        firsts_s: list[float] = []
+
+        async def client(number: int, asked: list[list[int]], firsts_s: list[float] = firsts_s) -> None:
+            await asyncio.sleep(0.15 * number)
+            for prompt in asked:
+                firsts_s.append(await first_s(prompt, 128))
+
+        all_asked = [[prompt[:32] for prompt in prompts.take(6)] for _ in range(count)]
+        begun_s = time.perf_counter()
+        await asyncio.gather(*(client(number, asked) for number, asked in enumerate(all_asked)))
+        rate = count * 6 * 128 / (time.perf_counter() - begun_s)
+        found[count] = rate, sorted(firsts_s)[int(0.95 * len(firsts_s))]
+    (one, one_s), (eight, eight_s) = found[1], found[8]
+    return {"one_per_s": one, "eight_per_s": eight, "ratio": eight / one, "p95_ratio": eight_s / one_s}
+
+
+async def stall(prompts: Prompts) -> dict[str, float]:
+    """See the module."""
+    times: list[list[float]] = [[] for _ in range(8)]
+    streams = [asyncio.create_task(stream(prompt[:32], 1500, t)) for prompt, t in zip(prompts.take(8), times)]
+    while not all(len(each) > 20 for each in times):
+        await asyncio.sleep(0.01)
+    begun_s = time.perf_counter()
+    long = [token for prompt in prompts.take(60) for token in prompt][:7500]
+    first = await first_s(long)
+    ended_s = time.perf_counter()
+    for each in streams:
+        each.cancel()
+    gaps = [b - a for each in times for a, b in pairwise(each) if b > begun_s and a < ended_s]
+    return {"first_s": first, "longest_gap_s": max(gaps), "p99_gap_s": sorted(gaps)[int(0.99 * len(gaps))]}
+
+
+async def prefix(prompts: Prompts) -> dict[str, float]:
+    """See the module."""
+    anew, again = [], []
+    for _ in range(5):
+        tokens = [token for prompt in prompts.take(8) for token in prompt][:1000]
+        anew.append(await first_s(tokens))
+        again.append(await first_s([*tokens[:992], *tokens[:8]]))
+    ratios = [b / a for a, b in zip(anew, again)]
+    return {"anew_s": statistics.median(anew), "again_s": statistics.median(again), "ratio": statistics.median(ratios)}
+
+
+async def slow(prompts: Prompts) -> dict[str, float]:
+    """See the module."""
+
+    async def drip() -> None:
+        data = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 100
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", PORT)
+                for byte in data:
+                    writer.write(bytes([byte]))
+                    await writer.drain()
+                    await asyncio.sleep(1)
+            except OSError:
+                continue  # the server has closed it, and another comes
+
+    idle = [await first_s(prompt[:32]) for prompt in prompts.take(20)]
+    drips = [asyncio.create_task(drip()) for _ in range(SLOW)]
+    await asyncio.sleep(3)
+    busy = [await first_s(prompt[:32]) for prompt in prompts.take(20)]
+    for each in drips:
+        each.cancel()
+    ratio = statistics.median(busy) / statistics.median(idle)
+    return {"idle_s": statistics.median(idle), "busy_s": statistics.median(busy), "ratio": ratio}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found: dict[str, Any] = {}
+    with TemporaryDirectory() as folder:
+        own = SimpleNamespace(model=options.model, folder=folder, no_disk=False, prompt=128)
+        prompts = Prompts(own)
+        command = our_command(own, PORT)
+        command[command.index("--max-length") + 1] = "8192"
+        with process([*command, "--cache-tokens", "24576"], PORT, "/ready"):
+            asyncio.run(first_s(prompts.take(1)[0], 32))
+            kinds: list[Callable[[Prompts], Awaitable[dict[str, float]]]] = [clients, stall, prefix, slow]
+            for kind in kinds:
+                found[kind.__name__] = asyncio.run(kind(prompts))
+                print(kind.__name__, ", ".join(f"{k} {v:.3f}" for k, v in found[kind.__name__].items()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps({**provenance(), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
