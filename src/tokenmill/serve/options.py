@@ -4,7 +4,8 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.config import check_choice
+from tokenmill.checks import check_choice
+from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import FORMATS
 
@@ -18,7 +19,7 @@ class Options:
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
-    session_dir: where texts are kept by name.
+    session_dir: where texts are kept by name. seed: of requests that name none; None takes a fresh one for each.
     """
 
     name: str
@@ -32,8 +33,10 @@ class Options:
     certificate: Path | None = None
     key_file: Path | None = None
     session_dir: Path | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
+        SamplingParams(seed=self.seed)
         check_choice("log_format", self.log_format, FORMATS)
         if self.key_file is not None and self.certificate is None:
             raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")
