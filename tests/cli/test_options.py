@@ -193,7 +193,8 @@ def test_a_letter_means_one_thing_in_all_verbs():
 
 
 def test_an_alias_stands_for_an_option_that_a_verb_has():
-    options = {option for command in verbs().values() for param in command.params for option in param.opts}
+    params = [param for command in verbs().values() for param in command.params]
+    options = {option for param in params for option in (*param.opts, *param.secondary_opts)}
     assert set(ALIASES.values()) <= options | {"--model"}
 
 
