@@ -103,7 +103,7 @@ class InputProcessor:
         if wrong := [name for name in variables if name in TEMPLATE_OWN]:
             raise RequestError(f"{wrong[0]} is no variable of a chat template that a request may set")
         if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
-            why = "false, or add_generation_prompt false: the last message is left open, or an answer is begun"
+            why = "only with add_generation_prompt false, since the last message is left open and no answer begun"
             raise ConfigError("continue_final_message", True, why)
         tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special, **variables)
         if not tokens:

@@ -36,7 +36,7 @@ class Options:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        SamplingParams(seed=self.seed)
+        SamplingParams(seed=self.seed)  # refuses one out of range
         check_choice("log_format", self.log_format, FORMATS)
         if self.key_file is not None and self.certificate is None:
             raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")
