@@ -7,13 +7,14 @@ field names are the option names in Python, on the command line and in the docum
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from functools import cached_property, partial, wraps
-from numbers import Integral, Real
+from functools import cached_property, wraps
+from numbers import Real
 from typing import Any, TypeVar
 
+from tokenmill.checks import check_fields, check_number, check_text, check_token_id
 from tokenmill.errors import ConfigError
 
 __all__ = [
@@ -25,13 +26,12 @@ __all__ = [
     "EngineConfig",
     "ResolvedConfig",
     "SamplingParams",
-    "check_choice",
-    "check_flag",
 ]
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_MAX_NEW_TOKENS = 128
+MAX_BAD_WORDS = 1000
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
@@ -67,7 +67,7 @@ class CacheSettings:
     """The KV cache, and what of it is shared.
 
     cache: keep K and V of past tokens; False recomputes everything in each step, the slow baseline.
-    cache_format: a name in the registry of cache formats.
+    cache_format: a name in the registry of cache formats; "auto" is dense.
     block_size: tokens per cache block; None is 32 with program native or prefix_dir, else one block per sequence.
     cache_tokens: slots in the pool over all sequences (default max_sequences · max_length).
     prefix_cache: share full blocks between sequences that begin alike (needs block_size under max_length).
@@ -167,9 +167,11 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")
             object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
-        _check_fields(self)
+        if self.cache_format == "auto":
+            object.__setattr__(self, "cache_format", "dense")
+        check_fields(self)
         for name in self.fused:
-            _text("fuse", name, FUSIBLE)
+            check_text("fuse", name, FUSIBLE)
         has_package, compiles = self.aot_package is not None, self.compile not in ("auto", "no")
         program, proposer = f"because program is {self.program!r}", f"because speculate is {self.speculate!r}"
         has_suffix = self.speculate in ("auto", "suffix", "adaptive")
@@ -243,6 +245,9 @@ class SamplingParams:
     stop: texts that end the output; include_stop keeps the text that matched.
     stop_token_ids: ids that end the output, beside the model's own; ignore_eos goes on past the model's own.
     seed: with it the token at position p draws one number from (seed, p); None takes a fresh one and reports it.
+    allowed_token_ids: the only ids that may be chosen; None for any.
+    bad_words: words that the output never holds: the token that would complete one is forbidden (vLLM's rule).
+    skip_special_tokens: leave special tokens out of the text.
     logprobs: None for none, 0 for the chosen token's log-probability, k for the k likeliest beside it.
     n: how many continuations of the prompt; the i-th uses seed + i.
     """
@@ -257,33 +262,40 @@ class SamplingParams:
     presence_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
     frequency_penalty: float = field(default=0.0, metadata={"minimum": -100, "maximum": 100})
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     seed: int | None = field(default=None, metadata={"minimum": 0, "maximum": 2**63 - 1})
     logprobs: int | None = field(default=None, metadata={"minimum": 0, "maximum": 1000})
     n: int = field(default=1, metadata={"maximum": 1000})
 
     def __post_init__(self) -> None:
         # Tuples for lists, empty containers for None, Python's numbers for numpy's, and ids for the texts of JSON.
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name, check in (("stop", _text), ("stop_token_ids", _token_id)):
-            value = () if getattr(self, name) is None else getattr(self, name)
-            if not isinstance(value, list | tuple):
+        for name, check in LISTS.items():
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) and check is check_text else value
+            if not isinstance(value, list | tuple | None):
                 raise ConfigError(name, value, "a list; an empty one for none")
-            object.__setattr__(self, name, tuple(check(name, each) for each in value))
+            checked = getattr(SamplingParams, name) if value is None else tuple(check(name, each) for each in value)
+            object.__setattr__(self, name, checked)
+        if self.allowed_token_ids == ():
+            raise ConfigError("allowed_token_ids", [], "at least one id; without the setting every id is allowed")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ConfigError("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
         given, bias = {} if self.logit_bias is None else self.logit_bias, {}
         if not isinstance(given, Mapping):
             raise ConfigError("logit_bias", given, "a mapping of token ids to numbers")
         for key, value in given.items():
             is_text = isinstance(key, str) and key.isdecimal() and len(key) < 20
-            token = _token_id("logit_bias token id", int(key) if is_text else key)
+            token = check_token_id("logit_bias token id", int(key) if is_text else key)
             least = -math.inf if isinstance(value, Real) and value == -math.inf else -1000
-            bias[token] = _number(f"logit_bias[{token}]", value, False, least, 1000)
+            bias[token] = check_number(f"logit_bias[{token}]", value, False, least, 1000)
         object.__setattr__(self, "logit_bias", bias)
-        _check_fields(self)
+        check_fields(self)
         longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
         if longest == 0:
             raise ConfigError("max_new_tokens", 0, "1 or more; or -1 for all that the context leaves")
@@ -294,57 +306,18 @@ class SamplingParams:
     def looks_back(self) -> bool:
         """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
         penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
-        return self.logprobs is not None or any(penalties)
+        return self.logprobs is not None or bool(self.bad_words) or any(penalties)
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether a setting that does not look back may make another token than the model's likeliest the largest."""
+        return bool(self.logit_bias) or self.allowed_token_ids is not None
 
 
-def _check_fields(settings: Any) -> None:
-    """Check flags, numbers, texts and choices. A whole number is at least 1 unless its field says otherwise."""
-    for entry in fields(settings):
-        value, check = getattr(settings, entry.name), CHECKS.get(entry.type)
-        if check is not None and not (value is None and entry.default is None):
-            object.__setattr__(settings, entry.name, check(entry.name, value, **entry.metadata))
-
-
-def check_flag(name: str, value: Any) -> bool:
-    """The value, which must be True or False: any other text or number would count as one of them."""
-    if not isinstance(value, bool):
-        raise ConfigError(name, value, "true or false")
-    return value
-
-
-def _number(
-    name: str, value: Any, whole: bool = True, minimum: float = 1, maximum: float = math.inf, exclusive: bool = False
-) -> Any:
-    """The value as a number of Python. exclusive: the minimum itself is not allowed."""
-    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
-    if not is_number or not minimum <= value <= maximum or (exclusive and value == minimum):
-        kind = "whole number" if whole else "number"
-        limits = f"above {minimum} and up" if exclusive else f"from {minimum}"
-        allowed = f"a {kind}, {minimum} or more" if maximum == math.inf else f"a {kind} {limits} to {maximum}"
-        raise ConfigError(name, value, allowed)
-    return value if type(value) in (int, float) else int(value) if whole else float(value)
-
-
-def check_choice(name: str, value: object, choices: Collection[Any]) -> None:
-    """ConfigError, with the choices, for a value that is none of them."""
-    if value not in choices:
-        raise ConfigError(name, value, f"use one of {', '.join(map(str, choices))}")
-
-
-def _text(name: str, value: Any, choices: Collection[str] = ()) -> str:
-    """The value, or the path that it is, as a text that is not empty."""
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or not text:
-        raise ConfigError(name, value, f"use one of {', '.join(choices)}" if choices else "a text that is not empty")
-    check_choice(name, text, choices or (text,))
-    return text
-
-
-_token_id = partial(_number, minimum=0)
-_KINDS: dict[Any, Callable[..., Any]] = {
-    bool: check_flag,
-    int: _number,
-    float: partial(_number, whole=False),
-    str: _text,
+LISTS: Mapping[str, Callable[[str, Any], Any]] = {
+    "stop": check_text,
+    "bad_words": check_text,
+    "stop_token_ids": check_token_id,
+    "allowed_token_ids": check_token_id,
 }
-CHECKS = {form: check for kind, check in _KINDS.items() for form in (kind, kind | None)}
+"""The settings that are lists, and the check of an entry."""

@@ -89,7 +89,14 @@ class PackageMismatch(TokenmillError):
 
 
 class RequestError(TokenmillError):
-    """This one sequence cannot be served; the engine and every other sequence go on."""
+    """This one sequence cannot be served; the engine and every other sequence go on.
+
+    setting: the sampling setting that it is about, if it is about one.
+    """
+
+    def __init__(self, message: str = "", setting: str | None = None) -> None:
+        self.setting = setting
+        super().__init__(message)
 
 
 class WrongText(Exception):

@@ -50,8 +50,9 @@ ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --c
 --compile-in-background --compile-phases --device --draft-model --dtype --fingerprint --fuse --kernel --max-length
 --max-sequences --max-step-tokens --max-waiting --num-draft-tokens --prefix-cache --prefix-dir --prefix-limit --program
 --speculate --suffix-dir --suffix-limit --async-scheduling --scheme --threads"""
-SAMPLING = """--frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs --max-new-tokens --min-new-tokens
---min-p -n --n --presence-penalty --repetition-penalty --seed --stop --stop-token-ids --temperature --top-k --top-p"""
+SAMPLING = """--allowed-token-ids --bad-words --frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs
+--max-new-tokens --min-new-tokens --min-p -n --n --presence-penalty --repetition-penalty --seed --skip-special-tokens
+--stop --stop-token-ids --temperature --top-k --top-p"""
 # Of a benchmark these follow from the point that is measured.
 POINT = {
     "--max-sequences",
@@ -69,13 +70,14 @@ FIXED = " ".join(sorted(set(ENGINE.split()) - POINT))
 RUNG = set(
     "--block-size --cache --compile --compile-phases --aot-package --fuse --program --speculate --scheme".split()
 )
+CHAT_HAS_NOT = {"--n", "--logprobs", "--max-sequences", "--max-waiting", "--skip-special-tokens"}
 OPTIONS = {
-    "generate": f"""--chat --generation-config --json --prompt -p --prompt-file --quiet -q --stream --system --tokens
-        --show-draft --trace --verbose -v --verify
+    "generate": f"""--chat --chat-template --generation-config --json --prompt -p --prompt-file --quiet -q --stream
+        --system --tokens --show-draft --trace --verbose -v --verify
         {ENGINE} {SAMPLING}""",
-    "serve": f"""--api-key --api-key-file --generation-config --host --log-format --max-queued-requests --max-stall
-        --metrics-prefix --port --quiet -q --served-model-name --session-dir --shutdown-timeout --ssl-certfile
-        --ssl-keyfile --strict
+    "serve": f"""--api-key --api-key-file --chat-template --config --generation-config --host --log-format
+        --max-queued-requests --max-stall --metrics-prefix --offline --port --quiet -q --seed --served-model-name
+        --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile --strict
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
@@ -100,8 +102,8 @@ OPTIONS = {
     "info": "--json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --output -o --quiet -q --revision",
-    "chat": f"""--generation-config --open --quiet -q --system
-        {" ".join({*ENGINE.split(), *SAMPLING.split()} - {"--n", "--logprobs", "--max-sequences", "--max-waiting"})}""",
+    "chat": f"""--chat-template --generation-config --open --quiet -q --system
+        {" ".join({*ENGINE.split(), *SAMPLING.split()} - CHAT_HAS_NOT)}""",
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"""--convert --force --json --model --output -o --prompt -p --quiet -q --stream --tokens
         {ENGINE} {SAMPLING}""",
@@ -331,6 +333,9 @@ BAD = [
     (["-p", "w1", "--logit-bias", "5"], "ID=AMOUNT"),
     (["-p", "w1", "--logit-bias", "5=9999"], "--logit-bias"),
     (["-p", "w1", "--stop-token-ids", "1;2"], "--stop-token-ids"),
+    (["-p", "w1", "--allowed-token-ids", "1,x"], "--allowed-token-ids"),
+    (["-p", "w1", "--allowed-token-ids", "500"], "0 to 210"),
+    (["-p", "w1", "--bad-words", " "], "not spaces alone"),
     (["-p", "w1", "--dtype", "int3"], "float32"),
     (["-p", "w1", "--device", "tpu"], "cpu"),
     (["-p", "w1", "--program", "quantum"], "eager"),

@@ -39,7 +39,7 @@ def test_the_names_of_the_help_are_those_of_the_registries(setting):
 REFUSED = [
     ("--program", "nativ", "use one of auto, native, aot, compiled, eager (did you mean 'native'?)"),
     ("--kernel", "quantum", "use one of auto, rows, gather, padded"),
-    ("--cache-format", "int7", "use one of dense, int8 (did you mean 'int8'?)"),
+    ("--cache-format", "int7", "use one of auto, dense, int8 (did you mean 'int8'?)"),
     ("--scheme", "q5", "use one of auto, packed, dense, q8, q4, file"),
     ("--device", "tpu", "here there are auto, cpu"),
     ("--dtype", "int3", "use one of auto, float32"),
@@ -193,7 +193,8 @@ def test_a_letter_means_one_thing_in_all_verbs():
 
 
 def test_an_alias_stands_for_an_option_that_a_verb_has():
-    options = {option for command in verbs().values() for param in command.params for option in param.opts}
+    params = [param for command in verbs().values() for param in command.params]
+    options = {option for param in params for option in (*param.opts, *param.secondary_opts)}
     assert set(ALIASES.values()) <= options | {"--model"}
 
 

@@ -84,6 +84,10 @@ ALIASES = [
     ("--max-length 64 -n 3", "--ctx-size 64 -n 3"),
     ("--max-length 64 -n 3", "--max-model-len 64 -n 3"),
     ("--threads 1 -n 3", "-t 1 -n 3"),
+    ("--cache-format int8 -n 3", "--kv-cache-dtype int8 -n 3"),
+    ("--cache-format dense -n 3", "--kv-cache-dtype auto -n 3"),
+    ("--no-prefix-cache -n 3", "--no-prefix-caching -n 3"),
+    ("--prefix-cache -n 3", "--enable-prefix-caching -n 3"),
 ]
 
 

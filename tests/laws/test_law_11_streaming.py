@@ -65,9 +65,9 @@ def test_any_tokens_in_any_split(tokenizer):
     """Random ids: bytes that are no characters, special tokens in between."""
 
     @settings(max_examples=600, deadline=None)
-    @given(ids=st.lists(st.integers(0, tokenizer.num_tokens - 1), max_size=20), cuts=CUTS)
-    def check(ids: list[int], cuts: list[int]) -> None:
-        assert stream(tokenizer, ids, cuts)[0] == tokenizer.decode(ids)
+    @given(ids=st.lists(st.integers(0, tokenizer.num_tokens - 1), max_size=20), cuts=CUTS, skips=st.booleans())
+    def check(ids: list[int], cuts: list[int], skips: bool) -> None:
+        assert stream(tokenizer, ids, cuts, skip_special=skips)[0] == tokenizer.decode(ids, skips)
 
     check()
 

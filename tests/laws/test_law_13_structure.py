@@ -16,6 +16,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 RANKS = [
     {"units", "version"},
     {"errors"},
+    {"checks"},
     {"registry", "config", "value_reader"},
     {"memory"},
     {"text", "schedule"},

@@ -151,12 +151,17 @@ def varied_rows(size: int) -> list[Row]:
         {"temperature": 1.2, "repetition_penalty": 0.8, "top_p": 0.999},
         {"presence_penalty": 0.5, "logit_bias": {3: 4.0}},
         {"temperature": 0.8, "frequency_penalty": 0.5, "min_new_tokens": 40, "min_p": 0.01},
+        {"allowed_token_ids": [5, 9, 40]},
+        {"temperature": 1.1, "allowed_token_ids": [0, 2, 9, 40, 77], "min_new_tokens": 60},
+        {"bad_words": ["any"]},
+        {"temperature": 0.9, "bad_words": ["any"], "allowed_token_ids": list(range(60))},
     ]
     pick = random.Random(0)  # the rows' tokens only need variety
     rows = []
     for seed, params in enumerate(choices):
         tokens = [pick.randrange(size) for _ in range(pick.randrange(10, 50))]
-        rows.append(Row(SamplingParams(**params), seed, len(tokens), tokens, 6, (0, 2)))
+        bad_words = ((3,), (tokens[-1], 9), (*tokens[-2:], 5)) if "bad_words" in params else ()
+        rows.append(Row(SamplingParams(**params), seed, len(tokens), tokens, 6, (0, 2), bad_words=bad_words))
     return rows
 
 
@@ -213,7 +218,7 @@ def test_logits_are_not_changed() -> None:
 
 def test_works_on_inference_tensors() -> None:
     with torch.inference_mode():
-        logits_RV = random_logits(24, 101)
+        logits_RV = random_logits(28, 101)
         inside = sample(logits_RV, varied_rows(101))
     assert sample(logits_RV, varied_rows(101)) == inside
 
@@ -229,6 +234,43 @@ def test_minimum_length_masks_the_end() -> None:
     assert token(logits_RV, masked_ids=(1, 3), min_new_tokens=num_output) == 1
     assert token(logits_RV, masked_ids=(1, 3)) == 1
     assert token(logits_RV, masked_ids=(), min_new_tokens=num_output + 1) == 1
+
+
+def test_only_allowed_ids_are_chosen() -> None:
+    logits_RV = random_logits(64, 101)
+    for temperature in (0.0, 2.0):
+        rows = [row(seed=seed, temperature=temperature, allowed_token_ids=(7, 50, 99)) for seed in range(64)]
+        tokens = sample(logits_RV, rows).tokens
+        assert set(tokens) == {7, 50, 99}
+    assert token(logits_RV[:1], allowed_token_ids=(7, 50), logit_bias={7: 100.0, 8: 200.0}) == 7
+    with pytest.raises(RequestError, match="allowed_token_ids names token id 101"):
+        token(logits_RV[:1], allowed_token_ids=(101,))
+    with pytest.raises(RequestError, match=r"every token is masked .* allowed_token_ids"):
+        token(logits_RV[:1], allowed_token_ids=(7,), logit_bias={7: -INF})
+
+
+@pytest.mark.parametrize(
+    ("bad", "wanted"),
+    [
+        (((2,),), 1),
+        (((5, 2),), 1),  # the output ends with 5
+        (((3, 5, 2),), 1),
+        (((*OUTPUT, 2),), 1),
+        (((5, *OUTPUT, 2),), 2),  # only the output counts, and this would begin in the prompt
+        (((6, 2),), 2),
+        (((2, 2),), 2),
+        (((5, 2), (1,)), 0),
+        (((2,), (5, 2)), 1),
+    ],
+)
+def test_the_token_that_would_complete_a_bad_word_is_forbidden(bad: tuple[tuple[int, ...], ...], wanted: int) -> None:
+    """As vllm/v1/sample/ops/bad_words.py has it."""
+    logits_RV = torch.tensor([[1.0, 2.0, 3.0]])
+    tokens, params = PROMPT + OUTPUT, SamplingParams(bad_words=["any"])
+    one = Row(params, 0, len(tokens), tokens, len(PROMPT), (), bad_words=bad)
+    assert choose(logits_RV, [one]).read().tokens == [wanted]
+    longer = one._replace(tokens=(*OUTPUT, *tokens), num_prompt_tokens=0, counted_from=len(OUTPUT + PROMPT))
+    assert choose(logits_RV, [longer]).read().tokens == [wanted]
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:

@@ -191,7 +191,6 @@ def test_an_unknown_field_is_named(http):
         ({"prompt": "w1", "seed": -5}, "seed", ""),
         ({"prompt": "w1", "logit_bias": {"x": 1}}, "logit_bias", ""),
         ({"prompt": "w1", "suffix": "abc"}, "suffix", "not supported"),
-        ({"prompt": "w1", "best_of": 3}, "best_of", "not supported"),
         ({"prompt": "w1", "structured_outputs": {}}, "structured_outputs", "not supported"),
     ],
 )

@@ -21,6 +21,7 @@ from tokenmill import load
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "5"))
 KEYS = ("one", "two")
 BEGINNINGS = [" ".join(f"w{(seed * 7 + place) % 200}" for place in range(length)) for seed, length in ((1, 5), (2, 17))]
+MASKS = [{"allowed_token_ids": list(range(0, 200, 3))}, {"bad_words": [*(f"w{n}" for n in range(50)), "w60 w70"]}]
 SCARCE = {"block_size": 4, "cache_tokens": 60, "max_sequences": 3, "max_step_tokens": 9, "threads": 1}
 
 
@@ -47,6 +48,8 @@ class Client:
         sampling = {"temperature": 0.0}
         if self.random.random() < 0.4:
             sampling = {"temperature": 0.9, "seed": self.random.randrange(3), "top_k": 50}
+        if self.random.random() < 0.3:
+            sampling |= self.random.choice(MASKS)
         wanted = self.quiet.generate(prompt, max_new_tokens=new, **sampling).text
         return {"prompt": prompt, "max_tokens": new, **sampling}, wanted
 

@@ -2,6 +2,7 @@
 
 import pytest
 import tokenizers
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
@@ -221,3 +222,26 @@ def test_no_spelling_in_pieces_forges_a_turn(contents, name):
     tokenizer = byte_level({"chatml": CHATML, "join": joined}[name])
     harmless = control_of(tokenizer, encode_chat(tokenizer, user(*["x"] * len(contents))))
     assert control_of(tokenizer, encode_chat(tokenizer, user(*contents))) == harmless
+
+
+@pytest.mark.parametrize("template", ["chatml", "smollm2", "llama2", "llama3", "mistral"])
+@pytest.mark.parametrize("last", ["The sky is", "The sky is ", " The sky", "", "a <|im_end|> b", "x</s>", "1 < 2"])
+def test_an_open_last_message_ends_as_in_transformers(template, last):
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, bos_token="<s>")
+    reference.eos_token, reference.chat_template = "</s>", TEMPLATES[template]
+    messages = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": last}]
+    wanted = reference.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    tokenizer = byte_level(TEMPLATES[template])
+    ids = encode_chat(tokenizer, messages, add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(ids, skip_special=False) == wanted
+    closed = encode_chat(tokenizer, messages, add_generation_prompt=False)
+    extra = len(control_of(tokenizer, closed)) - len(control_of(tokenizer, ids))
+    assert extra == len(control_of(tokenizer, closed[-2:]))  # the end of the message and nothing of its text
+
+
+def test_a_last_message_that_is_not_shown_cannot_be_continued():
+    tokenizer = byte_level("{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="does not show the last message"):
+        encode_chat(tokenizer, user("a", "b"), add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(RequestError, match="no text that could be continued"):
+        encode_chat(tokenizer, [{"role": "user", "content": None}], continue_final_message=True)

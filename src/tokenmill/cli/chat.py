@@ -11,7 +11,7 @@ import typer
 from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import PROMPT, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig, SamplingParams
@@ -43,7 +43,7 @@ HELP = {
 
 
 @with_settings(
-    without=("n", "logprobs", "max_sequences", "max_waiting"),
+    without=("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens"),
     words=HELP,
     sampling=SamplingParams,
     engine=EngineConfig,
@@ -57,6 +57,7 @@ def command(
     start: Annotated[
         Path | None, typer.Option("--open", help="Go on with a conversation that /save wrote.", rich_help_panel=PROMPT)
     ] = None,
+    chat_template: ChatTemplate = None,
     quiet: Quiet = False,
 ) -> None:
     """Talk with a model. Each answer is followed by a line of figures; /help lists what else can be typed.
@@ -67,7 +68,7 @@ def command(
     if start is not None and system is not None:
         raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress)
+        loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress, chat_template)
         if engine.generation_config:
             sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
     if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:

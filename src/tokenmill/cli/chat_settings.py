@@ -9,7 +9,7 @@ from tokenmill.errors import TokenmillError
 
 __all__ = ["meant", "read_setting"]
 
-NOT_TYPED = {"n", "logit_bias", "logprobs", "stop_token_ids"}
+NOT_TYPED = {"n", "logit_bias", "logprobs", "stop_token_ids", "allowed_token_ids", "skip_special_tokens"}
 
 
 def read_setting(words: str) -> tuple[str, Any]:
@@ -21,7 +21,7 @@ def read_setting(words: str) -> tuple[str, Any]:
     if name not in known or not value:
         problem = f"no setting {name!r}{meant(name, known)}" if name and name not in known else "/set NAME VALUE"
         raise TokenmillError(f"{problem}; the settings are {', '.join(known)}")
-    if name == "stop":
+    if name in ("stop", "bad_words"):
         return name, () if value.lower() == "none" else (value,)
     return name, _parsed(value)
 

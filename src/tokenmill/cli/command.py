@@ -25,6 +25,10 @@ ALIASES = {
     "--max-num-seqs": "--max-sequences",
     "--parallel": "--max-sequences",
     "--max-num-batched-tokens": "--max-step-tokens",
+    "--kv-cache-dtype": "--cache-format",
+    "--enable-prefix-caching": "--prefix-cache",
+    "--no-enable-prefix-caching": "--no-prefix-cache",
+    "--no-prefix-caching": "--no-prefix-cache",
     "-t": "--threads",
     "-f": "--prompt-file",
     "--file": "--prompt-file",
@@ -53,9 +57,15 @@ _KINDS = {
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option was typed."""
+    """Whether an option was typed, or stands in the file of --config."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+def _set_in(context: typer.Context, name: str, option: str) -> str:
+    """What set an option: the option itself, or the file of --config."""
+    source = context.get_parameter_source(name)
+    return str(context.params.get("config")) if source is not None and source.name == "DEFAULT_MAP" else option
 
 
 class Verb(TyperCommand):
@@ -73,7 +83,12 @@ class Verb(TyperCommand):
             _add_model_option(parser, ctx, self.get_help_option(ctx))
         for alias, name in ALIASES.items():
             param: Any = options.get(name)
-            if param is not None and alias not in options:
+            if param is None or alias in options:
+                continue
+            if param.is_flag:
+                is_on = name in param.opts
+                parser.add_option(obj=param, opts=[alias], dest=param.name, action="store_const", const=is_on)
+            else:
                 action = "append" if param.multiple else "store"
                 parser.add_option(obj=param, opts=[alias], dest=param.name, action=action, nargs=1)
         return parser
@@ -99,7 +114,7 @@ class Verb(TyperCommand):
         except ConfigError as error:
             options = {name: option for name, option in options.items() if is_given(ctx, name)}
             field = error.name.partition("[")[0].partition(" ")[0]
-            where = error.where or options.get(field, "")
+            where = error.where or (_set_in(ctx, field, options[field]) if field in options else "")
             allowed = _SETTING.sub(lambda name: options.get(name[0], name[0]), error.allowed)
             raise ConfigError(error.name, error.value, allowed, where) from error
 

@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
@@ -67,6 +67,7 @@ def command(
     tokens: Ids = None,
     chat: Chat = False,
     system: System = None,
+    chat_template: ChatTemplate = None,
     stream: Stream = True,
     trace: Trace = False,
     verify: Verify = False,
@@ -82,12 +83,14 @@ def command(
     """
     if (trace or verify) and engine.speculate == "auto":
         engine = replace(engine, speculate="off")  # a step for each token, to look at
+    if chat_template is not None and not chat:
+        raise ConfigError("chat_template", str(chat_template), "only together with --chat")
     prompts = gather(prompt, prompt_file, tokens, chat, system, model)
     check_waiting(engine, len(prompts) * sampling.n)
     if show_draft:
         _check_show_draft(prompts, sampling, json)
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(replace(engine, model=model), progress)
+        loaded = load_engine(replace(engine, model=model), progress, chat_template)
         if engine.generation_config:
             sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
         if chat:

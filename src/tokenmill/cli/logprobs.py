@@ -14,8 +14,11 @@ __all__ = ["logprobs_table"]
 def logprobs_table(engine: "Engine", completion: "Completion") -> str:
     """A line for each new token: its log-probability, and the likeliest tokens in its place with theirs."""
 
+    from tokenmill.text.tokenizer import spelled
+
     def shown(token: int) -> str:
-        return repr(engine.tokenizer.decode([token], skip_special=False)) if engine.tokenizer else str(token)
+        text = spelled(engine.tokenizer, token)
+        return repr(text) if engine.tokenizer else text
 
     rows = [
         (shown(token), f"{entry.logprob:.3f}", "  ".join(f"{shown(other)} {value:.3f}" for other, value in entry.top))

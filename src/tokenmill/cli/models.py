@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.config import EngineConfig
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -49,11 +49,12 @@ def looks_saved(path: Path) -> bool:
     return start[8:9] == b"{" and b'"tokenmill"' in start
 
 
-def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
-    """As tokenmill.load, with progress for the fetch as well."""
+def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | None = None) -> "Engine":
+    """As tokenmill.load, with progress for the fetch as well. chat_template: a file in the place of the model's own."""
     from tokenmill.hub.names import is_there, locate
     from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 
+    template = None if chat_template is None else _template(chat_template)
     path = locate(config.model, progress=progress)
     if looks_saved(path):
         raise CheckpointError(f"{path} is a saved cache, not a model: tokenmill decode {path}")
@@ -71,9 +72,26 @@ def load_engine(config: EngineConfig, progress: Progress) -> "Engine":
     engine = build(checkpoint, config, progress.advance)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
+    if template is not None:
+        if engine.tokenizer is None:
+            raise ConfigError("chat_template", str(chat_template), "none, because this model has no tokenizer")
+        engine.tokenizer.chat_template = template
     _prepare(engine, progress)
     gc.freeze()  # what is there now stays: a collection in the midst of a text took as long as ten steps
     return engine
+
+
+def _template(path: Path) -> str:
+    """A chat template out of a file, tried before a model is loaded."""
+    from tokenmill.text.chat import check_template
+
+    try:
+        template = path.read_text(encoding="utf-8")
+        check_template(template)
+    except (OSError, UnicodeDecodeError, CheckpointError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError("chat_template", str(path), f"a file with a template in Jinja ({why})") from None
+    return template
 
 
 def _prepare(engine: "Engine", progress: Progress) -> None:

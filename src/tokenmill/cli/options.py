@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, get_type_hints
 
@@ -24,6 +25,7 @@ __all__ = [
     "NAMES",
     "OUTPUT",
     "PROMPT",
+    "ChatTemplate",
     "Json",
     "Model",
     "Quiet",
@@ -45,6 +47,15 @@ Model = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="A chat template, in Jinja, in the place of the model's own.",
+        rich_help_panel=PROMPT,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.", rich_help_panel=OUTPUT)
@@ -60,8 +71,8 @@ NAMES = {
 """What the registries hold, which are in modules that import torch. A test holds the two together."""
 
 
-def _named(setting: str, auto: bool = True) -> str:
-    *first, last = [*(["auto"] if auto else []), *NAMES[setting]]
+def _named(setting: str) -> str:
+    *first, last = ["auto", *NAMES[setting]]
     return f"{', '.join(first)} or {last}"
 
 
@@ -80,7 +91,7 @@ HELP: dict[type, dict[str, str]] = {
         "prefix_limit": "Size limit of that directory in MB; least recently used blocks are deleted.",
         "cache": "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline).",
         "kernel": f"How attention reads the cache: {_named('kernel')}. Program native reads it by itself.",
-        "cache_format": f"How the cache stores a row: {_named('cache_format', auto=False)} (half the memory).",
+        "cache_format": f"How the cache stores a row: {_named('cache_format')} (half the memory). Auto is dense.",
         "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
         "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: adaptive with program native.",
         "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
@@ -111,10 +122,13 @@ HELP: dict[type, dict[str, str]] = {
         "presence_penalty": "Subtracted from the logit of every token that is in the output.",
         "frequency_penalty": "Subtracted from a token's logit for each time it is in the output.",
         "logit_bias": "ID=AMOUNT, added to that token's logit. May be repeated.",
+        "allowed_token_ids": "The only ids that may be chosen, as 1,2,3.",
+        "bad_words": "A word that the output must not hold. May be repeated.",
         "stop": "Text that ends the output. May be repeated.",
         "include_stop": "Keep the text that stopped the output.",
         "stop_token_ids": "Ids that end the output, as 1,2,3.",
         "ignore_eos": "Continue past the model's end-of-text token.",
+        "skip_special_tokens": "Leave special tokens out of the text.",
         "seed": "The same seed gives the same tokens. Default: a new one each time, which --json reports.",
         "logprobs": "Show the log-probability of each token, and the N likeliest tokens in its place.",
         "n": "Continuations of each prompt.",
@@ -178,6 +192,8 @@ _SHORT = {"max_new_tokens": "-n"}
 _METAVARS = {
     "logit_bias": "ID=AMOUNT",
     "stop_token_ids": "IDS",
+    "allowed_token_ids": "IDS",
+    "bad_words": "TEXT",
     "fuse": "NAMES",
     "prefix_dir": "DIR",
     "suffix_dir": "DIR",
@@ -191,19 +207,20 @@ def _options(kind: type[Any], words: Mapping[str, str]) -> list[inspect.Paramete
     hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
     parameters = []
     for field, text in HELP[kind].items():
-        listed, default = field in ("logit_bias", "stop", "stop_token_ids"), defaults[field]
+        listed, default = field in LISTED, defaults[field]
         annotation = list[str] if listed else hints[field]
         name = option_name(field)
         if default is True:
             name += f"/--no-{name[2:]}"
         is_name = annotation in (str, str | None) and field not in _METAVARS
+        shown = words.get(field, text)
         option = typer.Option(
             name,
             *([_SHORT[field]] if field in _SHORT else []),
-            help=words.get(field, text),
+            help=shown,
             metavar="NAME" if is_name else _METAVARS.get(field),
             rich_help_panel=ENGINE if kind is EngineConfig else SAMPLING,
-            show_default=default is not None and not isinstance(default, bool) and not listed,
+            show_default=not (default is None or isinstance(default, bool) or listed or "Default:" in shown),
         )
         kind_of = inspect.Parameter.KEYWORD_ONLY
         given = [] if listed else default
@@ -220,9 +237,8 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The settings object, its names checked before anything is loaded."""
     settings = {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
     if kind is SamplingParams:
-        settings["stop"] = tuple(settings["stop"])
-        settings["stop_token_ids"] = tuple(parse_ids(settings["stop_token_ids"], "--stop-token-ids"))
-        settings["logit_bias"] = dict(_parse_bias(text) for text in settings["logit_bias"])
+        given = {name: settings.pop(name) for name in LISTED if name in settings}
+        settings |= {name: LISTED[name](texts, option_name(name)) for name, texts in given.items() if texts}
     for name in settings.keys() & NAMES.keys():
         _check_name(name, settings[name])
     built = kind(**settings)
@@ -234,16 +250,29 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def _check_name(setting: str, name: str) -> None:
-    allowed = (*([] if setting == "cache_format" else ["auto"]), *NAMES[setting])
+    allowed = ("auto", *NAMES[setting])
     if name not in allowed:
         near = get_close_matches(name, allowed, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(setting, name, f"use one of {', '.join(allowed)}{hint}")
 
 
-def _parse_bias(text: str) -> tuple[int, float]:
-    token, _, amount = text.partition("=")
-    try:
-        return int(token), float(amount)
-    except ValueError:
-        raise ConfigError("--logit-bias", text, "ID=AMOUNT, a token id and a number, as 42=-5") from None
+def _parse_bias(texts: Iterable[str], option: str) -> dict[int, float]:
+    biases = {}
+    for text in texts:
+        token, _, amount = text.partition("=")
+        try:
+            biases[int(token)] = float(amount)
+        except ValueError:
+            raise ConfigError(option, text, "ID=AMOUNT, a token id and a number, as 42=-5") from None
+    return biases
+
+
+LISTED: Mapping[str, Callable[[list[str], str], Any]] = {
+    "logit_bias": _parse_bias,
+    "allowed_token_ids": parse_ids,
+    "bad_words": lambda texts, _: texts,
+    "stop": lambda texts, _: texts,
+    "stop_token_ids": parse_ids,
+}
+"""Settings whose options may be repeated, and what is made of the texts."""

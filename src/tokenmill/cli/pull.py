@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.checks import check_choice
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, DTYPES, check_choice
+from tokenmill.config import DEFAULT_MODEL, DTYPES
 from tokenmill.errors import ConfigError
 
 __all__ = ["EXAMPLES", "command"]

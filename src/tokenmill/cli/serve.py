@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.command import is_given
+from tokenmill.cli.config_file import read_config_file
 from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.options import Model, Quiet, examples, with_settings
+from tokenmill.cli.options import ChatTemplate, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder
 from tokenmill.units import size
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.engine.engine import Engine
+    from tokenmill.serve.options import Options
+    from tokenmill.serve.run import Address
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -75,6 +78,21 @@ SessionDir = Annotated[
     Path | None,
     _option("--session-dir", "Where clients keep texts by name. Default: in the cache folder of tokenmill."),
 ]
+Seed = Annotated[
+    int | None,
+    _option("--seed", "Of requests that name none, which are then repeatable. Default: a new one each time.", min=0),
+]
+Offline = Annotated[bool, _option("--offline", "Fetch nothing: use only models that are in the cache.")]
+ConfigFile = Annotated[
+    Path | None,
+    _option(
+        "--config",
+        "TOML file with options by their names, without the dashes. What is typed goes over it.",
+        metavar="FILE",
+        is_eager=True,
+        callback=read_config_file,
+    ),
+]
 Strict = Annotated[bool, _option("--strict", "Refuse unknown fields of requests.")]
 
 
@@ -97,24 +115,28 @@ def command(
     ssl_certfile: Certificate = None,
     ssl_keyfile: CertificateKey = None,
     session_dir: SessionDir = None,
+    chat_template: ChatTemplate = None,
+    seed: Seed = None,
     strict: Strict = False,
+    offline: Offline = False,
+    config: ConfigFile = None,
     quiet: Quiet = False,
 ) -> None:
     """Serve a model over HTTP: /v1/completions and /v1/chat/completions, as OpenAI's API has them.
 
     Requests run together and share the rows of prompts that begin alike. SIGTERM or Ctrl-C lets running requests end.
     """
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client, which is not imported yet, asks for it
     with uninterrupted():
         try:
-            from tokenmill.engine.fit import fit_for_many
             from tokenmill.serve.options import Options, read_keys
-            from tokenmill.serve.run import Address, Server, is_loopback, listen
+            from tokenmill.serve.run import Address
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
-    keys = read_keys(api_key or os.environ.get(KEY), api_key_file)
     options = Options(
         name=name or model,
-        keys=keys,
+        keys=read_keys(api_key or os.environ.get(KEY), api_key_file),
         max_queued=max_queued,
         stall_s=stall,
         drain_s=drain,
@@ -124,20 +146,36 @@ def command(
         certificate=ssl_certfile,
         key_file=ssl_keyfile,
         session_dir=session_dir or cache_folder() / "sessions",
+        seed=seed,
     )
-    address = Address(host, port, "http" if ssl_certfile is None else "https")
-    taken = listen(address)
     engine = replace(engine, model=model, generation_config=generation_config)
+    address = Address(host, port, "http" if ssl_certfile is None else "https")
+    num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
+    if not _serve(engine, num_sequences, chat_template, options, address, quiet):
+        raise typer.Exit(1)
+
+
+def _serve(
+    engine: EngineConfig,
+    num_sequences: int | None,
+    chat_template: Path | None,
+    options: "Options",
+    address: "Address",
+    quiet: bool,
+) -> bool:
+    """Load the model and serve it until a signal comes; whether the engine lived to the end."""
+    from tokenmill.engine.fit import fit_for_many
+    from tokenmill.serve.run import Server, is_loopback, listen
+
+    taken = listen(address)
     with progress_on_stderr(quiet) as progress:
-        num_sequences = engine.max_sequences if is_given(context, "max_sequences") else None
-        fitted = fit_for_many(_with_prefixes(engine), read_model_config(model, progress), num_sequences)
-        loaded = load_engine(fitted, progress)
-    if not (keys or is_loopback(taken)):
+        fitted = fit_for_many(_with_prefixes(engine), read_model_config(engine.model, progress), num_sequences)
+        loaded = load_engine(fitted, progress, chat_template)
+    if not (options.keys or is_loopback(taken)):
         remark(f"warning: {address.url} accepts requests without an API key from other machines; set --api-key-file")
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
-    if not Server(loaded, taken, options, None if quiet else remark).serve_to_end():
-        raise typer.Exit(1)
+    return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
 
 
 def _with_prefixes(engine: EngineConfig) -> EngineConfig:

@@ -110,7 +110,7 @@ class DraftCore:
             follower.given, own.params = text.params, replace(text.params, logprobs=None)
         own.num_prompt_tokens, own.max_tokens = text.num_prompt_tokens, length
         own.seed, own.stop_ids, own.counted_from = text.seed, text.stop_ids, text.counted_from
-        own.client, own.priority, own.salt = text.client, text.priority, text.salt
+        own.client, own.priority, own.salt, own.bad_words = text.client, text.priority, text.salt, text.bad_words
         follower.num_known = len(text.tokens)
         return own
 

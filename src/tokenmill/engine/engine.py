@@ -8,7 +8,8 @@ from typing import Any, overload
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams, check_flag
+from tokenmill.checks import check_flag
+from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
@@ -140,6 +141,7 @@ class Engine:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
         What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
-        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages.
+        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages,
+        and with continue_final_message=True inside the last one.
         """
         return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)

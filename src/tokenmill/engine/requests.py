@@ -7,7 +7,7 @@ which setting to change.
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as List
 from dataclasses import asdict, dataclass, field
 from hashlib import sha512
@@ -102,6 +102,9 @@ class InputProcessor:
         texts = [_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)]
         if wrong := [name for name in variables if name in TEMPLATE_OWN]:
             raise RequestError(f"{wrong[0]} is no variable of a chat template that a request may set")
+        if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
+            why = "only with add_generation_prompt false, since the last message is left open and no answer begun"
+            raise ConfigError("continue_final_message", True, why)
         tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special, **variables)
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
@@ -114,14 +117,17 @@ class InputProcessor:
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
-        self._check_ids((*params.stop_token_ids, *params.logit_bias))
+        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+            self._check_ids(getattr(params, name) or (), name)
         stops = {} if params.ignore_eos else dict(self._eos)
         stops |= dict.fromkeys(params.stop_token_ids, "stop")
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        salt = salt_of(salt)
+        salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)
         for number in range(params.n):
             prompt, own_seed = (next(self._ids), list(tokens), len(tokens)), (seed + number) % 2**63
-            yield Sequence(*prompt, max_tokens, params, own_seed, stops, priority=priority, salt=salt)
+            yield Sequence(
+                *prompt, max_tokens, params, own_seed, stops, priority=priority, salt=salt, bad_words=bad_words
+            )
 
     def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
@@ -134,7 +140,13 @@ class InputProcessor:
         if self._tokenizer is None:
             return None
         params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]
-        return Detokenizer(self._tokenizer, stop=params.stop, include_stop=params.include_stop, prompt=prompt)
+        return Detokenizer(
+            self._tokenizer,
+            stop=params.stop,
+            include_stop=params.include_stop,
+            prompt=prompt,
+            skip_special=params.skip_special_tokens,
+        )
 
     def check_length(self, num_tokens: int) -> None:
         """RequestError for more tokens than max_length."""
@@ -162,11 +174,29 @@ class InputProcessor:
             )
         return min(num_prompt + num_new, max_length)
 
-    def _check_ids(self, tokens: List[int]) -> None:
+    def _bad_words(self, words: List[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of each word, as it is written alone and after a space."""
+        if not words:
+            return ()
+        if self._tokenizer is None:
+            raise ConfigError("bad_words", list(words), "none, because this model has no tokenizer")
+        spelled: dict[tuple[int, ...], None] = {}
+        for word in words:
+            if not (stripped := word.lstrip()):
+                raise ConfigError("bad_words", word, "a word, not spaces alone")
+            for text in (stripped, f" {stripped}"):
+                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False, continues=True))
+                if ids:
+                    spelled[ids] = None
+        return tuple(spelled)
+
+    def _check_ids(self, tokens: Iterable[int], setting: str | None = None) -> None:
+        """RequestError for ids that the model does not have, in a prompt or in a setting."""
         for token in tokens:
             if not 0 <= token < self._vocab_size:
-                last = self._vocab_size - 1
-                raise RequestError(f"token id {token} is out of range: this model's ids are 0 to {last}")
+                last, where = self._vocab_size - 1, f"{setting}: " if setting else ""
+                message = f"{where}token id {token} is out of range: this model's ids are 0 to {last}"
+                raise RequestError(message, setting)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:

@@ -28,7 +28,7 @@ __all__ = ["Session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
 
-REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from")
+REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words")
 """The fields of a sequence that a request sets; the others describe its rows."""
 
 

@@ -16,6 +16,7 @@ from tokenmill.sample.probabilities import integer_probabilities
 
 __all__ = [
     "NUM_CANDIDATES",
+    "allowed_tokens",
     "logit_bias",
     "min_p",
     "presence_and_frequency_penalty",
@@ -46,6 +47,11 @@ def presence_and_frequency_penalty(
 def logit_bias(logits_RV: Tensor, rows_N: Tensor, ids_N: Tensor, bias_N: Tensor) -> Tensor:
     """bias_N[i] added to the logit of token ids_N[i] in row rows_N[i]; -inf forbids it. No pair may occur twice."""
     return logits_RV.index_put((rows_N, ids_N), logits_RV[rows_N, ids_N] + bias_N)
+
+
+def allowed_tokens(logits_RV: Tensor, allowed_RV: Tensor) -> Tensor:
+    """Only the tokens whose place in the mask is true. Off: all true."""
+    return torch.where(allowed_RV, logits_RV, -torch.inf)
 
 
 def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:

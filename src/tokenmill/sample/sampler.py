@@ -1,14 +1,15 @@
 """From a step's logits to its tokens: one row of logits, one token.
 
-The order is fixed: repetition, presence and frequency penalty, logit bias, the mask of minimum lengths; then, at
-temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p and a draw with the
-one number of (seed, position). A row's token depends on that row alone, bit for bit, so batches and drafts cannot
-change it. A filter runs on the rows that use it; when every row is plain greedy, only one `max` runs.
+The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens, minimum lengths
+and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p
+and a draw with the one number of (seed, position). A row's token depends on that row alone, bit for bit, so batches and
+drafts cannot change it. A filter runs on the rows that use it; when every row is plain greedy, only one `max` runs.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,11 +29,13 @@ __all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample_singly
 class TokenLogprobs:
     """Log-probability of the chosen token, and the likeliest (id, log-probability) pairs, lowest id first among equals.
 
-    They are of the model's raw logits, before any penalty, filter or temperature, as vLLM reports them.
+    They are of the model's raw logits, before any penalty, filter or temperature, as vLLM reports them. rank: the place
+    of the chosen token among all, from 1.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ def _check(values: list[float], rows: Sequence[Row]) -> None:
     for value, row in zip(values, rows, strict=True):
         if not math.isfinite(value):
             if value == -math.inf:
-                raise RequestError(f"every token is masked at position {row.position}; relax logit_bias or stop tokens")
+                masks = "logit_bias, allowed_token_ids, bad_words or min_new_tokens"
+                raise RequestError(f"every token is masked at position {row.position}; relax {masks}")
             raise RequestError(f"logits are not finite at position {row.position}: {value}; try dtype float32")
 
 
@@ -140,8 +144,7 @@ def _repetition(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def _presence_and_frequency(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    starts = [row.num_prompt_tokens if row.counted_from is None else row.counted_from for row in rows]
-    counts_RV = _counts(logits_RV, [row.tokens[start:] for row, start in zip(rows, starts, strict=True)])
+    counts_RV = _counts(logits_RV, [row.output for row in rows])
     presence_R, frequency_R = (_setting(logits_RV, rows, f"{name}_penalty") for name in ("presence", "frequency"))
     return filters.presence_and_frequency_penalty(logits_RV, presence_R, frequency_R, counts_RV)
 
@@ -152,8 +155,21 @@ def _bias(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     return filters.logit_bias(logits_RV, rows_N, ids_N, to_device(amounts, logits_RV.device, torch.float32))
 
 
-def _forbid_end(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    rows_N, ids_N = _places(logits_RV, [row.masked_ids for row in rows], "stop_token_ids")
+def _allow(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    masks = [_mask(row.params.allowed_token_ids or (), logits_RV.shape[-1], logits_RV.device) for row in rows]
+    return filters.allowed_tokens(logits_RV, torch.stack(masks))
+
+
+@lru_cache(maxsize=64)  # because a long list takes longer to check than a row to sample
+def _mask(ids: tuple[int, ...], size: int, device: torch.device) -> Tensor:
+    """A mask [V] that is true for these ids."""
+    allowed_RV = torch.zeros(1, size, dtype=torch.bool, device=device)
+    allowed_RV[_places(allowed_RV, [ids], "allowed_token_ids")] = True
+    return allowed_RV[0]
+
+
+def _forbid(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
+    rows_N, ids_N = _places(logits_RV, [row.forbidden_ids for row in rows], "stop_token_ids")
     return filters.logit_bias(logits_RV, rows_N, ids_N, logits_RV.new_full((), -math.inf))
 
 
@@ -188,7 +204,8 @@ _PENALTIES: _Stages = (
     (lambda row: row.params.repetition_penalty != 1, _repetition),
     (lambda row: row.params.presence_penalty != 0 or row.params.frequency_penalty != 0, _presence_and_frequency),
     (lambda row: bool(row.params.logit_bias), _bias),
-    (lambda row: row.has_mask, _forbid_end),
+    (lambda row: row.params.allowed_token_ids is not None, _allow),
+    (lambda row: bool(row.forbidden_ids), _forbid),
 )
 _WARPERS: _Stages = (
     (lambda row: row.params.temperature != 1, _temperature),
@@ -231,7 +248,7 @@ def _logprobs(logits_RV: Tensor, rows: Sequence[Row], choice: Choice) -> list[To
     picked = list(wanted)
     entries = token_logprobs(logits_RV[picked], choice.ids_R[picked], max(wanted.values()))
     for entry, (index, count) in zip(entries, wanted.items(), strict=True):
-        found[index] = TokenLogprobs(entry.logprob, entry.top[:count])
+        found[index] = replace(entry, top=entry.top[:count])
     return found
 
 
@@ -239,16 +256,18 @@ def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[Token
     """Of one token per row, with the `num_top` likeliest tokens of each row; the same bits in any batch."""
     logprobs_RV = log_probability(logits_RV)
     values = logprobs_RV.gather(-1, ids_R[:, None]).squeeze(-1).tolist()
-    ranked_RK = _ranked(logits_RV, num_top)
+    keys_RV, size = _keys(logits_RV), logits_RV.shape[-1]
+    ranked_RK = size - 1 - (keys_RV.topk(min(num_top, size), dim=-1).values & 0xFFFFFFFF)
     tops = zip(ranked_RK.tolist(), logprobs_RV.gather(-1, ranked_RK).tolist(), strict=True)
-    return [TokenLogprobs(value, tuple(zip(*top, strict=True))) for value, top in zip(values, tops, strict=True)]
+    ranks = (keys_RV >= keys_RV.gather(-1, ids_R[:, None])).sum(dim=-1).tolist()
+    rows = zip(values, tops, ranks, strict=True)
+    return [TokenLogprobs(value, tuple(zip(*top, strict=True)), rank) for value, top, rank in rows]
 
 
-def _ranked(logits_RV: Tensor, count: int) -> Tensor:
-    """Ids of the `count` largest logits, lowest id first among equals, which `topk` leaves to chance."""
+def _keys(logits_RV: Tensor) -> Tensor:
+    """Whole numbers in the order of the logits, the lowest id first among equals, which `topk` leaves to chance."""
     size = logits_RV.shape[-1]
     bits_RV = (logits_RV + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
     # IEEE floats read as integers are in order once the lower bits of the negative ones are flipped.
     order_RV = bits_RV ^ ((bits_RV >> 63) & 0x7FFFFFFF)
-    keys_RV = (order_RV << 32) | torch.arange(size - 1, -1, -1, device=logits_RV.device)
-    return size - 1 - (keys_RV.topk(min(count, size), dim=-1).values & 0xFFFFFFFF)
+    return (order_RV << 32) | torch.arange(size - 1, -1, -1, device=logits_RV.device)

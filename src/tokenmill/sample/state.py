@@ -3,6 +3,7 @@
 `choice_kind` is the one place that says whether a token can be known before it is sampled.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence as List
 from enum import Enum
 from typing import NamedTuple
@@ -27,7 +28,7 @@ def choice_kind(params: SamplingParams, num_generated: int) -> ChoiceKind:
     if params.looks_back:
         return ChoiceKind.HISTORY
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden
-    is_plain = params.temperature == 0 and not params.logit_bias and not is_masked
+    is_plain = params.temperature == 0 and not params.changes_logits and not is_masked
     return ChoiceKind.LARGEST if is_plain else ChoiceKind.LOGITS
 
 
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     seed: of the sequence. position: index that the chosen token will have in its sequence. tokens: all before it
     (prompt, output, drafts). masked_ids: end-of-sequence and stop ids, forbidden until min_new_tokens were generated.
     counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
+    bad_words: token ids of each word that the output must not hold.
     """
 
     params: SamplingParams
@@ -46,14 +48,30 @@ class Row(NamedTuple):
     num_prompt_tokens: int
     masked_ids: tuple[int, ...]
     counted_from: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kind(self) -> ChoiceKind:
         return choice_kind(self.params, self.position - self.num_prompt_tokens)
 
     @property
-    def has_mask(self) -> bool:
-        return bool(self.masked_ids) and self.position - self.num_prompt_tokens < self.params.min_new_tokens
+    def output(self) -> List[int]:
+        """The tokens that count as generated."""
+        return self.tokens[self.num_prompt_tokens if self.counted_from is None else self.counted_from :]
+
+    @property
+    def forbidden_ids(self) -> tuple[int, ...]:
+        """The tokens that would end the text too early or complete a bad word."""
+        is_short = self.position - self.num_prompt_tokens < self.params.min_new_tokens
+        masked = self.masked_ids if is_short else ()
+        return (*masked, *self._completing()) if self.bad_words else masked
+
+    def _completing(self) -> Iterator[int]:
+        output = tuple(self.output)
+        for *beginning, last in self.bad_words:
+            start = len(output) - len(beginning)
+            if start >= 0 and output[start:] == tuple(beginning):
+                yield last
 
 
 class SamplerState:
@@ -75,4 +93,4 @@ class SamplerState:
         tokens = [*sequence.tokens, *accepted] if accepted and params.looks_back else sequence.tokens
         masked_ids = tuple(sequence.stop_ids) if params.min_new_tokens else ()
         start, counted = sequence.num_prompt_tokens, sequence.counted_from
-        return Row(params, sequence.seed, position, tokens, start, masked_ids, counted)
+        return Row(params, sequence.seed, position, tokens, start, masked_ids, counted, sequence.bad_words)

@@ -35,6 +35,7 @@ class Sequence:
     digests: chained hashes of its leading blocks; the first num_published of them were offered for sharing.
     keep: keep the blocks after the end, so that the sequence can be resumed.
     counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
+    bad_words: token ids of each word that the output must not hold.
     client: who it is for; clients share the places in equal parts.
     priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
     salt: starts the chain of digests, so that only sequences with the same salt (a tenant, an adapter) share blocks.
@@ -59,6 +60,7 @@ class Sequence:
     finish_reason: str | None = None
     keep: bool = False
     counted_from: int | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
     client: bytes = b""
     priority: int = 0
     arrival: int = 0

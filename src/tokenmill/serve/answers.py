@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
@@ -17,7 +18,7 @@ from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import CompletionBody, SamplingBody
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.tokenizer import Tokenizer
+from tokenmill.text.tokenizer import Tokenizer, spelled
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 
@@ -38,7 +39,7 @@ class Format(ABC):
         self._warnings = [f"unknown field {name!r} is ignored" for name in body.unknown]
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
-        self._num_each = prepared.num_each
+        self._num_shown = prepared.num_shown
         self._num_new = 0
         self._begun: set[int] = set()  # continuations of which something was written
 
@@ -49,7 +50,7 @@ class Format(ABC):
 
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
-        choices = [self._choice(index, done) for index, done in enumerate(completions)]
+        choices = [self._choice(index, done) for index, done in enumerate(self._shown(completions))]
         self._num_new = sum(len(done.tokens) for done in completions) * (not self._prepared.only_prompts)
         return {**self._head, "object": self.whole, "choices": choices, "usage": self._usage(), **self._warned()}
 
@@ -94,13 +95,37 @@ class Format(ABC):
         }
 
     def _num_cached(self) -> int:
-        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._num_each])
+        return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])
+
+    def _shown(self, completions: List[Completion]) -> List[Completion]:
+        """All of them; or, of more than the client gets, the best of each prompt."""
+        num_made, num_shown = self._prepared.num_each, self._num_shown
+        if num_made == num_shown:
+            return completions
+        groups = (completions[first : first + num_made] for first in range(0, len(completions), num_made))
+        return [done for group in groups for done in sorted(group, key=_mean_logprob, reverse=True)[:num_shown]]
+
+    def _prompt_logprobs(self, number: int) -> Json:
+        """If it is wanted, for each token of a prompt a map of token ids, the prompt's own first, as vLLM has it."""
+        if (num_top := self._body.prompt_logprobs) is None:
+            return {}
+        prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
+        entries: list[Json | None] = [None]  # nothing is before the first token
+        for position, token in enumerate(prompt[1:], start=1):
+            entry = logprobs_of[position]
+            own = {token: (entry.logprob, entry.rank)}
+            top = {other: (value, rank) for rank, (other, value) in enumerate(entry.top[:num_top], start=1)}
+            entries.append({str(each): self._entry_of(each, *pair) for each, pair in (own | top).items()})
+        return {"prompt_logprobs": entries}
+
+    def _entry_of(self, token: int, logprob: float, rank: int) -> Json:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._token_text(token)}
 
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
 
     def _token_text(self, token: int) -> str:
-        return str(token) if self._tokenizer is None else self._tokenizer.decode([token], skip_special=False)
+        return spelled(self._tokenizer, token)
 
 
 class CompletionFormat(Format):
@@ -110,11 +135,13 @@ class CompletionFormat(Format):
 
     def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
-        self._given, self._echo = body.prompts, body.echo
+        self._given, self._echo, self._num_top = body.prompts, body.echo, body.logprobs
         self._offsets: dict[int, _TextOffsets] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
-        return self._written(Piece(done.text, done.tokens, done, done.logprobs, index))
+        logprobs = None if self._num_top is None else done.logprobs  # best_of needs them where nobody asked
+        choice = self._written(Piece(done.text, done.tokens, done, logprobs, index))
+        return {**choice, **self._prompt_logprobs(index // self._num_shown)}
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         yield self._written(piece)
@@ -128,7 +155,7 @@ class CompletionFormat(Format):
         if self._echo and index not in self._begun:
             text = self._prompt_text(index) + text
             if entries is not None:
-                number = index // self._num_each
+                number = index // self._num_shown
                 prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
                 tokens = (*prompt, *tokens)
                 entries = (*(logprobs_of.get(position) for position in range(len(prompt))), *entries)
@@ -138,26 +165,30 @@ class CompletionFormat(Format):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(piece.tokens)}
 
     def _prompt_text(self, index: int) -> str:
-        given = self._given[index // self._num_each]
+        given = self._given[index // self._num_shown]
         if isinstance(given, str):
             return given
-        return "" if self._tokenizer is None else self._tokenizer.decode(given)
+        return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer))
+        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, self._body.skip_special_tokens))
         return {
             "tokens": [self._token_text(token) for token in tokens],
             "token_logprobs": [entry and entry.logprob for entry in entries],
-            "top_logprobs": [entry and {self._token_text(token): at for token, at in entry.top} for entry in entries],
+            "top_logprobs": [entry and self._top(entry) for entry in entries],
             "text_offset": [offsets.next(token) for token in tokens],
         }
+
+    def _top(self, entry: TokenLogprobs) -> Json:
+        return {self._token_text(token): value for token, value in entry.top[: self._num_top]}
 
 
 class _TextOffsets:
     """The offset in characters at which the text of each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._detokenizer, self._length = Detokenizer(tokenizer) if tokenizer is not None else None, 0
+    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool) -> None:
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, skip_special=skip_special)
+        self._length = 0
 
     def next(self, token: int) -> int:
         """The offset of a token, which follows those of the calls before."""
@@ -170,6 +201,10 @@ class ChatFormat(Format):
     """/v1/chat/completions."""
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def answer(self, completions: List[Completion]) -> Json:
+        """See Format."""
+        return {**super().answer(completions), **self._prompt_logprobs(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
         message = {"role": "assistant", "content": done.text, "refusal": None}
@@ -209,6 +244,11 @@ class ChatFormat(Format):
     def _entry(self, token: int, value: float) -> Json:
         text = self._token_text(token)
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+def _mean_logprob(done: Completion) -> float:
+    """Per token; the texts of a request with best_of have log-probabilities."""
+    return fmean(entry.logprob for entry in done.logprobs or ())
 
 
 def _delta(index: int, delta: Json) -> Json:

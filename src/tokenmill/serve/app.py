@@ -8,10 +8,13 @@ from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.errors import ApiError, EngineDied, respond
-from tokenmill.serve.facts import models, sessions, status, tokens
 from tokenmill.serve.generation import generation
+from tokenmill.serve.models import models
 from tokenmill.serve.page import page
 from tokenmill.serve.service import Service
+from tokenmill.serve.session_routes import sessions
+from tokenmill.serve.status import status
+from tokenmill.serve.tokens import tokens
 from tokenmill.version import __version__
 
 __all__ = ["make_app"]

@@ -65,7 +65,7 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: _of_validation,
     HTTPException: lambda error: ApiError(error.status_code, str(error.detail)),
     ConfigError: lambda error: ApiError(400, str(error), _field(error.name)),
-    RequestError: lambda error: ApiError(400, str(error)),
+    RequestError: lambda error: ApiError(400, str(error), error.setting and _field(error.setting)),
     CapacityError: lambda error: ApiError(429, f"the server is full: {error}", code="queue_full"),
     EngineDied: lambda error: ApiError(503, str(error), code="engine_unavailable"),
 }

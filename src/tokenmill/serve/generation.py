@@ -56,6 +56,8 @@ class _Work:
     async def begin(self) -> tuple[Prepared, Format]:
         """The prompts encoded and everything checked."""
         engine = self.service.engine
+        if self.body.seed is None:
+            self.body.seed = self.service.options.seed
         prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant_of(self.request))
         for sequence, _ in prepared.prompt_logprobs:
             await self.service.driver.score(sequence)
@@ -67,8 +69,9 @@ async def _respond(work: _Work) -> Response:
     work.service.check(work.body)
     count, most = work.body.num_sequences, work.service.driver.max_open_of_one
     if count > most:
-        name = "n" if (work.body.n or 1) > most else "prompt"
-        raise ApiError(400, f"{count} texts are more than the {most} that this server takes at once", name)
+        names = [name for name in ("n", "best_of") if (getattr(work.body, name, None) or 1) > most]
+        message = f"{count} texts are more than the {most} that this server takes at once"
+        raise ApiError(400, message, names[0] if names else "prompt")
     if work.body.stream:
         return _EventStream(work)
     with work.service.driver.places(count, tenant_of(work.request)):

@@ -4,7 +4,8 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.config import check_choice
+from tokenmill.checks import check_choice
+from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import FORMATS
 
@@ -19,6 +20,7 @@ class Options:
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
     session_dir: where texts are kept by name. stall_s: the longest wait of a stream while prompts are computed.
+    seed: of requests that name none; None takes a fresh one for each.
     """
 
     name: str
@@ -33,8 +35,10 @@ class Options:
     key_file: Path | None = None
     session_dir: Path | None = None
     stall_s: float = 0.25
+    seed: int | None = None
 
     def __post_init__(self) -> None:
+        SamplingParams(seed=self.seed)  # refuses one out of range
         check_choice("log_format", self.log_format, FORMATS)
         if self.key_file is not None and self.certificate is None:
             raise ConfigError("ssl_keyfile", str(self.key_file), "given with --ssl-certfile", "--ssl-keyfile")

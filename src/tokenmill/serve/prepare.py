@@ -24,15 +24,16 @@ __all__ = ["Prepared", "prepare_chat", "prepare_completion"]
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
 SAME_NAMES = (
-    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias seed stop "
-    "stop_token_ids ignore_eos"
+    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias "
+    "allowed_token_ids bad_words seed stop stop_token_ids ignore_eos skip_special_tokens"
 ).split()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that can be queued. prompts: the token ids of each; num_each: continuations of each prompt.
+    """A request that can be queued. prompts: the token ids of each.
 
+    num_each, num_shown: continuations of each prompt that are made, and the number of the best that the client gets.
     prompt_logprobs: for each prompt, if the client wants its log-probabilities, what engine/scoring.prompt_logprobs
     returns: a sequence to run before the request, and the dict that it fills. only_prompts: the client wants no
     continuations.
@@ -41,6 +42,7 @@ class Prepared:
     request: Request
     prompts: list[list[int]]
     num_each: int
+    num_shown: int
     prompt_logprobs: list[tuple[Sequence, dict[int, TokenLogprobs]]] = field(default_factory=list)
     only_prompts: bool = False
 
@@ -53,24 +55,23 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
         tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in body.prompts]
     only_prompts = body.echo and body.max_tokens == 0  # one token is computed and not shown
     max_tokens = 1 if only_prompts else COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    prepared = _prepared(core, body, tenant, tokens, max_tokens, body.logprobs)
-    if body.echo and (num_top := body.logprobs) is not None:
-        salt = _salt(body, tenant)
-        noted = [prompt_logprobs(core, each, num_top, body.priority, salt) for each in tokens]
-        prepared = replace(prepared, prompt_logprobs=noted)
+    _check_best_of(body)
+    ranked = {} if (body.best_of or 1) == 1 else {"n": body.best_of, "logprobs": body.logprobs or 0}
+    prepared = _prepared(core, body, tenant, tokens, max_tokens, {"logprobs": body.logprobs} | ranked)
     return replace(prepared, only_prompts=only_prompts)
 
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
     with _about("messages"):
-        variables = {**(body.chat_template_kwargs or {}), "add_generation_prompt": body.add_generation_prompt}
+        own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
+        variables = {**(body.chat_template_kwargs or {}), **own}
         tokens = _cut(body, core.inputs.chat_prompt(body.messages, variables=variables))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return _prepared(core, body, tenant, [tokens], max_tokens, logprobs)
+    return _prepared(core, body, tenant, [tokens], max_tokens, {"logprobs": logprobs})
 
 
 def _prepared(
@@ -79,16 +80,32 @@ def _prepared(
     tenant: bytes,
     prompts: list[list[int]],
     max_tokens: int | None,
-    logprobs: int | None,
+    more: dict[str, Any],
 ) -> Prepared:
-    settings = _settings(core.inputs.defaults, body) | {"logprobs": logprobs}
+    """more: settings that not every body has under their own name."""
+    settings = _settings(core.inputs.defaults, body) | more
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
         params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
-    return Prepared(Request(sequences), prompts, params.n)
+    prepared = Prepared(Request(sequences), prompts, params.n, body.n or 1)
+    if body.prompt_logprobs is not None and body.stream:
+        raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")
+    if body.num_prompt_logprobs is None:
+        return prepared
+    noted = [prompt_logprobs(core, each, body.num_prompt_logprobs, body.priority, salt) for each in prompts]
+    return replace(prepared, prompt_logprobs=noted)
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None:
+        return
+    if body.best_of < (least := body.n or 1):
+        raise ApiError(400, f"best_of = {body.best_of} is not allowed: at least n, which is {least}", "best_of")
+    if body.best_of > 1 and body.stream:
+        raise ApiError(400, "best_of is not possible in a stream: the best is known at the end", "best_of")
 
 
 def _salt(body: SamplingBody, tenant: bytes) -> bytes:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
 
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+NumTop = Annotated[int, Field(ge=0, le=20)]
 
 
 class Body(BaseModel):
@@ -45,14 +46,10 @@ class SamplingBody(Body):
     """The fields that choose tokens. None leaves a setting as the server has it."""
 
     UNSERVED = {
-        "allowed_token_ids": (None,),
-        "bad_words": (None, []),
         "guided_choice": (None,),
         "guided_grammar": (None,),
         "guided_json": (None,),
         "guided_regex": (None,),
-        "prompt_logprobs": (None,),
-        "skip_special_tokens": (None, True),
         "structured_outputs": (None,),
         "use_beam_search": (None, False),
     }
@@ -68,18 +65,27 @@ class SamplingBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[Int64] | None = None
+    bad_words: list[str] | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: Int64 = 0
     cache_salt: str | None = Field(default=None, max_length=1024)
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool = False
+    prompt_logprobs: NumTop | None = None
     user: str | None = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The likeliest tokens that are wanted at each token of the prompt; None if nothing is wanted there."""
+        return self.prompt_logprobs
 
     @property
     def num_sequences(self) -> int:
@@ -90,10 +96,11 @@ class SamplingBody(Body):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    UNSERVED = SamplingBody.UNSERVED | {"suffix": (None, ""), "best_of": (None, 1)}
+    UNSERVED = SamplingBody.UNSERVED | {"suffix": (None, "")}
 
     prompt: str | list[str] | list[Int64] | list[list[Int64]]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Int64 | None = None
+    logprobs: NumTop | None = None
     echo: bool = False
     add_special_tokens: bool = True
 
@@ -104,9 +111,15 @@ class CompletionBody(SamplingBody):
         return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """See SamplingBody."""
+        wanted = (super().num_prompt_logprobs, self.logprobs if self.echo else None)
+        return max((each for each in wanted if each is not None), default=None)
+
+    @property
     def num_sequences(self) -> int:
         """See SamplingBody."""
-        return len(self.prompts) * super().num_sequences
+        return len(self.prompts) * max(super().num_sequences, self.best_of or 1)
 
 
 class ChatBody(SamplingBody):
@@ -118,7 +131,6 @@ class ChatBody(SamplingBody):
         "tool_choice": (None, "none"),
         "functions": (None, []),
         "function_call": (None, "none"),
-        "continue_final_message": (None, False),
         "chat_template": (None,),
         "documents": (None, []),
         "audio": (None,),
@@ -129,8 +141,9 @@ class ChatBody(SamplingBody):
     max_completion_tokens: Int64 | None = None
     logprobs: bool = False
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: NumTop | None = None
 
 
 class TokenizeBody(Body):

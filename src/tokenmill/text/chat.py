@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
 
-__all__ = ["render_chat"]
+__all__ = ["check_template", "render_chat"]
 
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
@@ -58,6 +58,11 @@ def render_chat(
         # A template can fail in every way that Python can; all of them are this request's.
         what = f"{type(error).__name__}: {_line(error)}"
         raise RequestError(f"the chat template does not accept these messages: {what}") from error
+
+
+def check_template(template: str) -> None:
+    """CheckpointError if it is no chat template."""
+    _compiled(template)
 
 
 @lru_cache(maxsize=16)

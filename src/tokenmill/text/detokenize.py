@@ -16,7 +16,7 @@ UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character ye
 
 
 class Detokenizer:
-    """One sequence's text, after the tokens of `prompt`.
+    """One sequence's text, after the tokens of `prompt`. skip_special: without the text of special tokens.
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
     the one that completed that match; all of them while there is none. The match that is complete first wins, the
@@ -24,7 +24,13 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), include_stop: bool = False, prompt: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        prompt: Sequence[int] = (),
+        skip_special: bool = True,
     ) -> None:
         self.text = ""
         self.stopped: str | None = None
@@ -32,6 +38,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         # After a prompt that is text, the first token's space is a space; otherwise sentencepiece leaves it out.
         self._continues = tokenizer.is_text(prompt)
+        self._skip_special = skip_special
         self._stop, self._include_stop = tuple(stop), include_stop
         self.has_stops = bool(self._stop)
         # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
@@ -46,7 +53,7 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens_used += 1
-            if token in self._tokenizer.special_ids:
+            if self._skip_special and token in self._tokenizer.special_ids:
                 continue  # no text, and what stands around it is decoded as if it were not there
             self._tokens.append(token)
             pieces.append(self._release(final=False))
@@ -60,7 +67,7 @@ class Detokenizer:
         """New text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
-        decode = partial(self._tokenizer.decode, continues=self._continues)
+        decode = partial(self._tokenizer.decode, skip_special=self._skip_special, continues=self._continues)
         before = decode(self._tokens[self._first : self._shown])
         after = decode(self._tokens[self._first :])
         unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids

@@ -10,7 +10,7 @@ encoded by a variant of the tokenizer that knows control tokens by secret names 
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,16 +24,24 @@ DIGITS = 20
 
 
 def encode_chat(
-    tokenizer: Tokenizer, messages: Iterable[Mapping[str, Any]], *, allow_special: bool = False, **variables: Any
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    allow_special: bool = False,
+    continue_final_message: bool = False,
+    **variables: Any,
 ) -> list[int]:
     """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
     Without `allow_special` nothing in a message, nor in `variables`, becomes a control token; where no message spells
-    one the ids are the same with and without. Errors are those of `render_chat`.
+    one the ids are the same with and without. continue_final_message: they end with the text of the last message, as
+    in transformers' `apply_chat_template`. Errors are those of `render_chat`.
     """
     control = sorted(tokenizer.control_ids, key=len, reverse=True)
     marks, template, texts = _Marks(() if allow_special else control), tokenizer.chat_template, tokenizer.special_texts
-    parts = marks.split(render_chat(template, messages, special_texts=texts, mark=marks.put, **variables))
+    shown = [*messages[:-1], _marked(messages[-1], marks.end)] if continue_final_message else messages
+    rendered = render_chat(template, shown, special_texts=texts, mark=marks.put, **variables)
+    parts = marks.split(_cut(rendered, marks.end) if continue_final_message else rendered)
     text = "".join(parts)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(parts) == 1:
@@ -49,8 +57,23 @@ def encode_chat(
     return _encode_literally(tokenizer, renamed, names)
 
 
+def _marked(message: Mapping[str, Any], end: str) -> Mapping[str, Any]:
+    """A message whose text ends with a mark."""
+    if not isinstance(text := message.get("content"), str):
+        raise RequestError("the last message has no text that could be continued")
+    return {**message, "content": text + end}
+
+
+def _cut(rendered: str, end: str) -> str:
+    """What stands before the last mark. Where the template strips messages, so is the last one."""
+    before, found, after = rendered.rpartition(end.rstrip())
+    if not found:
+        raise RequestError("this model's chat template does not show the last message, so it cannot be continued")
+    return before if after.startswith(" ") else before.rstrip()
+
+
 class _Marks:
-    """The marks of one conversation, for a tokenizer with the given control tokens."""
+    """The marks of one conversation, for a tokenizer with the given control tokens. end: that of the last message."""
 
     def __init__(self, control: Sequence[str]) -> None:
         edges = {edge for text in control for edge in (text[0], text[-1]) if not (edge.isalnum() or edge.isspace())}
@@ -59,6 +82,7 @@ class _Marks:
         parts = [*map(re.escape, control), r"(?P<tag></?[A-Za-z][\w-]*>)", *map(re.escape, sorted(edges))]
         self._pattern = re.compile(f"(?=[{firsts}])(?:{'|'.join(parts)})" if control else r"(?!)(?P<tag>)")
         self._nonce = f"1{_nonce()}"  # a number with a zero in front could be written without it
+        self.end = f"1{_nonce()} "  # the space shows whether the template strips messages
         self._texts: list[str] = []  # what each mark stands for
 
     def put(self, text: str) -> str:

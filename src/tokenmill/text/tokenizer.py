@@ -15,7 +15,7 @@ import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
 
-__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
+__all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
@@ -30,7 +30,7 @@ class Tokenizer:
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
     num_tokens: one more than the largest id. byte_ids: tokens that are one byte each, whose run is decoded as a whole:
-    all characters, or none.
+    all characters, or none. config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class Tokenizer:
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
         special_texts: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -48,7 +49,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template = chat_template
-        self.special_texts = dict(special_texts or {})
+        self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = frozenset(i for i, token in added if token.special)
         self.control_ids = {
@@ -80,6 +81,7 @@ class Tokenizer:
             eos_token_ids=[number for number in eos if isinstance(number, int)],
             chat_template=_chat_template(path, config),
             special_texts=texts,
+            config=config,
         )
 
     @property
@@ -115,6 +117,11 @@ class Tokenizer:
         """
         backend = self._continuation if continues else self.backend
         return str(backend.decode(list(ids), skip_special_tokens=skip_special))
+
+
+def spelled(tokenizer: Tokenizer | None, token: int) -> str:
+    """One token as people read it: its text, that of a special token too; its id for a model without a tokenizer."""
+    return str(token) if tokenizer is None else tokenizer.decode([token], skip_special=False)
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
-from tokenmill.config import DTYPES, check_choice
+from tokenmill.checks import check_choice
+from tokenmill.config import DTYPES
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.model.families import find_family, read_config

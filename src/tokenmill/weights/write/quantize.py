@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.config import FUSIBLE, check_choice
+from tokenmill.checks import check_choice
+from tokenmill.config import FUSIBLE
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig

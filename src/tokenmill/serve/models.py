@@ -1,0 +1,35 @@
+"""The routes that tell clients which model is served."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+
+from tokenmill.serve.service import Service
+
+__all__ = ["models"]
+
+
+def models(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+    card = {
+        "id": service.options.name,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "tokenmill",
+        "max_model_len": service.engine.config.max_length,
+    }
+
+    @routes.get("/v1/models")
+    async def all_models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [card]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        """The model of that name."""
+        service.check_model(name)
+        return card
+
+    return routes

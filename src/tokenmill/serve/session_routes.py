@@ -1,0 +1,48 @@
+"""The routes by which clients keep texts by name."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.schema import SessionBody
+from tokenmill.serve.service import JsonRoute, Service, tenant_of
+from tokenmill.serve.sessions import Sessions
+from tokenmill.serve.tokens import encode
+
+__all__ = ["sessions"]
+
+T = TypeVar("T")
+
+
+def sessions(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(route_class=JsonRoute, prefix="/v1/sessions")
+
+    async def kept(do: Callable[[Sessions, bytes], T], request: Request) -> T:
+        service.check_ready()
+        if (held := service.sessions) is None:
+            raise ApiError(404, "this server keeps no sessions", code="no_sessions")
+        return await service.driver.call(lambda: do(held, tenant_of(request)))
+
+    @routes.post("/{name}/save")
+    async def save(name: str, body: SessionBody, request: Request) -> dict[str, Any]:
+        """Keep a prompt or a conversation, with its rows."""
+        service.check(body)
+        ids = await asyncio.to_thread(encode, service.engine, body)
+        return await kept(lambda held, tenant: held.save(tenant, name, ids), request)
+
+    @routes.post("/{name}/restore")
+    async def restore(name: str, request: Request) -> dict[str, Any]:
+        """Load what was saved; requests that begin with it find its rows."""
+        return await kept(lambda held, tenant: held.restore(tenant, name), request)
+
+    @routes.post("/{name}/erase")
+    async def erase(name: str, request: Request) -> dict[str, Any]:
+        """Forget it."""
+        return await kept(lambda held, tenant: held.erase(tenant, name), request)
+
+    return routes

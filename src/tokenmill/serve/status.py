@@ -1,0 +1,43 @@
+"""The routes that say how the server is, for people, load balancers and Prometheus."""
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import PlainTextResponse, Response
+
+from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.service import Service
+from tokenmill.version import __version__
+
+__all__ = ["status"]
+
+
+def status(service: Service) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the engine lives. It does until its last request has ended."""
+        if service.driver.has_failed and service.driver.error is not None:
+            raise service.driver.error
+        if service.driver.is_hung:
+            raise EngineDied("the engine hangs: a step takes much longer than any before it")
+        return {"status": "ok"}
+
+    @routes.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Whether new requests are taken."""
+        service.check_ready()
+        return {"status": "ok"}
+
+    @routes.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        """Figures for Prometheus."""
+        return Response(service.driver.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Of tokenmill."""
+        return {"version": __version__}
+
+    return routes

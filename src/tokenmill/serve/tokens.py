@@ -1,0 +1,69 @@
+"""The routes for tokens: text to token ids and back, and what there is to know of the tokenizer."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from tokenmill.engine.engine import Engine
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
+from tokenmill.serve.service import JsonRoute, Service
+from tokenmill.text.tokenizer import Tokenizer, spelled
+
+__all__ = ["encode", "tokens"]
+
+
+def tokens(service: Service) -> APIRouter:
+    """The routes."""
+    routes, engine = APIRouter(route_class=JsonRoute), service.engine
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Token ids of a prompt or of a conversation, with the model's limit."""
+        service.check(body)
+        ids = await asyncio.to_thread(encode, engine, body)
+        texts = [spelled(engine.tokenizer, token) for token in ids]
+        return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        """The text of token ids."""
+        service.check(body)
+        tokenizer = _tokenizer(engine)
+        ids = engine.encode(body.tokens) if body.tokens else []
+        return {"prompt": await asyncio.to_thread(tokenizer.decode, ids, False)}
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """What the tokenizer's config says, with the chat template that is used."""
+        tokenizer = _tokenizer(engine)
+        return {
+            "model_max_length": engine.model_config.context,
+            "added_tokens_decoder": {
+                str(number): {"content": token.content, "special": token.special}
+                for number, token in sorted(tokenizer.backend.get_added_tokens_decoder().items())
+            },
+            **tokenizer.config,
+            **tokenizer.special_texts,
+            "tokenizer_class": tokenizer.config.get("tokenizer_class", type(tokenizer.backend.model).__name__),
+            "vocab_size": tokenizer.backend.get_vocab_size(with_added_tokens=True),
+            "chat_template": tokenizer.chat_template,
+        }
+
+    return routes
+
+
+def encode(engine: Engine, body: TokenizeBody) -> list[int]:
+    """The token ids of what a body holds, a prompt or a conversation."""
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
+    if body.messages is not None:
+        return engine.chat_prompt(body.messages)
+    return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+
+
+def _tokenizer(engine: Engine) -> Tokenizer:
+    if engine.tokenizer is None:
+        raise ApiError(400, "this model has no tokenizer")
+    return engine.tokenizer
