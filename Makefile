@@ -4,8 +4,8 @@
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
-# make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer,
-#                  and the benchmarks that the documents show
+# make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
+#                  hours of a server under load, and the benchmarks that the documents show
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -44,9 +44,11 @@ test-browser: .venv/.ready-dev
 	$(BIN)/python -m pytest -m browser $(ARGS)
 
 test-long: .venv/.ready-dev
-	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 $(BIN)/python -m pytest -n 2 \
+	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 TOKENMILL_LOAD=1 \
+		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 \
 		--dist worksteal -m "not compiler" tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py \
-		tests/laws/test_law_05_every_proposer.py tests/serve/test_everything.py tests/test_documents.py $(ARGS)
+		tests/laws/test_law_05_every_proposer.py tests/serve/test_everything.py tests/serve/test_load.py tests/serve/test_soak.py \
+		tests/test_documents.py $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py

@@ -14,6 +14,7 @@ __all__ = [
     "CapacityError",
     "CheckpointError",
     "ConfigError",
+    "DeadlinePassed",
     "NoKernel",
     "PackageMismatch",
     "RequestError",
@@ -97,6 +98,10 @@ class RequestError(TokenmillError):
     def __init__(self, message: str = "", setting: str | None = None) -> None:
         self.setting = setting
         super().__init__(message)
+
+
+class DeadlinePassed(RequestError):
+    """A request did not end in the time that it was given."""
 
 
 class WrongText(Exception):

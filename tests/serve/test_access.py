@@ -65,3 +65,13 @@ def test_no_path_breaks_a_line(log, path):
             pass
     for line in lines:  # or the protocol has refused it
         assert line.isprintable() and len(line) < 500
+
+
+def test_what_the_page_asks_all_the_time_has_no_line_unless_it_fails(chat_model):
+    lines = []
+    with served(chat_model, tell=lines.append, keys=("one",)) as server, httpx2.Client(base_url=server.url) as http:
+        assert http.get("/v1/cache", headers={"Authorization": "Bearer one"}).status_code == 200
+        assert http.get("/page/main.mjs").status_code == 200
+        assert lines == []
+        assert http.get("/v1/cache").status_code == 401
+        assert " GET /v1/cache 401 " in lines[0]

@@ -227,3 +227,18 @@ def test_nan_is_refused_by_name(http):
 def test_another_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError, match="is not served here; there is 'words'"):
         client.completions.create(model="gpt-4", prompt="w1")
+
+
+def test_a_deadline_ends_a_request_and_a_stream(http):
+    body = {"prompt": "w1", "max_tokens": 90, "timeout": 1e-6}
+    said = http.post("/v1/completions", json=body)
+    assert said.status_code == 504 and said.json()["error"]["code"] == "deadline_exceeded"
+    with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+        events = [line for line in stream.iter_lines() if line]
+    assert "the deadline has passed after 0 tokens" in events[-1] and "[DONE]" not in events[-1]
+
+
+@pytest.mark.parametrize("value", [0, -1, "1", "soon"])
+def test_a_timeout_is_a_number_of_seconds(http, value):
+    said = http.post("/v1/completions", json={"prompt": "w1", "timeout": value})
+    assert said.status_code == 400 and said.json()["error"]["param"] == "timeout"

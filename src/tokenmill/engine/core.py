@@ -29,7 +29,7 @@ from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import InputProcessor, Prompt, Request
 from tokenmill.engine.transaction import Transaction
-from tokenmill.errors import CapacityError, RequestError, TokenmillError
+from tokenmill.errors import CapacityError, DeadlinePassed, RequestError, TokenmillError
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
@@ -331,7 +331,7 @@ class Core:
         for tracker in [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]:
             if self.clock() >= tracker.deadline_s:
                 after = len(tracker.tokens)
-                self._fail(tracker.sequence, RequestError(f"the deadline has passed after {after} tokens"))
+                self._fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
 
     def _end_abandoned(self) -> None:
         """End what is abandoned. Each is removed last, so that an interrupt before that repeats it."""

@@ -19,12 +19,13 @@ __all__ = ["FORMATS", "AccessLog"]
 
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LONGEST_PATH = 200
+POLLED, OK = ("/v1/cache", "/page/"), 200
 
 
 class AccessLog:
     """Around the application. Each response has an X-Request-Id: the client's own, if it is a plain one.
 
-    tell: writes a line; None writes none. style: a name in FORMATS.
+    tell: writes a line; None writes none. style: a name in FORMATS. What the page asks again and again has no line.
     """
 
     def __init__(self, app: ASGIApp, tell: Callable[[str], None] | None, style: str) -> None:
@@ -48,7 +49,7 @@ class AccessLog:
         try:
             await self._app(scope, receive, note)
         finally:
-            if self._tell is not None:
+            if self._tell is not None and not (status == OK and scope["path"].startswith(POLLED)):
                 self._tell(self._format(_record(scope, number, status, time.perf_counter() - begun_s)))
 
 

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
 
 __all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "body_of", "described", "respond"]
 
@@ -65,6 +65,7 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     RequestValidationError: _of_validation,
     HTTPException: lambda error: ApiError(error.status_code, str(error.detail)),
     ConfigError: lambda error: ApiError(400, str(error), _field(error.name)),
+    DeadlinePassed: lambda error: ApiError(504, str(error), "timeout", "deadline_exceeded"),
     RequestError: lambda error: ApiError(400, str(error), error.setting and _field(error.setting)),
     CapacityError: lambda error: ApiError(429, f"the server is full: {error}", code="queue_full"),
     EngineDied: lambda error: ApiError(503, str(error), code="engine_unavailable"),

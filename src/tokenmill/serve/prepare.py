@@ -7,6 +7,7 @@ the client's key, and of one cache_salt share rows of the cache.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from tokenmill.config import SamplingParams
@@ -90,7 +91,8 @@ def _prepared(
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
-    prepared = Prepared(Request(sequences), prompts, params.n, body.n or 1)
+    deadline_s = core.clock() + (inf if body.timeout is None else body.timeout)
+    prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1)
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")
     if body.num_prompt_logprobs is None:

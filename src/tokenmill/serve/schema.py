@@ -76,6 +76,7 @@ class SamplingBody(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: Int64 = 0
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     return_token_ids: bool = False
