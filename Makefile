@@ -5,6 +5,7 @@
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer,
 #                  and the benchmarks that the documents show
+# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, nginx
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -18,7 +19,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-compiler test-sanitized test-long check bench clean
+.PHONY: demo serve test test-compiler test-sanitized test-long test-clients check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -40,6 +41,9 @@ test-long: .venv/.ready-dev
 	TOKENMILL_LAW_14_SECONDS=600 TOKENMILL_MUTATIONS=6250 TOKENMILL_PROMPTS=200 $(BIN)/python -m pytest -n 2 \
 		--dist worksteal -m "not compiler" tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py \
 		tests/laws/test_law_05_every_proposer.py tests/serve/test_everything.py tests/test_documents.py $(ARGS)
+
+test-clients: .venv/.ready-clients .venv/.ready-npm
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)
 
 check: .venv/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
@@ -65,6 +69,26 @@ clean:
 
 .venv/.ready-dev: .venv/.ready
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/.ready-clients: .venv/.ready-dev
+	$(PIP) -e ".[clients]"
+	touch $@
+
+JAVASCRIPT := tests/serve/clients/javascript
+.venv/.ready-npm: $(JAVASCRIPT)/package-lock.json | .venv/.made .venv/.programs
+	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund
+	touch $@
+
+# What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told.
+PROGRAMS := node:nodejs npm:npm nginx:nginx-light curl:curl
+.venv/.programs: | .venv/.made
+	@missing=; for each in $(PROGRAMS); do \
+		command -v $${each%%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
+	if [ -n "$$missing" ] && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
+		echo "error: test-clients needs more: install$$missing (the names are Debian's)"; exit 1; fi; \
+	if [ -n "$$missing" ]; then \
+		apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
 	touch $@
 
 .venv/.ready-serve: .venv/.ready
