@@ -1,4 +1,4 @@
-"""What OpenAI's Python client makes of refusals, and how it leaves: the errors by their classes, nothing left behind."""
+"""What OpenAI's Python client makes of refusals, each by its class, and how it leaves, with nothing left behind."""
 
 import asyncio
 import time

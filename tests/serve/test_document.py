@@ -60,7 +60,9 @@ def test_answers_have_their_forms(locked, document):
 def test_every_refusal_has_the_same_form(document):
     for where, operation in operations(document).items():
         statuses = set(operation["responses"]) - {"200"}
-        assert {"401", "413", "431", "500"} - ({"401"} if "/health" in where or "/ready" in where else set()) <= statuses
+        assert {"401", "413", "431", "500"} - (
+            {"401"} if "/health" in where or "/ready" in where else set()
+        ) <= statuses
         assert "422" not in statuses
         for status in statuses:
             (form,) = operation["responses"][status]["content"].values()

@@ -1,5 +1,7 @@
-"""The bodies of answers, for /openapi.json alone: answers.py and facts.py write them as they are, and nothing is checked
-against these while the server runs. A test holds both together.
+"""The bodies of answers, for /openapi.json alone.
+
+answers.py and facts.py write them by hand, and nothing is checked against these while the server runs. A test holds
+both together.
 
 An answer has no other keys than these. Those with a default are there only when a request asks for them.
 """
@@ -11,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 __all__ = [
     "ChatAnswer",
     "CompletionAnswer",
-    "ErrorAnswer",
     "ErasedAnswer",
+    "ErrorAnswer",
     "ModelAnswer",
     "ModelsAnswer",
     "RestoredAnswer",

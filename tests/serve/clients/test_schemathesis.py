@@ -17,7 +17,9 @@ from tests.serve.conftest import served
 
 pytestmark = pytest.mark.clients
 
-EXAMPLES = os.environ.get("TOKENMILL_EXAMPLES", "20")  # for each route, beside those of its coverage phase; 100 in all 3000
+EXAMPLES = os.environ.get(
+    "TOKENMILL_EXAMPLES", "20"
+)  # for each route, beside those of its coverage phase; 100 in all 3000
 
 
 def test_every_answer_is_as_documented(chat_model, tmp_path):
