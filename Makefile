@@ -5,7 +5,7 @@
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer,
 #                  and the benchmarks that the documents show
-# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, nginx
+# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -46,8 +46,8 @@ test-clients: .venv/.ready-clients .venv/.ready-npm
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)
 
 check: .venv/.ready-dev
-	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
-	$(BIN)/ruff check src tests benchmarks hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks examples hatch_build.py
+	$(BIN)/ruff check src tests benchmarks examples hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
@@ -57,7 +57,7 @@ bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/eager_vs_transformers.py
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
@@ -80,15 +80,16 @@ JAVASCRIPT := tests/serve/clients/javascript
 	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund
 	touch $@
 
-# What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told.
-PROGRAMS := node:nodejs npm:npm nginx:nginx-light curl:curl
+# What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told. RUNLEVEL=1 keeps
+# services from being started.
+PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prometheus systemd-analyze:systemd
 .venv/.programs: | .venv/.made
 	@missing=; for each in $(PROGRAMS); do \
-		command -v $${each%%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
+		PATH=$$PATH:/usr/sbin; command -v $${each%%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
 	if [ -n "$$missing" ] && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
 		echo "error: test-clients needs more: install$$missing (the names are Debian's)"; exit 1; fi; \
 	if [ -n "$$missing" ]; then \
-		apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
+		apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
 	touch $@
 
 .venv/.ready-serve: .venv/.ready
