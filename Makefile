@@ -6,6 +6,7 @@
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, and the benchmarks that the documents show
+# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made
@@ -19,7 +20,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-compiler test-sanitized test-browser test-long check bench clean
+.PHONY: demo serve test test-compiler test-sanitized test-browser test-clients test-long check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -50,9 +51,12 @@ test-long: .venv/.ready-dev
 		tests/laws/test_law_05_every_proposer.py tests/serve/test_everything.py tests/serve/test_load.py tests/serve/test_soak.py \
 		tests/test_documents.py $(ARGS)
 
+test-clients: .venv/.ready-clients .venv/.ready-npm
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)
+
 check: .venv/.ready-dev
-	$(BIN)/ruff format --check src tests benchmarks hatch_build.py
-	$(BIN)/ruff check src tests benchmarks hatch_build.py
+	$(BIN)/ruff format --check src tests benchmarks examples hatch_build.py
+	$(BIN)/ruff check src tests benchmarks examples hatch_build.py
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/laws/test_law_13_structure.py
 	$(BIN)/python benchmarks/tables.py --check
@@ -62,7 +66,7 @@ bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/eager_vs_transformers.py
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # Stamps: each step runs again only when what it depends on has changed. torch comes first and by its exact version, so
@@ -74,6 +78,27 @@ clean:
 
 .venv/.ready-dev: .venv/.ready
 	$(PIP) -e ".[dev]"
+	touch $@
+
+.venv/.ready-clients: .venv/.ready-dev
+	$(PIP) -e ".[clients]"
+	touch $@
+
+JAVASCRIPT := tests/serve/clients/javascript
+.venv/.ready-npm: $(JAVASCRIPT)/package-lock.json | .venv/.made .venv/.programs
+	npm ci --prefix $(JAVASCRIPT) --no-audit --no-fund
+	touch $@
+
+# What test-clients runs that is no Python: root gets it from Debian or Ubuntu, anybody else is told. RUNLEVEL=1 keeps
+# services from being started.
+PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prometheus systemd-analyze:systemd
+.venv/.programs: | .venv/.made
+	@missing=; for each in $(PROGRAMS); do \
+		PATH=$$PATH:/usr/sbin; command -v $${each%%:*} >/dev/null || missing="$$missing $${each#*:}"; done; \
+	if [ -n "$$missing" ] && { [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; }; then \
+		echo "error: test-clients needs more: install$$missing (the names are Debian's)"; exit 1; fi; \
+	if [ -n "$$missing" ]; then \
+		apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $$missing; fi
 	touch $@
 
 .venv/.ready-serve: .venv/.ready

@@ -1,6 +1,7 @@
 """A server in a thread, at a port that is free, with a tiny model that speaks in words."""
 
 import threading
+import time
 from contextlib import contextmanager
 
 import httpx2
@@ -14,6 +15,7 @@ from tokenmill.serve.run import Address, Server, listen
 
 MODEL = "words"
 SETTINGS = {"dtype": "float32", "max_length": 96, "max_sequences": 4, "block_size": 8}
+FEW_STEPS = 5
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,20 @@ def served(path, settings=None, tell=None, **options):
         server.drain()
         thread.join(20)
         assert not thread.is_alive(), "the server does not end"
+
+
+def hold(driver):
+    """Let a few steps be made, then none until the event loop wants something, which is that somebody has left."""
+    step, made = driver.core.step, 0
+
+    def held():
+        nonlocal made
+        while made >= FEW_STEPS and driver._inbox.empty():
+            time.sleep(0.005)
+        made = 0 if made >= FEW_STEPS else made + 1
+        step()
+
+    driver.core.step = held
 
 
 @pytest.fixture(scope="module")

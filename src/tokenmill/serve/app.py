@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
+from tokenmill.serve.document import ALWAYS, answers, set_document
 from tokenmill.serve.errors import ApiError, EngineDied, respond
 from tokenmill.serve.generation import generation
 from tokenmill.serve.models import models
@@ -22,12 +23,14 @@ __all__ = ["make_app"]
 
 def make_app(service: Service) -> FastAPI:
     """The application for one engine."""
-    app = FastAPI(title="tokenmill", version=__version__, docs_url=None, redoc_url=None)
+    title, always = "tokenmill", answers(None, *ALWAYS)
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, responses=always)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
     for routes in (generation, tokens, sessions, models, status):
         app.include_router(routes(service))
     app.include_router(page(service))
+    set_document(app, service.options)
     return app
 
 

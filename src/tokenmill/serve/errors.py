@@ -81,6 +81,7 @@ def body_of(error: ApiError) -> dict[str, Any]:
 def respond(error: Exception) -> JSONResponse:
     """The response of a request that is refused or has failed."""
     told = described(error)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
+    headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
+    headers |= {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
     headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
     return JSONResponse(body_of(told), told.status, headers)

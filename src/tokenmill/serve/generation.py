@@ -14,7 +14,9 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.serve.answer_schema import ChatAnswer, CompletionAnswer
 from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
+from tokenmill.serve.document import answers
 from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, body_of, described
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
@@ -23,6 +25,7 @@ from tokenmill.serve.service import JsonRoute, Service, tenant_of
 __all__ = ["generation"]
 
 KEEP_ALIVE_S = 10.0  # a stream on which nothing comes says so often that it is still there
+REFUSALS = (400, 404, 408, 429, 503, 504)
 T = TypeVar("T")
 
 
@@ -30,12 +33,12 @@ def generation(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter(route_class=JsonRoute)
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=answers(CompletionAnswer, *REFUSALS, streams=True))
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue a prompt, or several."""
         return await _respond(_Work(service, request, body, prepare_completion, CompletionFormat))
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=answers(ChatAnswer, *REFUSALS, streams=True))
     async def chat(request: Request, body: ChatBody) -> Response:
         """Answer a conversation."""
         return await _respond(_Work(service, request, body, prepare_chat, ChatFormat))

@@ -5,6 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from tokenmill.serve.answer_schema import ModelAnswer, ModelsAnswer
+from tokenmill.serve.document import answers
 from tokenmill.serve.service import Service
 
 __all__ = ["models"]
@@ -21,12 +23,12 @@ def models(service: Service) -> APIRouter:
         "max_model_len": service.engine.config.max_length,
     }
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", response_model=None, responses=answers(ModelsAnswer))
     async def all_models() -> dict[str, Any]:
         """The model that is served."""
         return {"object": "list", "data": [card]}
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get("/v1/models/{name:path}", response_model=None, responses=answers(ModelAnswer, 404))
     async def one_model(name: str) -> dict[str, Any]:
         """The model of that name."""
         service.check_model(name)

@@ -13,7 +13,9 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from tokenmill.serve.answer_schema import CacheAnswer
 from tokenmill.serve.cache_view import cache_view
+from tokenmill.serve.document import answers
 from tokenmill.serve.service import Service, tenant_of
 
 __all__ = ["page"]
@@ -40,7 +42,7 @@ def page(service: Service) -> APIRouter:
     async def index() -> Response:
         return FileResponse(FILES / "index.html", headers=HEADERS)
 
-    @routes.get("/v1/cache")
+    @routes.get("/v1/cache", response_model=None, responses=answers(CacheAnswer, 503))
     async def cache(request: Request) -> dict[str, Any]:
         """The state of each block of the cache, and who holds blocks."""
         service.check_ready()

@@ -14,6 +14,32 @@ __all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "Strea
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 NumTop = Annotated[int, Field(ge=0, le=20)]
 
+# What engine/requests.py checks of a message, for /openapi.json.
+_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}]}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role"],
+    "properties": {"role": {"type": "string"}, "content": _CONTENT},
+    "anyOf": [
+        {"required": ["content"]},
+        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+    ],
+}
+
+
+def _given(name: str, kind: str) -> dict[str, Any]:
+    """The schema of an object that has a field, and not as null."""
+    return {"required": [name], "properties": {name: {"type": kind}}}
+
+
+_TOKEN_NAMES: dict[str, Any] = {"propertyNames": {"pattern": "^[0-9]{1,19}$"}}
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, json_schema_extra={"items": _MESSAGE})]
+
 
 class Body(BaseModel):
     """What all bodies have in common."""
@@ -64,7 +90,7 @@ class SamplingBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(json_schema_extra=_TOKEN_NAMES)] | None = None
     allowed_token_ids: list[Int64] | None = None
     bad_words: list[str] | None = None
     seed: Int64 | None = None
@@ -138,7 +164,7 @@ class ChatBody(SamplingBody):
         "modalities": (None, ["text"]),
     }
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: Int64 | None = None
     logprobs: bool = False
     add_generation_prompt: bool = True
@@ -150,8 +176,10 @@ class ChatBody(SamplingBody):
 class TokenizeBody(Body):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_given("prompt", "string"), _given("messages", "array")]})
+
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
 

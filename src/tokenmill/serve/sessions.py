@@ -14,7 +14,7 @@ from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
 from tokenmill.serve.errors import ApiError
 
-__all__ = ["Sessions"]
+__all__ = ["NAME", "Sessions"]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 MAX_HELD = 64

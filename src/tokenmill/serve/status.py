@@ -4,6 +4,8 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
+from tokenmill.serve.answer_schema import StatusAnswer, VersionAnswer
+from tokenmill.serve.document import answers
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
@@ -15,7 +17,7 @@ def status(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.get("/health", response_model=None, responses=answers(StatusAnswer, 503))
     async def health() -> dict[str, str]:
         """Whether the engine lives. It does until its last request has ended."""
         if service.driver.has_failed and service.driver.error is not None:
@@ -24,7 +26,7 @@ def status(service: Service) -> APIRouter:
             raise EngineDied("the engine hangs: a step takes much longer than any before it")
         return {"status": "ok"}
 
-    @routes.get("/ready")
+    @routes.get("/ready", response_model=None, responses=answers(StatusAnswer, 503))
     async def ready() -> dict[str, str]:
         """Whether new requests are taken."""
         service.check_ready()
@@ -35,7 +37,7 @@ def status(service: Service) -> APIRouter:
         """Figures for Prometheus."""
         return Response(service.driver.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    @routes.get("/version")
+    @routes.get("/version", response_model=None, responses=answers(VersionAnswer))
     async def version() -> dict[str, str]:
         """Of tokenmill."""
         return {"version": __version__}

@@ -6,6 +6,8 @@ from typing import Any
 from fastapi import APIRouter
 
 from tokenmill.engine.engine import Engine
+from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
+from tokenmill.serve.document import answers
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
@@ -18,7 +20,7 @@ def tokens(service: Service) -> APIRouter:
     """The routes."""
     routes, engine = APIRouter(route_class=JsonRoute), service.engine
 
-    @routes.post("/tokenize")
+    @routes.post("/tokenize", response_model=None, responses=answers(TokensAnswer, 400, 404, 408))
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
         """Token ids of a prompt or of a conversation, with the model's limit."""
         service.check(body)
@@ -26,7 +28,7 @@ def tokens(service: Service) -> APIRouter:
         texts = [spelled(engine.tokenizer, token) for token in ids]
         return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
 
-    @routes.post("/detokenize")
+    @routes.post("/detokenize", response_model=None, responses=answers(TextAnswer, 400, 404, 408))
     async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
         """The text of token ids."""
         service.check(body)
@@ -34,7 +36,7 @@ def tokens(service: Service) -> APIRouter:
         ids = engine.encode(body.tokens) if body.tokens else []
         return {"prompt": await asyncio.to_thread(tokenizer.decode, ids, False)}
 
-    @routes.get("/tokenizer_info")
+    @routes.get("/tokenizer_info", response_model=None, responses=answers(TokenizerAnswer, 400))
     async def tokenizer_info() -> dict[str, Any]:
         """What the tokenizer's config says, with the chat template that is used."""
         tokenizer = _tokenizer(engine)

@@ -1,0 +1,276 @@
+"""The bodies of answers, for /openapi.json alone.
+
+answers.py and the routes write them by hand, and nothing is checked against these while the server runs. A test holds
+both together.
+
+An answer has no other keys than these. Those with a default are there only when a request asks for them.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "CacheAnswer",
+    "ChatAnswer",
+    "CompletionAnswer",
+    "ErasedAnswer",
+    "ErrorAnswer",
+    "ModelAnswer",
+    "ModelsAnswer",
+    "RestoredAnswer",
+    "SavedAnswer",
+    "StatusAnswer",
+    "TextAnswer",
+    "TokenizerAnswer",
+    "TokensAnswer",
+    "VersionAnswer",
+]
+
+Reason = Literal["stop", "length"]
+
+
+class Answer(BaseModel):
+    """What all answers have in common."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Error(Answer):
+    """What was wrong. param: the field that it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    """What every refusal and every failure is answered with."""
+
+    error: Error
+
+
+class CachedTokens(Answer):
+    """cached_tokens: of the prompt, those whose rows were in the cache."""
+
+    cached_tokens: int
+
+
+class Usage(Answer):
+    """Tokens that were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionLogprobs(Answer):
+    """An entry for each token; None for the first of a prompt, which follows nothing."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(Answer):
+    """A token of a prompt, or one that might have stood there; rank: 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of a prompt, by token id; None for the first."""
+
+
+class CompletionChoice(Answer):
+    """One continuation."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Reason
+    token_ids: list[int] = []
+    prompt_logprobs: PromptLogprobs = []
+
+
+class Head(Answer):
+    """What answers and their chunks begin with."""
+
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    warnings: list[str] = []
+
+
+class CompletionAnswer(Head):
+    """Of POST /v1/completions. Chunks of a stream have the same form."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class LikelyToken(Answer):
+    """A token that might have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatToken(LikelyToken):
+    """A token, and the likeliest at its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(Answer):
+    """An entry for each token."""
+
+    content: list[ChatToken]
+
+
+class ChatMessage(Answer):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    """One answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Reason
+    token_ids: list[int] = []
+
+
+class ChatAnswer(Head):
+    """Of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs = []
+
+
+class TokensAnswer(Answer):
+    """Of POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str]
+
+
+class TextAnswer(Answer):
+    """Of POST /detokenize."""
+
+    prompt: str
+
+
+class CacheText(Answer):
+    """A text that holds blocks of the cache. id: of its answer. shared: blocks that other texts hold too."""
+
+    id: str | None
+    state: Literal["running", "waiting"]
+    tokens: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    blocks: int
+    shared: int
+
+
+class CacheCount(Answer):
+    """Texts that are not named."""
+
+    texts: int
+    blocks: int
+
+
+class CacheAnswer(Answer):
+    """Of GET /v1/cache. blocks: a letter for each: f free, k kept for prompts that begin alike, u in use, s shared."""
+
+    block_size: int
+    blocks: str
+    running: int
+    waiting: int
+    texts: list[CacheText]
+    others: CacheCount
+    sessions: CacheCount
+
+
+class TokenizerAnswer(BaseModel):
+    """Of GET /tokenizer_info: these, and what else the tokenizer's config says."""
+
+    tokenizer_class: str
+    vocab_size: int
+
+    bos_token: str = ""
+    eos_token: str = ""
+    unk_token: str = ""
+    sep_token: str = ""
+    pad_token: str = ""
+    cls_token: str = ""
+    mask_token: str = ""
+    chat_template: str | None
+    model_max_length: int
+
+
+class ModelAnswer(Answer):
+    """The model that is served. max_model_len: tokens of a prompt and its continuation together."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelsAnswer(Answer):
+    """A list of one."""
+
+    object: Literal["list"]
+    data: list[ModelAnswer] = Field(min_length=1, max_length=1)
+
+
+class SavedAnswer(Answer):
+    """A session that is kept. bytes: of its file."""
+
+    name: str
+    tokens: int
+    bytes: int
+
+
+class RestoredAnswer(Answer):
+    """A session that was loaded. cached_tokens: those that requests find."""
+
+    name: str
+    tokens: int
+    cached_tokens: int
+
+
+class ErasedAnswer(Answer):
+    """A session that is forgotten."""
+
+    name: str
+    erased: Literal[True]
+
+
+class StatusAnswer(Answer):
+    """All is well."""
+
+    status: Literal["ok"]
+
+
+class VersionAnswer(Answer):
+    """Of tokenmill."""
+
+    version: str

@@ -1,0 +1,113 @@
+"""What /openapi.json says beside the bodies of requests: every status that a route answers with, and the form of each.
+
+FastAPI documents a status that this server does not use, 422, and knows nothing of what stands before the routes. The
+document is that of one server: it names the model that is served, and wants a key only if the server does.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from tokenmill.config import SamplingParams
+from tokenmill.serve.answer_schema import ErrorAnswer
+from tokenmill.serve.errors import FIELDS
+from tokenmill.serve.guard import OPEN_PATHS
+from tokenmill.serve.options import Options
+from tokenmill.serve.schema import Body, ChatBody, CompletionBody
+
+__all__ = ["ALWAYS", "answers", "set_document"]
+
+Json = dict[str, Any]
+
+RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
+REFUSALS: dict[int, tuple[str, Json]] = {
+    400: ("Something in the request is wrong; `param` names the field", {}),
+    401: ("No key of this server", {}),
+    403: ("A foreign Host, at a server that has no key and answers under the names of its machine only", {}),
+    404: ("There is no such model, or no such session", {}),
+    408: ("The body did not come in time", {}),
+    409: ("The file of the session cannot be used", {}),
+    413: ("The body is too large", {}),
+    415: ("The body is compressed", {}),
+    429: ("The queue is full", RETRY_AFTER),
+    431: ("The headers are too many, or too large", {}),
+    500: ("A fault of the server", {}),
+    503: ("The server is shutting down, or the engine has failed", RETRY_AFTER),
+    504: ("The request did not end within its `timeout`", {}),
+    507: ("The session cannot be written", {}),
+}
+ALWAYS = (401, 403, 413, 415, 431, 500)
+"""What any request may be answered with, most of it by what stands before the routes."""
+
+
+def answers(form: type[BaseModel] | None, *refusals: int, streams: bool = False) -> dict[int | str, Json]:
+    """The `responses` of a route: the form of its answer, and the statuses that it refuses with."""
+    events = {"type": "string", "description": "Server-sent events, each a chunk in JSON; the last is [DONE]"}
+    content = {"content": {"text/event-stream": {"schema": events}}} if streams else {}
+    found: dict[int | str, Json] = {200: {"description": "Done", **({"model": form} if form else {}), **content}}
+    for status in sorted(refusals):
+        text, headers = REFUSALS[status]
+        found[status] = {"model": ErrorAnswer, "description": text} | ({"headers": headers} if headers else {})
+    return found
+
+
+def set_document(app: FastAPI, options: Options) -> None:
+    """Replace the application's document by one that tells the truth about this server."""
+    plain = app.openapi
+
+    def document() -> Json:
+        if app.openapi_schema is None:
+            found = plain()
+            _describe_bodies(found["components"]["schemas"], options.name)
+            _describe_routes(found, bool(options.keys))
+            found["paths"]["/v1/models/{name}"]["get"]["parameters"][0]["schema"]["examples"] = [options.name]
+            for unused in ("HTTPValidationError", "ValidationError"):
+                found["components"]["schemas"].pop(unused, None)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _describe_bodies(schemas: Json, model: str) -> None:
+    """Ranges, which SamplingParams has; the name of the model; and the only values of fields that are not served."""
+    bounds: dict[str, Any] = {FIELDS.get(each.name, each.name): each.metadata for each in fields(SamplingParams)}
+    kinds: list[tuple[type[Body], int]] = [(CompletionBody, 0), (ChatBody, 1)]  # 0 with echo alone
+    for kind, fewest in kinds:
+        bounds |= {"max_tokens": {"minimum": fewest}, "max_completion_tokens": {"minimum": 1}, "logprobs": {}}
+        properties = schemas[kind.__name__]["properties"]
+        for name, values in kind.UNSERVED.items():
+            properties[name] = {"enum": list(values), "description": "not supported: no other value"}
+        for name in properties.keys() & bounds.keys():
+            _set_bounds(properties[name], bounds[name])
+    for schema in schemas.values():
+        if "model" in schema.get("properties", {}) and schema.get("additionalProperties") is True:
+            schema["properties"]["model"] = {"enum": [model, None]}
+
+
+def _set_bounds(schema: Json, bounds: Any) -> None:
+    """Of the numbers that a schema allows. A whole number is at least 1 unless its setting says otherwise."""
+    for each in schema.get("anyOf", [schema]):
+        if bounds and each.get("type") in ("integer", "number"):
+            each.pop("minimum", None)
+            each["exclusiveMinimum" if bounds.get("exclusive") else "minimum"] = bounds.get("minimum", 1)
+            if "maximum" in bounds:
+                each["maximum"] = bounds["maximum"]
+
+
+def _describe_routes(document: Json, has_keys: bool) -> None:
+    """Who needs a key; errors in JSON, whatever the answer is in; and no 422: what is wrong with a body gets 400."""
+    if has_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    for path, operations in document["paths"].items():
+        needs_key = has_keys and path not in OPEN_PATHS
+        for operation in operations.values():
+            operation["security"] = [{"key": []}] if needs_key else []
+            refusals = {status: each for status, each in operation["responses"].items() if status != "200"}
+            for status, each in refusals.items():
+                if status in ("422", "403" if has_keys else "401") or (status == "401" and not needs_key):
+                    del operation["responses"][status]
+                else:
+                    each["content"] = {"application/json": next(iter(each["content"].values()))}
