@@ -17,9 +17,10 @@ from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.measure import files
 
 PATIENCE_S = 600  # of a server that waits for others: only a failing test gets there
-VLLM_KEYS = """date backend model_id tokenizer_id num_prompts request_rate burstiness max_concurrency duration completed
+VLLM_KEYS = """date backend endpoint_type label model_id tokenizer_id num_prompts request_rate burstiness
+max_concurrency duration completed
 failed total_input_tokens total_output_tokens request_throughput request_goodput output_throughput
-total_token_throughput max_concurrent_requests""".split()
+total_token_throughput max_output_tokens_per_s max_concurrent_requests rtfx""".split()
 DETAILS = "input_lens output_lens start_times ttfts itls generated_texts errors latencies queue_times".split()
 
 
@@ -599,7 +600,7 @@ def test_json_has_the_keys_of_vllm(bench, tmp_path):
     latencies = [
         f"{statistic}_{metric}_ms"
         for statistic in "mean median std p50 p90 p95 p99".split()
-        for metric in "ttft tpot itl e2el".split()
+        for metric in "ttft tpot itl e2el client_queue_time e2el_including_client_queue".split()
     ]
     assert facts.keys() >= {*VLLM_KEYS, *latencies, *DETAILS}
     assert (facts["model_id"], facts["backend"], facts["completed"]) == ("first", "openai", 3)
@@ -607,6 +608,24 @@ def test_json_has_the_keys_of_vllm(bench, tmp_path):
     lines = path.read_text().splitlines()
     assert len(lines) == 2
     assert json.loads(lines[1]) == facts
+
+
+def test_a_run_for_each_concurrency_with_prompts_of_its_own(bench, tmp_path):
+    path = tmp_path / "load.jsonl"
+    with Server(answer) as server:
+        code, out, _ = bench("--url", server.url, "--num-prompts", 4, "--concurrency", "1,2,4", "--output", path)
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
+    assert code == 0 and [run["max_concurrency"] for run in runs] == [1, 2, 4]
+    assert len({body["prompt"] for body in server.bodies}) == 12
+    table = out.partition("By requests in flight")[2].splitlines()
+    assert [line.split()[0] for line in table if line.split() and line.split()[0].isdigit()] == ["1", "2", "4"]
+    assert cli.main(["bench", "plot", str(path), "-o", str(tmp_path)]) == 0
+    assert (tmp_path / "load.png").stat().st_size > 10_000
+
+
+def test_the_best_second():
+    facts = figures(Outcome(SCRIPT, 4, 1.0), {}, open_loop=False, detailed=False)
+    assert 0 < facts["max_output_tokens_per_s"] <= facts["total_output_tokens"]
 
 
 def test_a_document_that_the_disk_does_not_take_is_printed(bench, monkeypatch):
@@ -673,7 +692,7 @@ def test_ctrl_c_reports_what_is_complete(bench):
         (["--rate", "0"], ["--rate = 0.0", "above 0, or inf"]),
         (["--rate", "nan"], ["--rate = nan"]),
         (["--burstiness", "-1"], ["--burstiness = -1.0"]),
-        (["--concurrency", "0"], ["--concurrency = 0", "at least 1"]),
+        (["--concurrency", "0"], ["--concurrency = '0'", "at least 1"]),
         (["--num-prompts", "0"], ["--num-prompts = 0"]),
         (["--prompt", "0"], ["--prompt = 0"]),
         (["--new", "0"], ["--new = 0"]),

@@ -77,6 +77,16 @@ def ladder():
     ]
 
 
+def load():
+    """Documents of `bench load`: two servers, each with 1, 4 and 16 requests in flight."""
+    latencies = {f"{which}_{name}_ms": 9.0 for which in ("median", "p99") for name in ("ttft", "tpot")}
+    return [
+        {"label": label, "model_id": "words", "max_concurrency": count, "output_throughput": 10.0 * count, **latencies}
+        for label in ("one", "other")
+        for count in (1, 4, 16)
+    ]
+
+
 def texts(artists):
     return [text.get_text() for text in artists]
 
@@ -98,7 +108,7 @@ def crosses(axes):
 
 
 def test_every_picture_is_a_real_png_and_svg(tmp_path):
-    drawn = draw(sweep() + ladder(), tmp_path / "new" / "folder")
+    drawn = draw(sweep() + ladder() + load(), tmp_path / "new" / "folder")
     assert {path.name for path in drawn.written} == {f"{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
     assert drawn.left_out == {}
     for path in drawn.written:
@@ -123,7 +133,8 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
 def test_pictures_without_data_are_left_out_with_the_reason(tmp_path):
     drawn = draw([row(decode_tok_s=50.0)], tmp_path)
     assert drawn.written == ()
-    assert set(drawn.left_out) == {"sweep", "latency", "roofline", "ladder"}
+    assert set(drawn.left_out) == {"sweep", "latency", "roofline", "ladder", "load"}
+    assert "output_throughput" in drawn.left_out["load"]
     assert "every result has batch 1" in drawn.left_out["sweep"]
     assert "no result has prefill_tok_s" in drawn.left_out["sweep"]
     assert "itl_ms" in drawn.left_out["latency"]

@@ -7,6 +7,8 @@ Names and definitions are those of vLLM's `bench serve`, so that its scripts rea
  - tpot: (e2el - ttft) / (output tokens - 1), of requests with two tokens or more.
  - client_queue_time, in an open loop: from when a request was due until it was sent. It holds what waiting for
    --concurrency, and this program's own slowness, hide from the other figures.
+ - e2el_including_client_queue: the sum of both, request by request.
+ - max_output_tokens_per_s: tokens of the best of the seconds since the first request was sent.
  - Only requests that succeeded count, but for `failed` and the errors. What cannot be known is null, never 0.
 
 A chunk may hold several tokens, and chunks that are read together have one time. Counts are the server's own `usage`;
@@ -24,7 +26,7 @@ from tokenmill.measure.statistics import percentile
 
 __all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of"]
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time")
+LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
 GOODPUT = ("ttft", "tpot", "e2el")
 PERCENTILES = (50, 90, 95, 99)
 
@@ -196,6 +198,9 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         "itl": [itl_s for record in good for itl_s in record.itls_s],
         "e2el": [record.e2el_s for record in good],
         "client_queue_time": [record.sent_s - record.due_s for record in good] if open_loop else [],
+        "e2el_including_client_queue": [record.e2el_s + record.sent_s - record.due_s for record in good]
+        if open_loop
+        else [],
     }
     failures = [record for record in outcome.records if not record.ok]
     facts: dict[str, Any] = {
@@ -213,7 +218,9 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         else None,
         "output_throughput": _per_second(outputs, outcome.duration_s),
         "total_token_throughput": _per_second(inputs + outputs, outcome.duration_s),
+        "max_output_tokens_per_s": _best_second(good),
         "max_concurrent_requests": outcome.max_in_flight,
+        "rtfx": 0.0,  # of audio, which is not sent
         "max_client_lag_ms": outcome.lag_s * 1000,
     }
     for name, values in latencies_s.items():
@@ -246,6 +253,17 @@ def _meets(record: Record, goodput_ms: Mapping[str, float]) -> bool:
 
 def _per_second(count: float, duration_s: float) -> float:
     return count / duration_s if duration_s > 0 else 0.0
+
+
+def _best_second(good: Iterable[Record]) -> float:
+    """A chunk counts for as many tokens as the chunks of its request have on average."""
+    good, counts = list(good), dict[int, float]()
+    first_s = min((record.sent_s for record in good), default=0.0)
+    for record in good:
+        for chunk_s in record.chunks_s:
+            second = int(chunk_s - first_s)
+            counts[second] = counts.get(second, 0.0) + record.output_tokens / len(record.chunks_s)
+    return max(counts.values(), default=0.0)
 
 
 def _source(good: Iterable[Record]) -> str | None:

@@ -3,12 +3,14 @@
 import json as json_format
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tokenmill.bench.points import parse_counts
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.options import OUTPUT, PROMPT, Json, Quiet, examples
 from tokenmill.errors import ConfigError
@@ -20,6 +22,7 @@ __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
+    "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl && tokenmill bench plot load.jsonl",
     "tokenmill bench load --rate 4 --num-prompts 200 --goodput ttft:500 --goodput tpot:50",
     "tokenmill bench load --url http://10.0.0.5:8000 --chat --rate inf --concurrency 32 --output load.jsonl",
 )
@@ -53,9 +56,12 @@ Burstiness = Annotated[
     ),
 ]
 Concurrency = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        "--concurrency", help="Maximum number of requests in flight; the others wait.", rich_help_panel=ARRIVAL
+        "--concurrency",
+        metavar="N,…",
+        help="Maximum number of requests in flight; the others wait. Each of several is a run of its own.",
+        rich_help_panel=ARRIVAL,
     ),
 ]
 NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Requests to send.", rich_help_panel=ARRIVAL)]
@@ -104,6 +110,9 @@ Goodput = Annotated[
 Detailed = Annotated[
     bool, typer.Option("--detailed", help="Every request's figures and text, in JSON.", rich_help_panel=OUTPUT)
 ]
+Label = Annotated[
+    str | None, typer.Option("--label", help="Name of the run in results and pictures.", rich_help_panel=OUTPUT)
+]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -130,6 +139,7 @@ def command(
     ignore_eos: IgnoreEos = True,
     goodput: Goodput = None,
     detailed: Detailed = False,
+    label: Label = None,
     output: Output = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -141,7 +151,7 @@ def command(
     """
     from tokenmill.bench.load import Load
 
-    goodput_ms = dict(_parse_bound(text) for text in goodput or [])
+    counts = [None] if concurrency is None else parse_counts(concurrency, "--concurrency")
     load = Load(
         url=url,
         model=model,
@@ -150,7 +160,6 @@ def command(
         time_limit=time_limit,
         rate=rate,
         burstiness=burstiness,
-        concurrency=concurrency,
         num_prompts=num_prompts,
         prompt=prompt,
         new=new,
@@ -158,17 +167,23 @@ def command(
         vocab_size=vocab_size,
         prompts=prompts,
         ignore_eos=ignore_eos,
-        goodput=goodput_ms,
+        goodput=dict(_parse_bound(text) for text in goodput or []),
     )
     if detailed and not (json or output):
         raise ConfigError("--detailed", True, "only together with --json or --output, which can show it")
-    facts = _run(load, detailed, output, quiet)
-    _report(facts, output, json, quiet)
-    if facts["interrupted"] or not facts["completed"]:
-        raise typer.Exit(130 if facts["interrupted"] else 1)
+    runs: list[dict[str, Any]] = []
+    for number, count in enumerate(counts):
+        # Other prompts for each run: those of the one before are in the server's prefix cache.
+        facts = _run(replace(load, concurrency=count, seed=seed + number), label, detailed, output, quiet)
+        _report(facts, output, json, quiet)
+        runs.append(facts)
+        if facts["interrupted"] or not facts["completed"]:
+            raise typer.Exit(130 if facts["interrupted"] else 1)
+    if len(runs) > 1 and not json:
+        _compare(runs)
 
 
-def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
+def _run(load: "Load", label: str | None, detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
     """Everything that may be refused comes before the first request."""
     from tokenmill.bench.load import build_asks, find_model, send
     from tokenmill.bench.load_report import figures
@@ -183,7 +198,7 @@ def _run(load: "Load", detailed: bool, output: Path | None, quiet: bool) -> dict
         outcome = send(load, model, asks, progress)
     open_loop = math.isfinite(load.rate) or load.concurrency is None
     facts = figures(outcome, load.goodput, open_loop, detailed)
-    return _head(load, model) | facts | {"notes": [*facts["notes"], *_repeats(asks)]}
+    return _head(load, model, label) | facts | {"notes": [*facts["notes"], *_repeats(asks)]}
 
 
 def _report(facts: dict[str, Any], output: Path | None, json: bool, quiet: bool) -> None:
@@ -209,11 +224,13 @@ def _saved(facts: dict[str, Any], output: Path) -> bool:
     return True
 
 
-def _head(load: "Load", model: str) -> dict[str, Any]:
+def _head(load: "Load", model: str, label: str | None) -> dict[str, Any]:
     """The settings of the run, under vLLM's keys where it has one."""
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": "openai-chat" if load.chat else "openai",
+        "endpoint_type": "openai-chat" if load.chat else "openai",
+        "label": label,
         "base_url": load.url,
         "model_id": model,
         "tokenizer_id": None,
@@ -269,6 +286,15 @@ def _show(facts: dict[str, Any]) -> None:
         examples_of = facts["error_examples"]
         failures = [(reason, str(count), examples_of[reason]) for reason, count in facts["error_counts"].items()]
         print_table("\nFailures", failures, ("reason", "requests", "the first of them"))
+
+
+def _compare(runs: Sequence[dict[str, Any]]) -> None:
+    """A row for each run."""
+    names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_e2el_ms")
+    words = ("at a time", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2el p99")
+    values = [[run["max_concurrency"], *(run[name] for name in names)] for run in runs]
+    shown = [[str(first), *("" if each is None else f"{each:.1f}" for each in rest)] for first, *rest in values]
+    print_table("\nBy requests in flight; milliseconds", shown, words)
 
 
 def _show_latencies(facts: dict[str, Any]) -> None:
