@@ -93,10 +93,19 @@ def test_bodies_that_are_too_large(locked):
             yield b" " * 4000
 
     try:
-        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=key)
+        as_json = key | {"Content-Type": "application/json"}
+        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=as_json)
         assert said.status_code == 413
     except (httpx2.WriteError, httpx2.ReadError):
         pass  # the connection was closed while more was sent
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_bodies_that_do_not_say_that_they_are_json(server, kind):
+    """A web page may send these to a server of this machine, and no browser asks the server before."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    said = httpx2.post(f"{server.url}/v1/completions", content=b'{"prompt": "w1"}', headers=headers)
+    assert said.status_code == 415 and "application/json" in said.json()["error"]["message"]
 
 
 def test_compressed_bodies_are_not_unpacked(locked):

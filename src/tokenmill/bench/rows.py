@@ -90,7 +90,8 @@ def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
             raise TokenmillError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         found = _from_csv(text) if path.suffix == ".csv" else _from_lines(path, text)
         for number, row in enumerate(found, start=1):
-            if row.get("version") != VERSION:
+            # What `bench load` and vLLM's `bench serve` write has no version: its keys are vLLM's.
+            if row.get("version") != VERSION and "output_throughput" not in row:
                 what = f"row {number} has version {row.get('version')!r}; this tokenmill reads version {VERSION}"
                 raise TokenmillError(f"{path}: {what}")
         rows += found

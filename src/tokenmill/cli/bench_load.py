@@ -292,8 +292,10 @@ def _compare(runs: Sequence[dict[str, Any]]) -> None:
     """A row for each run."""
     names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_e2el_ms")
     words = ("at a time", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2el p99")
-    values = [[run["max_concurrency"], *(run[name] for name in names)] for run in runs]
-    shown = [(str(first), *("" if each is None else f"{each:.1f}" for each in rest)) for first, *rest in values]
+    shown = [
+        (str(run["max_concurrency"]), *("" if (value := run[name]) is None else f"{value:.1f}" for name in names))
+        for run in runs
+    ]
     print_table("\nBy requests in flight; milliseconds", shown, words)
 
 

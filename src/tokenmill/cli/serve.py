@@ -28,7 +28,7 @@ __all__ = ["EXAMPLES", "command"]
 EXAMPLES = examples(
     "tokenmill serve",
     "tokenmill serve Qwen/Qwen3-0.6B --port 9000 --max-sequences 32",
-    'curl localhost:8000/v1/completions -d \'{"prompt": "Once upon a time"}\'',
+    "curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"Once upon a time\"}'",
 )
 
 SERVER = "Server"

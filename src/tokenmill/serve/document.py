@@ -30,7 +30,7 @@ REFUSALS: dict[int, tuple[str, Json]] = {
     408: ("The body did not come in time", {}),
     409: ("The file of the session cannot be used", {}),
     413: ("The body is too large", {}),
-    415: ("The body is compressed", {}),
+    415: ("The body is compressed, or does not say that it is JSON", {}),
     429: ("The queue is full", RETRY_AFTER),
     431: ("The headers are too many, or too large", {}),
     500: ("A fault of the server", {}),

@@ -70,13 +70,19 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by that parser."""
+    """A route whose body is read by that parser.
+
+    It must say that it is JSON: a web page can send anything else to a server at 127.0.0.1 without asking it first.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         """See APIRoute."""
         handler = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if self.body_field is not None and kind != "application/json":
+                raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
             return await handler(_JsonRequest(request.scope, request.receive))
 
         return read

@@ -11,7 +11,7 @@ from tokenmill.bench.plot.series import Row, group, number, points
 
 __all__ = ["draw"]
 
-_ALONG, _WIDE = "max_concurrency", 4.6  # inches of a panel
+_ALONG, _WIDE = "max_concurrency", 4.2  # inches of a panel
 _PANELS = (
     ("Output: tokens/s of all together", {"output_throughput": "-"}),
     ("To the first token: milliseconds", {"median_ttft_ms": "-", "p99_ttft_ms": ":"}),
