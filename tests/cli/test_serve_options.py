@@ -58,14 +58,14 @@ def test_a_cache_format_that_there_is_not(asked):
 
 
 def test_defaults(asked):
-    engine, template, options, address, quiet = asked()
-    assert (engine.max_sequences, template, options.seed, address.port, quiet) == (16, None, None, 8000, False)
-    assert asked("--max-sequences", 1)[0].max_sequences == 1
+    _, num_sequences, template, options, address, quiet = asked()
+    assert (num_sequences, template, options.seed, address.port, quiet) == (None, None, None, 8000, False)
+    assert asked("--max-sequences", 1)[1] == 1
 
 
 def test_a_default_is_shown_once(tm):
     text = " ".join(tm("serve", "--help")[1].split())
-    assert "Default: 16." in text and "[default: 1]" not in text and "[default: 512]" in text
+    assert "Default: 8 for each processor, at most 64." in text and "[default: 1]" not in text and "[default: 512]" in text
 
 
 def test_options_out_of_a_file(asked, written, monkeypatch):
@@ -83,13 +83,13 @@ def test_options_out_of_a_file(asked, written, monkeypatch):
     )
     path.with_name("keys").write_text("secret\n")
     monkeypatch.chdir(path.parent)
-    engine, _, options, address, _ = asked("--config", path)
-    assert (engine.model, engine.max_sequences, engine.prefix_cache) == ("some-model", 4, False)
+    engine, num_sequences, _, options, address, _ = asked("--config", path)
+    assert (engine.model, num_sequences, engine.prefix_cache) == ("some-model", 4, False)
     assert (address.port, options.max_queued, options.drain_s, options.is_strict) == (9000, 5, 3.0, True)
     assert options.keys == ("secret",)
     typed = "other-model --port 9001 --max-queued-requests 6 --max-sequences 2 --prefix-cache --config"
-    engine, _, options, address, _ = asked(*typed.split(), path)
-    assert (engine.model, engine.max_sequences, engine.prefix_cache) == ("other-model", 2, True)
+    engine, num_sequences, _, options, address, _ = asked(*typed.split(), path)
+    assert (engine.model, num_sequences, engine.prefix_cache) == ("other-model", 2, True)
     assert (address.port, options.max_queued, options.is_strict) == (9001, 6, True)
 
 
@@ -129,7 +129,7 @@ def test_a_file_that_is_not_there(asked, tmp_path):
 
 
 def test_seed(asked):
-    assert asked("--seed", 7)[2].seed == 7
+    assert asked("--seed", 7)[3].seed == 7
     assert "--seed" in asked("--seed", "-1")
 
 
