@@ -167,7 +167,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")
             object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
-        if self.cache_format == "auto":
+        if str(self.cache_format) == "auto":
             object.__setattr__(self, "cache_format", "dense")
         check_fields(self)
         for name in self.fused:
