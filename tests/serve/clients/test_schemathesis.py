@@ -19,7 +19,7 @@ pytestmark = pytest.mark.clients
 
 EXAMPLES = os.environ.get(
     "TOKENMILL_EXAMPLES", "20"
-)  # for each route, beside those of its coverage phase; 100 in all 3000
+)  # for each route, beside those of its coverage phase; 100 make over 2,000
 
 
 def test_every_answer_is_as_documented(chat_model, tmp_path):
