@@ -108,6 +108,24 @@ def test_bodies_that_do_not_say_that_they_are_json(server, kind):
     assert said.status_code == 415 and "application/json" in said.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("headers", [b"", b"Authorization: Bearer one-key\r\nContent-Encoding: gzip\r\n"])
+def test_a_client_that_sends_its_body_after_the_refusal_reads_the_refusal(locked, monkeypatch, headers):
+    """Closed with something unread, the connection would be reset."""
+    monkeypatch.setattr(guard, "LINGER_S", 20.0)
+    host, port = locked.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 8000\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head + headers + b"\r\n")
+        time.sleep(0.2)  # for a server that closes at once
+        for _ in range(8):
+            connection.sendall(b" " * 1000)
+            time.sleep(0.01)
+        received = b""
+        while more := connection.recv(65536):
+            received += more
+    assert received.startswith((b"HTTP/1.1 401", b"HTTP/1.1 415")) and received.endswith(b"}}")
+
+
 def test_compressed_bodies_are_not_unpacked(locked):
     headers = {"Authorization": "Bearer one-key", "Content-Encoding": "gzip"}
     said = httpx2.post(f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers)

@@ -83,5 +83,5 @@ def respond(error: Exception) -> JSONResponse:
     told = described(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
     headers |= {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
-    headers |= {"Connection": "close"} if told.status in (408, 413, 415) else {}  # the rest of the body is not read
+    headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
     return JSONResponse(body_of(told), told.status, headers)

@@ -5,6 +5,7 @@ It is ASGI around the application, so that nothing of a request is read or parse
 
 import asyncio
 import hmac
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +25,7 @@ HEAD_S = 10.0  # for all headers of a request
 BODY_S = 30.0  # for its whole body
 MAX_HEAD, MAX_HEADERS = 65536, 200
 STALL_S = 30.0  # for a reader that takes nothing
+LINGER_S = 1.0  # for the rest of a body that nobody wants
 
 
 class Guard:
@@ -36,13 +38,14 @@ class Guard:
         """See ASGI."""
         if scope["type"] != "http":
             return
+        body = _Body(receive, self._options.max_body)
+        send = _after_the_body(body, _unless_stalled(send))
         if (refusal := self._refusal(scope)) is not None:
             response = respond(refusal)
             response.headers["Connection"] = "close"  # since the body is not read
             await response(scope, receive, send)
             return
-        limited = _Body(receive, self._options.max_body)
-        await self._app(scope, limited.receive, _unless_stalled(send))
+        await self._app(scope, body.receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
@@ -74,12 +77,12 @@ class _Body:
     """A body that may not be too large, nor take too long."""
 
     def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._most, self._size, self._is_whole = receive, most, 0, False
+        self._receive, self._most, self._size, self.is_whole = receive, most, 0, False
         self._ends_s = asyncio.get_running_loop().time() + BODY_S
 
     async def receive(self) -> Message:
         """See ASGI."""
-        if self._is_whole:
+        if self.is_whole:
             return await self._receive()
         try:
             async with asyncio.timeout_at(self._ends_s):
@@ -87,14 +90,42 @@ class _Body:
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
         self._size += len(message.get("body", b""))
-        self._is_whole = not message.get("more_body", False)
+        self.is_whole = not message.get("more_body", False)
         if self._size > self._most:
             raise _too_large(self._most)
         return message
 
+    async def drop(self) -> None:
+        """Read what is left, for a moment, and forget it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while not self.is_whole:
+                    self.is_whole = not (await self._receive()).get("more_body", False)
+
 
 def _too_large(most: int) -> ApiError:
     return ApiError(413, f"the body is over {most:,} bytes")
+
+
+def _after_the_body(body: _Body, send: Send) -> Send:
+    """Ends a refusal when the client has sent its body.
+
+    To close a connection on which something is unread resets it, and a client that sends its headers first and its
+    body then would see that instead of the response.
+    """
+    is_refusal = False
+
+    async def lingering(message: Message) -> None:
+        nonlocal is_refusal
+        if message["type"] == "http.response.start":
+            is_refusal = message["status"] >= 400
+        elif is_refusal and not message.get("more_body") and not body.is_whole:
+            await send({**message, "more_body": True})
+            await body.drop()
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    return lingering
 
 
 def _unless_stalled(send: Send) -> Send:

@@ -79,10 +79,12 @@ class JsonRoute(APIRoute):
         """See APIRoute."""
         handler = super().get_route_handler()
 
-        async def read(request: Request) -> Response:
+        async def handle(request: Request) -> Response:
+            read = _JsonRequest(request.scope, request.receive)
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if self.body_field is not None and kind != "application/json":
+                await read.body()
                 raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
-            return await handler(_JsonRequest(request.scope, request.receive))
+            return await handler(read)
 
-        return read
+        return handle
