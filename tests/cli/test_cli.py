@@ -90,7 +90,8 @@ OPTIONS = {
         {" ".join(sorted(set(FIXED.split()) - set("--max-length --cache --device".split())))}""",
     "bench install-peer": "--again --quiet -q",
     "bench load": """--api-key --burstiness --chat --concurrency --detailed --goodput --ignore-eos --json --label
-        --model --new --num-prompts --output -o --prompt --prompts --quiet -q --rate --seed --time-limit --url --vocab-size""",
+        --model --new --num-prompts --output -o --prompt --prompts --quiet -q --rate --seed --time-limit --url
+        --vocab-size""",
     "bench machine": "--again --device --json --quiet -q --threads",
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
