@@ -1,10 +1,12 @@
 """Clients share places, prompts share steps."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.simulated_cache import SimulatedCache
+from tests.simulated_cache import SimulatedCache, solo
 from tokenmill.schedule.fairness import shares
 from tokenmill.schedule.sequence import Sequence
 
@@ -117,3 +119,28 @@ def test_prompts_are_limited_only_while_others_decode():
     cache.scheduler.add(text(1, 40, 80))
     plan = cache.step()
     assert [work.count for work in plan.work] == [1, 10]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mixture_of_clients_and_priorities_comes_to_its_end(seed):
+    draw = random.Random(seed)
+    cache = SimulatedCache(draw.randint(6, 30), 4, draw.randint(1, 4), draw.randint(4, 40), draw.random() < 0.5)
+    cache.scheduler.max_prompt_tokens = draw.randint(1, 40)
+    sequences = []
+    for number in range(15):
+        length = draw.randint(1, 12)
+        client, priority = bytes([draw.randrange(3)]), draw.choice((0, 0, 0, 1, -1))
+        prompt = [draw.randrange(5) for _ in range(length)]
+        sequences.append(
+            Sequence(number, prompt, length, length + draw.randint(1, 12), client=client, priority=priority)
+        )
+        cache.scheduler.add(sequences[-1])
+        cache.step()
+    for _ in range(3000):
+        if cache.scheduler.idle:
+            break
+        cache.step()
+        cache.scheduler.check_integrity()
+    assert cache.scheduler.idle
+    for each in sequences:
+        assert each.tokens == solo(each.tokens[: each.num_prompt_tokens], each.max_tokens, each.stop_ids)

@@ -48,14 +48,15 @@ class Clients:
     def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
         """With all places taken: a sequence that should be preempted, so that a client with none running gets a place.
 
-        It is one of the client with the most, if that is more than its share of the places.
+        It is one of the client with the most, if that is more than its share of the places and more than one: the only
+        one would come back at the next step, and nobody would get on.
         """
         if self._is_one or not waiting:
             return None
         counts = Counter(each.client for each in running)
         first = self.next_of(waiting, running)
         most = max(counts, key=lambda client: (counts[client], client))
-        if first.client in counts or counts[most] <= len(running) // (len(counts) + 1):
+        if first.client in counts or counts[most] <= max(1, len(running) // (len(counts) + 1)):
             return None
         last = [each for each in running if each.client == most][-1]
         return last if last.priority >= first.priority else None
