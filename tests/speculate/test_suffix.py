@@ -22,7 +22,7 @@ def test_the_longest_match_and_what_followed_it_most(vocabulary):
         for _ in range(numbers.randrange(5, 50)):
             tokens.append(numbers.randrange(vocabulary))
             automaton.append(tokens[-1])
-            guessed, matched = automaton.guess(8)
+            guessed, matched = automaton.guess(8), automaton.matched
             assert matched == longest_match(tokens)
             assert bool(guessed) == (matched >= SHORTEST)
             if guessed:
@@ -35,15 +35,15 @@ def test_a_text_that_repeats_itself_is_taken_to_go_on_so():
     automaton = SuffixAutomaton()
     for token in [1, 2, 3, 1, 2, 3]:
         automaton.append(token)
-    assert automaton.guess(7) == ([1, 2, 3, 1, 2, 3, 1], 3)
+    assert (automaton.guess(7), automaton.matched) == ([1, 2, 3, 1, 2, 3, 1], 3)
 
 
 def test_no_guess_is_longer_than_the_limit():
     automaton = SuffixAutomaton()
     for token in [1, 2, 3, 4, 1, 2]:
         automaton.append(token)
-    assert automaton.guess(0) == ([], 2)
-    assert automaton.guess(1) == ([3], 2)
+    assert (automaton.guess(0), automaton.matched) == ([], 2)
+    assert (automaton.guess(1), automaton.matched) == ([3], 2)
 
 
 def decoding(tokens, number=1):

@@ -51,7 +51,7 @@ class Controller(Proposer):
             return {}
         for sequence in sequences:
             if sequence.score_from is None:
-                self._guesses[sequence.id] = sequence, self._suffix.guess(sequence, limit)
+                self._guesses[sequence.id] = sequence, self._suffix.guess(sequence, limit, self._matches.useful)
         count, can_be_several = len(sequences), self._facts.finds_drafts and take_largest(sequences)
         best = Choice(0.0, {})
         if not self._costs.is_old(count, can_be_several):  # else it is time for a pass without drafts

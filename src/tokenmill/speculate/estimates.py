@@ -19,6 +19,8 @@ BUCKETS = 8
 NEW_TEXT = -0.5  # offset of a text of which nothing is known
 TEXT_WEIGHT = 0.5  # by which a guess moves the offset of its text
 FARTHEST = 6.0
+HOPELESS = 0.01  # a draft with a smaller chance costs more than it brings, however cheap passes are
+JUDGED = 5  # tokens that are guessed though they are hopeless: as many as one call computes, to see when that changes
 
 
 class PassCosts:
@@ -77,6 +79,15 @@ class MatchChances:
         """For each of `count` tokens after a match, the chance that it and all before it are right."""
         offset = self._offsets.get(sequence, NEW_TEXT)
         return list(accumulate((self._chance(_bucket(matched + place), offset) for place in range(count)), mul))
+
+    def useful(self, sequence: Sequence, matched: int, limit: int) -> int:
+        """How many of `limit` tokens after a match have a chance at all; a few more, so that they are judged."""
+        chance, offset = 1.0, self._offsets.get(sequence, NEW_TEXT)
+        for place in range(limit):
+            chance *= self._chance(_bucket(matched + place), offset)
+            if chance < HOPELESS:
+                return min(max(place, JUDGED), limit)
+        return limit
 
     def learn(self, sequence: Sequence, matched: int, guess: List[int], tokens: List[int]) -> None:
         """Compare a guess, tried or not, with the tokens that were chosen, up to the first that is wrong."""

@@ -4,6 +4,7 @@ It needs no second model, and guesses well where a text copies: quotes, edits of
 (SuffixDecoding, arXiv 2411.04975; prompt lookup, Saxena 2023, is the same with suffixes of a fixed length).
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -56,21 +57,28 @@ class SuffixAutomaton:
             self._count[new] += 1
             new = link[new]
 
-    def guess(self, limit: int) -> tuple[list[int], int]:
-        """What follows the longest suffix that occurred before, the most frequent token each time; its length.
+    @property
+    def matched(self) -> int:
+        """Length of the longest suffix that occurred before."""
+        return self._length[self._link[self._last]]
+
+    def guess(self, limit: int) -> list[int]:
+        """What follows the longest suffix that occurred before, the most frequent token each time.
 
         Where the earlier occurrence runs into the end of the text, the text is taken to repeat itself.
         """
         link, following, count = self._link, self._next, self._count
         state, guessed = link[self._last], list[int]()
-        matched = self._length[state] if state > 0 else 0
         while len(guessed) < limit and self._length[state] >= SHORTEST:
-            if following[state]:
+            if len(following[state]) == 1:  # by far most of them
+                ((token, state),) = following[state].items()
+                guessed.append(token)
+            elif following[state]:
                 token, state = max(following[state].items(), key=lambda step: (count[step[1]], step[1]))
                 guessed.append(token)
             else:
                 state = link[state]
-        return guessed, matched
+        return guessed
 
     def _add(self, following: dict[int, int], length: int, link: int, count: int) -> int:
         self._next.append(following)
@@ -78,6 +86,9 @@ class SuffixAutomaton:
         self._link.append(link)
         self._count.append(count)
         return len(self._next) - 1
+
+
+Useful = Callable[[Sequence, int, int], int]  # of the sequence, the length of the match, and the limit
 
 
 class Guess(NamedTuple):
@@ -104,9 +115,15 @@ class Suffix(Proposer):
         decoding = [sequence for sequence in sequences if sequence.num_pending_tokens == 1]
         return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}
 
-    def guess(self, sequence: Sequence, limit: int) -> Guess:
-        """What followed the longest suffix, in the text itself or, if that has none so long, in an earlier one."""
-        own = Guess(*self._automaton(sequence).guess(limit))
+    def guess(self, sequence: Sequence, limit: int, useful: Useful | None = None) -> Guess:
+        """What followed the longest suffix, in the text itself or, if that has none so long, in an earlier one.
+
+        useful: how many tokens after such a match are worth guessing.
+        """
+        automaton, own_limit = self._automaton(sequence), limit
+        if useful is not None and automaton.matched >= SHORTEST:
+            own_limit = useful(sequence, automaton.matched, limit)
+        own = Guess(automaton.guess(own_limit), automaton.matched)
         if self._store is None or sequence.salt or own.matched >= CERTAIN:
             return own
         stored = Guess(*self._store.guess(sequence.tokens, limit), is_stored=True)
