@@ -30,7 +30,7 @@ from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.progress import Silent
 from tokenmill.memory.atomic_file import checksum_of
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.reader import MAGIC, PAGE
+from tokenmill.weights.packed.reader import MAGIC, payload_begin
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
@@ -201,7 +201,7 @@ def mutate_packed(rng: Random, data: bytes) -> bytes:
     new = mutate_value(rng, old)
     text = json.dumps({"facts": new, "checksum": checksum_of(new)}).encode()
     front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
-    return front + b"\0" * (-len(front) % PAGE) + data[len(data) - old["payload_bytes"] :]
+    return front.ljust(payload_begin(len(front)), b"\0") + data[len(data) - old["payload_bytes"] :]
 
 
 class Case:

@@ -17,7 +17,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.reader import MAGIC, PAGE, read_header
+from tokenmill.weights.packed.reader import MAGIC, payload_begin, read_header
 
 LONG = prompt(60, seed=5)
 
@@ -36,7 +36,7 @@ def rewritten(packed, target, **facts):
     new = old | facts
     text = json.dumps({"facts": new, "checksum": whole.checksum_of(new)}).encode()
     front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
-    target.write_bytes(front + b"\0" * (-len(front) % PAGE) + data[len(data) - old["payload_bytes"] :])
+    target.write_bytes(front.ljust(payload_begin(len(front)), b"\0") + data[len(data) - old["payload_bytes"] :])
     return target
 
 

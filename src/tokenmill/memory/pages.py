@@ -1,11 +1,16 @@
-"""Memory in huge pages where the system has them, so that reading it is one stream.
+"""Memory in huge pages where the system has them, so that reading it is one stream; files as memory.
 
 With pages of 4 KiB the processor needs an address translation for each, and its prefetchers stop at the end of a page.
 """
 
+import ctypes
 import mmap
+from typing import BinaryIO
 
-__all__ = ["map_pages"]
+__all__ = ["HUGE_PAGE", "map_file", "map_pages", "touch"]
+
+HUGE_PAGE = 2 << 20  # bytes; what begins at such an offset of a file can be mapped in huge pages
+POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python has no name for
 
 
 def map_pages(num_bytes: int) -> mmap.mmap:
@@ -15,3 +20,16 @@ def map_pages(num_bytes: int) -> mmap.mmap:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped
+
+
+def map_file(opened: BinaryIO, offset: int, num_bytes: int) -> mmap.mmap:
+    """Those bytes of a file, which are read when they are touched. All processes that map the file share the memory."""
+    # Private and writable, since ctypes and torch take no other; nothing writes there.
+    return mmap.mmap(opened.fileno(), num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+
+
+def touch(mapped: mmap.mmap) -> None:
+    """Read in all of a mapped file now, where the system can; other threads of Python go on."""
+    if len(mapped):
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), POPULATE_READ)

@@ -1,6 +1,6 @@
 """A packed model: one file whose matrices are already in the layout that a program multiplies with.
 
-The weights are read into memory as they are; nothing in the file is executed (reader.py says how it is laid out). A
+The weights are mapped into memory as they are; nothing in the file is executed (reader.py says how it is laid out). A
 packed model is a Checkpoint whose tensors cannot be read one by one.
 """
 
@@ -20,7 +20,7 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked
-from tokenmill.weights.packed.reader import FORMAT, MAGIC, PAGE, REMEDY, PackedReader, read_header
+from tokenmill.weights.packed.reader import FORMAT, MAGIC, REMEDY, PackedReader, payload_begin, read_header
 from tokenmill.weights.plain import Checkpoint
 
 __all__ = ["PackedCheckpoint", "write_packed_model"]
@@ -87,15 +87,15 @@ class PackedCheckpoint(Checkpoint):
         return checked(self.path, dict(reader.inside("generation_defaults").values))
 
     def start_reading(self) -> None:
-        """Begin to read all weights in the background, unless that has begun."""
+        """Map all weights and verify them in the background, unless that has begun."""
         self.reader = self.reader or PackedReader(self.path)
 
     def payload(self) -> Tensor:
-        """All weights as bytes [N], in huge pages, every part checked. Called once."""
+        """All weights as bytes [N], verified. Called once."""
         self.start_reading()
         assert self.reader is not None, "started above"
         memory, self.reader = self.reader.wait(), None
-        return torch.frombuffer(memory, dtype=torch.uint8)[: self.num_bytes]
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def write_packed_model(
@@ -124,7 +124,7 @@ def write_packed_model(
     header = seal(facts, FORMAT).encode()
     with file_errors(path, "written"), writing(path) as out:
         out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
-        out.write(b"\0" * (-out.tell() % PAGE))
+        out.seek(payload_begin(out.tell()))
         for number, data in enumerate(payload):
             progress(number, len(payload))
             out.write(data)

@@ -1,24 +1,27 @@
-"""Reads packed models: the header, and the weights in the background. Nothing here imports torch.
+"""Reads packed models: the header, and the weights as mapped memory. Nothing here imports torch.
 
 The file begins with eight bytes of magic, eight of the header's length, and the header in JSON. It says what is inside,
-for which program, and of which model it was made. After it come the tokenizer and, from the next page on, the weights.
+for which program, and of which model it was made. After it come the tokenizer and, from the next huge page on, the
+weights.
 """
 
 import mmap
+import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.memory.atomic_file import unseal
-from tokenmill.memory.pages import map_pages
+from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader
+from tokenmill.weights.packed.verified import is_verified, remember
 
-__all__ = ["FORMAT", "MAGIC", "PAGE", "REMEDY", "PackedReader", "is_packed_model", "read_header"]
+__all__ = ["FORMAT", "MAGIC", "REMEDY", "PackedReader", "is_packed_model", "payload_begin", "read_header"]
 
-MAGIC, FORMAT = b"TMIMAGE\n", 1
-PAGE = 4096
+MAGIC, FORMAT = b"TMIMAGE\n", 2
 REMEDY = "make it again with `tokenmill pack`"
 
 
@@ -37,8 +40,13 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     Every fact that this room uses has the right type, and the file the size that they say.
     """
     with file_errors(path, "read"), path.open("rb") as opened:
+        return _header_of(path, opened)
+
+
+def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
+    with file_errors(path, "read"):
         magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
-        size = path.stat().st_size
+        size = os.fstat(opened.fileno()).st_size
         text = opened.read(min(length, size))
     if magic != MAGIC:
         raise CheckpointError(f"{path} is no packed model")
@@ -52,8 +60,8 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         reader.text(name)
     for name in ("config", "fingerprint", "weights", "shapes"):
         reader.inside(name, required=True)
-    for name in ("tokenizer_bytes", "tokenizer_checksum", "payload_bytes"):
-        reader.count(name, minimum=0, maximum=1 << 48)
+    for name, least in (("tokenizer_bytes", 0), ("tokenizer_checksum", 0), ("payload_bytes", 1)):
+        reader.count(name, minimum=least, maximum=1 << 48)
     shapes = reader.inside("shapes")
     for name in shapes.values:
         if any(size < 0 for size in shapes.entries(name, int)):
@@ -61,39 +69,53 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     parts = -(-facts["payload_bytes"] // reader.count("part_bytes"))
     if len(reader.entries("checksums", int)) != parts:
         raise reader.refuse("checksums", facts["checksums"], f"{parts} of them")
-    wanted = _payload_begin(facts, end) + facts["payload_bytes"]
+    wanted = payload_begin(end + facts["tokenizer_bytes"]) + facts["payload_bytes"]
     if size != wanted:
         raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
     return facts, end
 
 
-def _payload_begin(facts: dict[str, Any], header_end: int) -> int:
-    """Where the weights begin in the file: after the tokenizer, on a whole page."""
-    return -(-(header_end + int(facts["tokenizer_bytes"])) // PAGE) * PAGE
+def payload_begin(end: int) -> int:
+    """Where the weights begin in a file whose tokenizer ends there: on a huge page, so that they can be mapped in such.
+
+    What lies between is a hole, for which file systems keep no bytes.
+    """
+    return -(-end // HUGE_PAGE) * HUGE_PAGE
 
 
 class PackedReader:
-    """Begins to read the weights when it is made, so that reading goes on while torch is imported."""
+    """Maps the weights when it is made, and reads them in the background while torch is imported.
 
-    def __init__(self, path: Path) -> None:
+    Their checksums are verified meanwhile, unless they were and the file is still the same.
+    """
+
+    def __init__(self, path: Path, again: bool = False) -> None:
         self.path = path
-        self.facts, self.header_end = read_header(path)
-        self._memory = map_pages(self.facts["payload_bytes"])
+        with file_errors(path, "read"), ExitStack() as until_verified:
+            opened = until_verified.enter_context(path.open("rb"))
+            self.facts, self.header_end = _header_of(path, opened)
+            begin = payload_begin(self.header_end + self.facts["tokenizer_bytes"])
+            self._memory = map_file(opened, begin, self.facts["payload_bytes"])
+            until_verified.pop_all()
         thread = ThreadPoolExecutor(1)  # one thread: the others import torch and make the tokenizer meanwhile
-        self._done = thread.submit(self._read)
+        self._done = thread.submit(self._verify, opened, again)
         thread.shutdown(wait=False)
 
     def wait(self) -> mmap.mmap:
-        """All weights, in huge pages; CheckpointError names the part that does not match its checksum."""
+        """All weights; CheckpointError names the part that does not match its checksum."""
         self._done.result()
         return self._memory
 
-    def _read(self) -> None:
-        size, total = self.facts["part_bytes"], self.facts["payload_bytes"]
-        with self.path.open("rb", buffering=0) as opened:
-            opened.seek(_payload_begin(self.facts, self.header_end))
+    def _verify(self, opened: BinaryIO, again: bool) -> None:
+        """again: although it was done before."""
+        with opened:
+            if not again and is_verified(self.path, opened.fileno()):
+                touch(self._memory)
+                return
+            weights, size = memoryview(self._memory), self.facts["part_bytes"]
             for part, checksum in enumerate(self.facts["checksums"]):
-                piece = memoryview(self._memory)[part * size : min(total, (part + 1) * size)]
-                if opened.readinto(piece) != len(piece) or zlib.crc32(piece) != checksum:
+                piece = weights[part * size : (part + 1) * size]
+                if zlib.crc32(piece) != checksum:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
                     raise CheckpointError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
+            remember(self.path, opened.fileno())

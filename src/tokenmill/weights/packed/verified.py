@@ -1,0 +1,80 @@
+"""Packed models whose checksums were verified, so that the next start need not compute them again.
+
+What is remembered of a file changes when the file does, and counts until the machine restarts: what a crash took from
+a file shows then. Nothing here imports torch.
+"""
+
+import json
+import os
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from tokenmill.hub.download import cache_folder
+from tokenmill.memory.atomic_file import writing
+
+__all__ = ["forget", "is_verified", "last_used", "remember"]
+
+SETTLED_S = 1.0  # a file that was changed later than so long ago may change again at what clocks call the same time
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def is_verified(path: Path, opened: int) -> bool:
+    """Whether this open file is the one that was verified. That it is used now is noted for `last_used`."""
+    record = _record(path)
+    try:
+        if json.loads(record.read_text(encoding="utf-8")) != _facts(opened):
+            return False
+        os.utime(record)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def remember(path: Path, opened: int) -> None:
+    """This open file was verified. Where that cannot be written, it is verified again next time."""
+    record = _record(path)
+    if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
+        return
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with writing(record, sync=False) as out:
+            out.write(json.dumps(_facts(opened)).encode())
+    except OSError:
+        return
+
+
+def forget(path: Path) -> None:
+    """The file is gone."""
+    _record(path).unlink(missing_ok=True)
+
+
+def last_used(path: Path) -> float:
+    """When a process began to use the file: seconds since 1970."""
+    for each in (_record(path), path):
+        try:
+            return each.stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def _record(path: Path) -> Path:
+    name = sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+    return cache_folder() / "packed" / "verified" / f"{name}.json"
+
+
+def _facts(opened: int) -> dict[str, int | str]:
+    found = os.fstat(opened)
+    try:
+        boot = BOOT.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        boot = ""
+    return {
+        "boot": boot,
+        "device": found.st_dev,
+        "inode": found.st_ino,
+        "size": found.st_size,
+        "changed": found.st_ctime_ns,
+        "modified": found.st_mtime_ns,
+    }
