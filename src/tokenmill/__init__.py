@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tokenmill.config import EngineConfig, SamplingParams
-    from tokenmill.engine.build import load
     from tokenmill.engine.engine import Engine
+    from tokenmill.engine.load import load
     from tokenmill.engine.outputs import Completion, Piece
     from tokenmill.engine.session import Session
     from tokenmill.errors import (
@@ -56,7 +56,7 @@ _LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name.endswith("
     "Piece": "tokenmill.engine.outputs:Piece",
     "SamplingParams": "tokenmill.config:SamplingParams",
     "Session": "tokenmill.engine.session:Session",
-    "load": "tokenmill.engine.build:load",
+    "load": "tokenmill.engine.load:load",
 }
 
 

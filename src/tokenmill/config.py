@@ -150,6 +150,8 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     general.sampling of a GGUF file) in the place of SamplingParams' own defaults.
     fuse: which neighbouring operations are one: qkv, gate_up, norm, rotary, with commas between; all, or none. In
     bfloat16 "norm" rounds otherwise than the reference. Program native has its own way and takes only the default.
+    packed_cache: keep a packed copy of a model that program native loads in the cache folder (TOKENMILL_CACHE), so that
+    the next start only maps it. packed_limit is how many MB all of them may take there.
     """
 
     model: str = DEFAULT_MODEL
@@ -163,6 +165,8 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     fuse: str = "qkv,gate_up"
     fingerprint: str = field(default="sampled", metadata={"choices": ("sampled", "full")})
     generation_config: bool = False
+    packed_cache: bool = True
+    packed_limit: int = 20_000
 
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")

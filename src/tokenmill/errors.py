@@ -17,6 +17,7 @@ __all__ = [
     "DeadlinePassed",
     "NoKernel",
     "PackageMismatch",
+    "PackedModelError",
     "RequestError",
     "SnapshotError",
     "TokenmillError",
@@ -53,6 +54,10 @@ class CheckpointError(TokenmillError):
         lists = {"missing": self.missing, "unexpected": self.unexpected, "misshapen": self.misshapen}
         parts = [f"{len(names)} {kind}: {', '.join(names)}" for kind, names in lists.items() if names]
         super().__init__("; ".join([message, *parts]))
+
+
+class PackedModelError(CheckpointError):
+    """A packed model is damaged, of another version, or older than the model that it was made of."""
 
 
 @contextmanager

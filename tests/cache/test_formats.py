@@ -8,7 +8,7 @@ from tokenmill.cache.formats import FORMATS, find_format
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DTYPES
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.program.native import abi
 

@@ -10,7 +10,7 @@ from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
 from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.snapshot import shared_fields
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError, SnapshotError
 
 START = prompt(40, seed=2)
@@ -168,7 +168,7 @@ def test_a_full_disk_is_said_once_and_the_text_goes_on(llama, tmp_path, monkeypa
 
 def test_two_processes_share_a_directory(llama, tmp_path):
     code = (
-        "import sys; from tokenmill.engine.build import load;"
+        "import sys; from tokenmill.engine.load import load;"
         "e = load(sys.argv[1], dtype='float32', max_length=96, block_size=8, threads=1, prefix_dir=sys.argv[2]);"
         "ps = [[(7 * i + j) % 90 + 1 for j in range(40)] for i in range(12)];"
         "print([e.generate(p, max_new_tokens=3, ignore_eos=True).tokens for p in ps + ps])"

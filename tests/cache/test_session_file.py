@@ -5,7 +5,7 @@ import torch
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import SnapshotError
 
 START = prompt(12, seed=4)

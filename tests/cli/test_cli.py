@@ -49,7 +49,7 @@ def commands():
 ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
 --compile-in-background --compile-phases --device --draft-model --dtype --fingerprint --fuse --kernel --max-length
 --max-sequences --max-step-tokens --max-waiting --num-draft-tokens --prefix-cache --prefix-dir --prefix-limit --program
---speculate --suffix-dir --suffix-limit --async-scheduling --scheme --threads"""
+--speculate --suffix-dir --suffix-limit --async-scheduling --scheme --threads --packed-cache --packed-limit"""
 SAMPLING = """--allowed-token-ids --bad-words --frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs
 --max-new-tokens --min-new-tokens --min-p -n --n --presence-penalty --repetition-penalty --seed --skip-special-tokens
 --stop --stop-token-ids --temperature --top-k --top-p"""
@@ -61,6 +61,8 @@ POINT = {
     "--prefix-dir",
     "--prefix-limit",
     "--fingerprint",
+    "--packed-cache",
+    "--packed-limit",
     "--suffix-dir",
     "--suffix-limit",
     "--compile-in-background",
@@ -100,7 +102,7 @@ OPTIONS = {
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
     "compile": "--cache-format --compile-phases --device --dtype --json --output -o --quiet -q --scheme",
-    "info": "--json --quiet -q --template --tensors",
+    "info": "--check --json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --output -o --quiet -q --revision",
     "chat": f"""--chat-template --generation-config --open --quiet -q --system
@@ -108,6 +110,8 @@ OPTIONS = {
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"""--convert --force --json --model --output -o --prompt -p --quiet -q --stream --tokens
         {ENGINE} {SAMPLING}""",
+    "cache list": "--json",
+    "cache clear": "--json --quiet -q",
     "quantize": "--group --head --json --output -o --quiet -q --scheme",
 }
 

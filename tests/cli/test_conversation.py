@@ -10,7 +10,7 @@ from tokenmill.cli.chat import with_room_for_forks
 from tokenmill.cli.conversation import Conversation
 from tokenmill.cli.report import cut_by, summary
 from tokenmill.config import EngineConfig, SamplingParams
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.engine.observers import Observer
 from tokenmill.errors import ConfigError, RequestError, SnapshotError, TokenmillError
 

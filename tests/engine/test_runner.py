@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.sequence import Load, Plan, Sequence
 

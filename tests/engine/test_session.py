@@ -26,7 +26,7 @@ from tokenmill.cache.session_file import SavedSession
 from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
 from tokenmill.cli.main import main
 from tokenmill.config import SamplingParams
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import last_logits
 from tokenmill.engine.session import Session

@@ -7,7 +7,7 @@ import torch
 
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import WrongText
 from tokenmill.measure.verify import traced, verified
 

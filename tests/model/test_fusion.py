@@ -5,7 +5,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.config import FUSIBLE
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.model.rope import apply_rotary, apply_rotary_in_halves
 

@@ -107,7 +107,7 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
 
 STARTS = """
 import sys
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 engine = load(sys.argv[1], dtype="float32", device="cpu", max_length=96, aot_package=sys.argv[2])
 engine.generate([5, 6, 7], max_new_tokens=4)
 print(sorted({"torch._inductor.compile_fx", "torch._dynamo.convert_frame"} & set(sys.modules)))

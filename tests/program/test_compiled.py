@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cache.step import Span
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.program.compiled.micro_batches import DynamicShapes, Shape, StaticShapes, split
 

@@ -12,7 +12,7 @@ import transformers
 import tokenmill
 from tests.program import sanitized
 from tests.tiny_models import FAMILY_NAMES, prompt, save
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.program.native import abi
 from tokenmill.program.native.program import Native

@@ -8,7 +8,7 @@ import torch
 from tests.gguf_files import write
 from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.hub.progress import Silent
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint

@@ -5,7 +5,7 @@ import torch
 
 import tokenmill
 from tests.tiny_models import CONTEXT, prompt, save
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import PROGRAMS, preferred_schemes

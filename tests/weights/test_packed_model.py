@@ -11,7 +11,7 @@ import torch
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.engine.pack import save_packed_model
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import cache_spec, load, resolve_config
+from tokenmill.engine.load import load
+from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config

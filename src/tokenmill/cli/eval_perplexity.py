@@ -32,7 +32,7 @@ EVALUATED = "What is evaluated"
 MAX_BYTES = 1_000_000_000
 
 # These follow from the windows, or change nothing there.
-PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint")
+PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint", "packed_cache", "packed_limit")
 COMPILE = ("compile", "compile_phases", "compile_backend", "compile_in_background", "aot_package", "aot_fallback")
 OWN = (
     "fuse",

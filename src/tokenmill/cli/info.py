@@ -14,7 +14,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, SamplingParams
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, PackedModelError
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # these import torch
@@ -52,6 +52,10 @@ def command(
     template: Annotated[
         bool, typer.Option("--template", help="Print the chat template alone.", rich_help_panel=OUTPUT)
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Verify every checksum of a packed model or copy.", rich_help_panel=OUTPUT),
+    ] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -70,6 +74,9 @@ def command(
         return
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
+    if check:
+        _verify(checkpoint.path, json)
+        return
     tokenizer = checkpoint.tokenizer()
     if template:
         if tokenizer is None or tokenizer.chat_template is None:
@@ -110,6 +117,33 @@ def _show_snapshot(path: Path, json: bool) -> None:
         ("on disk", size(facts["num_bytes"])),
     )
     print_table(str(path), lines)
+
+
+def _verify(path: Path, json: bool) -> None:
+    """Read all of a packed model, or of each packed copy of a model; a damaged copy is deleted."""
+    from tokenmill.weights.packed.copies import copies, delete_copy, without_remedy
+    from tokenmill.weights.packed.reader import PackedReader, is_packed_model
+
+    found = [copy.path for copy in copies() if copy.source == str(path.resolve())]
+    files = [path] if is_packed_model(path) else found
+    rows = []
+    for file in files:
+        try:
+            reader = PackedReader(file, again=True)
+            reader.wait()
+        except PackedModelError as error:
+            if file not in found:
+                raise
+            delete_copy(file)
+            raise PackedModelError(
+                f"{without_remedy(error)}; it was deleted, and the next load makes another"
+            ) from None
+        rows.append({"path": str(file), "num_bytes": reader.facts["payload_bytes"], "is_sound": True})
+    if json:
+        print_json(rows)
+    else:
+        lines = [f"{row['path']}: all checksums match, {size(row['num_bytes'])} of weights" for row in rows]
+        typer.echo("\n".join(lines) or f"{path} has no packed copy: nothing to verify")
 
 
 def _show_code(folder: Path, json: bool) -> None:

@@ -35,6 +35,7 @@ VERBS = {
     "info": "tokenmill.cli.info",
     "plan": "tokenmill.cli.plan",
     "profile": "tokenmill.cli.profile",
+    "cache": "tokenmill.cli.cache",
     "image": "tokenmill.cli.image",
     "bench": "tokenmill.cli.bench",
     "eval": "tokenmill.cli.eval",

@@ -52,7 +52,7 @@ def looks_saved(path: Path) -> bool:
 def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | None = None) -> "Engine":
     """As tokenmill.load, with progress for the fetch as well. chat_template: a file in the place of the model's own."""
     from tokenmill.hub.names import is_there, locate
-    from tokenmill.weights.packed.reader import PackedReader, is_packed_model
+    from tokenmill.weights.packed.copies import start_reading
 
     template = None if chat_template is None else _template(chat_template)
     path = locate(config.model, progress=progress)
@@ -62,14 +62,12 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
     progress.stage(f"loading {config.model if is_snapshot else path.name}")
     if not isinstance(progress, Silent):
         say_on_stderr()
-    reader = PackedReader(path) if is_packed_model(path) else None
+    reader = start_reading(path, config)
 
     with uninterrupted():  # after the reader: it reads while torch is imported here
-        from tokenmill.engine.build import build
+        from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
-        from tokenmill.weights.checkpoint import open_checkpoint
-    checkpoint = open_checkpoint(path, reader)
-    engine = build(checkpoint, config, progress.advance)
+    engine, checkpoint = load_files(path, config, progress, reader)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
     if template is not None:

@@ -100,6 +100,8 @@ HELP: dict[type, dict[str, str]] = {
         "suffix_limit": "Size limit of that directory in MB; the oldest texts are deleted.",
         "threads": "CPU threads. Default: torch's choice.",
         "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
+        "packed_cache": "Keep a packed copy of the model in the cache folder: the next start takes a fraction.",
+        "packed_limit": "Size limit of all such copies in MB; least recently used ones are deleted.",
         "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
         "compile_phases": "Which steps are compiled: decode, prefill, or both.",
         "compile_backend": "A backend of torch.compile, by name.",

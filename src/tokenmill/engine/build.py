@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -49,24 +48,11 @@ from tokenmill.weights.generation import recommended
 from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["build", "load", "load_model"]
+__all__ = ["build", "load_model"]
 
 log = logging.getLogger(__name__)
 DRAFT_SCHEMES = ("q8", "q4")  # as a draft model: this model with such weights
 Told = Callable[[int, int], None]  # how much is done, and how much there is
-
-
-def load(model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Any) -> Engine:
-    """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
-
-    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load.
-    """
-    if progress is not None and not callable(progress):
-        raise ConfigError("progress", progress, "a function of how much is done and how much there is")
-    if model is not None and not isinstance(model, EngineConfig):
-        settings["model"] = model
-    config = replace(model, **settings) if isinstance(model, EngineConfig) else EngineConfig(**settings)
-    return build(open_checkpoint(locate(config.model)), config, progress)
 
 
 def build(
@@ -112,9 +98,7 @@ def _load_draft(
     """The draft model of an engine, with a loop of its own and a cache for as many texts of the same length."""
     config, name = target.config, str(target.config.draft_model)
     is_same = name in DRAFT_SCHEMES
-    if is_same and isinstance(checkpoint, PackedCheckpoint):
-        raise ConfigError("draft_model", name, "the name of a model: a packed model cannot be read with other weights")
-    source = checkpoint if is_same else open_checkpoint(locate(name))
+    source = _unpacked(checkpoint, name) if is_same else open_checkpoint(locate(name))
     model = read_config(source.config)
     max_length = min(config.max_length, model.context)
     settings = EngineConfig(
@@ -140,6 +124,16 @@ def _load_draft(
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
 
 
+def _unpacked(checkpoint: Checkpoint, draft_model: str) -> Checkpoint:
+    """The same model, to be read with other weights."""
+    if not isinstance(checkpoint, PackedCheckpoint):
+        return checkpoint
+    if not checkpoint.is_copy:
+        allowed = "the name of a model: a packed model cannot be read with other weights"
+        raise ConfigError("draft_model", draft_model, allowed)
+    return open_checkpoint(checkpoint.path)
+
+
 def _check_memory(name: str, config: EngineConfig, model: ModelConfig) -> None:
     """CapacityError where a draft model does not fit beside the model, which is loaded."""
     resolved = resolve_config(config, model)
@@ -162,7 +156,7 @@ def load_model(
     model_config = read_config(checkpoint.config)
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     if packed is not None:
-        config = _as_packed(config, packed)
+        config = config if packed.is_copy else _as_packed(config, packed)
         packed.start_reading()  # meanwhile the tokenizer is made
     resolved = resolve_config(config, model_config)
     device = find_device(resolved.device)

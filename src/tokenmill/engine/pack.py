@@ -8,6 +8,7 @@ import torch
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
+from tokenmill.engine.engine import Engine
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
@@ -15,7 +16,7 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.model import write_packed_model
 from tokenmill.weights.packed.reader import is_packed_model
 
-__all__ = ["save_packed_model"]
+__all__ = ["save_packed_model", "write_packed_engine"]
 
 
 def save_packed_model(
@@ -29,6 +30,13 @@ def save_packed_model(
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
     engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
+    return write_packed_engine(engine, checkpoint, path, progress)
+
+
+def write_packed_engine(
+    engine: Engine, checkpoint: Checkpoint, path: Path, progress: Callable[[int, int], None], sync: bool = True
+) -> int:
+    """Write the weights of an engine that was built from a checkpoint; see save_packed_model."""
     weights, tensors = engine.core.loaded.program.packed_weights()
     facts = {
         "program": engine.program_name,
@@ -43,4 +51,4 @@ def save_packed_model(
         "weights": weights,
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }
-    return write_packed_model(path, facts, engine.tokenizer, tensors, progress)
+    return write_packed_model(path, facts, engine.tokenizer, tensors, progress, sync)

@@ -63,6 +63,7 @@ class Program(Protocol):
     only_asked: bool = False  # "auto" never chooses it
     has_threads: bool = False  # it computes in threads of its own, and not in torch's
     finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
+    packs: bool = False  # it has weights in a layout of its own, which packed models hold
     prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
     compile_s: float = 0.0  # seconds spent on compiling so far
     num_weight_bytes: int  # of all weights in the form that it multiplies with

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenmill.errors import file_errors
 
-__all__ = ["fingerprint", "is_full"]
+__all__ = ["files_of", "fingerprint", "is_full"]
 
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
 FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
@@ -27,10 +27,14 @@ def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
     A `.gguf` file holds all three and has one digest. CheckpointError where a file cannot be read.
     """
     with file_errors(path, "read"):
-        if path.is_file():
-            return {"weights": _digest([path], how)}
-        found = {part: sorted(f for name in names for f in path.glob(name)) for part, names in FILES.items()}
-        return {part: _digest(files, how) for part, files in found.items()}
+        return {part: _digest(files, how) for part, files in files_of(path).items()}
+
+
+def files_of(path: Path) -> dict[str, list[Path]]:
+    """The files of the checkpoint at `path`, by part."""
+    if path.is_file():
+        return {"weights": [path]}
+    return {part: sorted(f for name in names for f in path.glob(name)) for part, names in FILES.items()}
 
 
 def is_full(digests: dict[str, str]) -> bool:

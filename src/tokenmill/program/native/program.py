@@ -42,7 +42,7 @@ def _free(model: int, process: int) -> None:
 
 class Native(Program):
     description = "C++ for this processor, the same bits for any batch and chunk"
-    attends = finds_drafts = prefers_codes = has_threads = True
+    attends = finds_drafts = packs = prefers_codes = has_threads = True
     build = ""
     """Of the library: one of abi.BUILDS, "" for the best that this processor has."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import PackedModelError
 from tokenmill.memory.arena import ALIGNMENT, Arena
 from tokenmill.program.native.abi import Op, library
 from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
@@ -135,14 +135,14 @@ class Packed:
 
     def __init__(self, payload: Tensor, described: dict[str, Any]) -> None:
         if described.get("layout") != LAYOUT:
-            raise CheckpointError(
+            raise PackedModelError(
                 f"the packed model has layout {brief(described.get('layout'))}, and this tokenmill packs {LAYOUT}: "
                 "make it again"
             )
         fields: list[Any] = [described.get(name) for name in ("kept", "placed", "matrix_bytes")]
         kept, self._placed, size = fields
         if not (_are_ints(kept, None, 2) and _are_ints(self._placed, None, None, len(Run._fields)) and _are_ints(size)):
-            raise CheckpointError("the packed model is damaged: its description of the weights is none; make it again")
+            raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
         self._payload, self._kept = payload, iter(kept)
         self.num_matrix_bytes = size
         self.num_bytes = size + sum(each for _, each in kept)
@@ -151,7 +151,7 @@ class Packed:
         """See Packing. The tensor has no memory; its size must be that of the one that was kept."""
         offset, size = next(self._kept, (0, -1))
         if size != tensor.nbytes or not 0 <= offset <= self._payload.nbytes - size:
-            raise CheckpointError(
+            raise PackedModelError(
                 f"the packed model holds {size} bytes where its config wants {tensor.nbytes}: make it again"
             )
         return self._payload.data_ptr() + int(offset)
@@ -160,7 +160,7 @@ class Packed:
         base = self._payload.data_ptr()
         placed = [[Run(base + offset, *rest) for offset, *rest in runs] for runs in self._placed]
         if len(placed) != len(linears) or not all(map(self._fits, linears, placed)):
-            raise CheckpointError("the packed model's matrices are not those of its config: make it again")
+            raise PackedModelError("the packed model's matrices are not those of its config: make it again")
         return placed
 
     def _fits(self, linear: Linear, runs: list[Run]) -> bool:

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.arena import ALIGNMENT
 from tokenmill.memory.atomic_file import seal, writing
 from tokenmill.text.tokenizer import Tokenizer
@@ -30,50 +30,60 @@ Progress = Callable[[int, int], None]
 
 
 class PackedCheckpoint(Checkpoint):
-    """CheckpointError, by field, if the file is damaged, of another version, or older than its model.
+    """PackedModelError, by field, if the file is damaged, of another version, or older than its model.
 
     facts: the header; only the program, dtype and scheme that it names can use the weights.
     """
 
-    def __init__(self, path: Path, reader: PackedReader | None = None) -> None:
-        self.path, self.reader = path, reader
+    def __init__(self, path: Path, reader: PackedReader | None = None, copy_of: Path | None = None) -> None:
+        """copy_of: the model, if it is known to be unchanged; then that is this checkpoint's path."""
+        self.path, self.file, self.reader = copy_of or path, path, reader
         facts, self._tokenizer_at = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
         self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
         self.num_bytes = facts["payload_bytes"]
-        # A model that has changed since is refused. It may also be gone: the file is complete without it.
-        source = Path(facts["source"])
+        if copy_of is None:
+            self._check_source()
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the model's own files are there under `path`."""
+        return self.path != self.file
+
+    def _check_source(self) -> None:
+        """A model that has changed since is refused. It may also be gone: the file is complete without it."""
+        source = Path(self.facts["source"])
         try:
             if not source.exists():
                 return
         except (OSError, ValueError) as error:  # a name that no file can have
-            raise CheckpointError(f"{self.path} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
-        then = facts["fingerprint"]
+            raise PackedModelError(f"{self.file} is damaged: its source is {brief(str(source))}; {REMEDY}") from error
+        then = self.facts["fingerprint"]
         now = fingerprint(source, "full" if is_full(then) else "sampled")
         stale = [name for name, digest in now.items() if then.get(name) != digest]
         if stale:
-            raise CheckpointError(f"{self.path} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
+            raise PackedModelError(f"{self.file} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
     def read(self, name: str) -> Tensor:
         source = self.facts["source"]
-        raise CheckpointError(f"{self.path} is a packed model, whose {name} cannot be read: give the model, {source}")
+        raise PackedModelError(f"{self.file} is a packed model, whose {name} cannot be read: give the model, {source}")
 
     def tokenizer(self) -> Tokenizer | None:
-        with self.path.open("rb") as opened:
+        with self.file.open("rb") as opened:
             opened.seek(self._tokenizer_at)
             text = opened.read(self.facts["tokenizer_bytes"])
         if zlib.crc32(text) != self.facts["tokenizer_checksum"]:
-            raise CheckpointError(f"{self.path} is damaged: its tokenizer does not match its checksum; {REMEDY}")
+            raise PackedModelError(f"{self.file} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        reader = ValueReader(self.facts, f"{self.path} is damaged", CheckpointError).inside("tokenizer", required=True)
+        reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError).inside("tokenizer", required=True)
         template, special_texts = reader.take("chat_template", None), dict(reader.inside("special_texts").values)
         if not all(isinstance(value, str) for value in (template or "", *special_texts.values())):
-            raise CheckpointError(f"{self.path} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
+            raise PackedModelError(f"{self.file} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
         try:
             backend = tokenizers.Tokenizer.from_str(text.decode())
         except Exception as error:  # tokenizers raises bare Exception
-            raise CheckpointError(f"{self.path} is damaged: its tokenizer cannot be read; {REMEDY}") from error
+            raise PackedModelError(f"{self.file} is damaged: its tokenizer cannot be read; {REMEDY}") from error
         return Tokenizer(
             backend,
             bos_token_id=reader.count("bos_token_id", None, minimum=0),
@@ -83,12 +93,12 @@ class PackedCheckpoint(Checkpoint):
         )
 
     def generation_defaults(self) -> dict[str, Any]:
-        reader = ValueReader(self.facts, f"{self.path} is damaged", CheckpointError)
-        return checked(self.path, dict(reader.inside("generation_defaults").values))
+        reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError)
+        return checked(self.file, dict(reader.inside("generation_defaults").values))
 
     def start_reading(self) -> None:
         """Map all weights and verify them in the background, unless that has begun."""
-        self.reader = self.reader or PackedReader(self.path)
+        self.reader = self.reader or PackedReader(self.file)
 
     def payload(self) -> Tensor:
         """All weights as bytes [N], verified. Called once."""
@@ -99,9 +109,14 @@ class PackedCheckpoint(Checkpoint):
 
 
 def write_packed_model(
-    path: Path, facts: dict[str, Any], tokenizer: Tokenizer | None, tensors: Iterable[Tensor], progress: Progress
+    path: Path,
+    facts: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    tensors: Iterable[Tensor],
+    progress: Progress,
+    sync: bool = True,
 ) -> int:
-    """Write the file atomically; its size in bytes.
+    """Write the file atomically, and with `sync` so that it survives a crash of the machine; its size in bytes.
 
     `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
     `tensors`, which lie one after the other, each at the next multiple of ALIGNMENT.
@@ -122,15 +137,16 @@ def write_packed_model(
         "checksums": _checksums(payload),
     }
     header = seal(facts, FORMAT).encode()
-    with file_errors(path, "written"), writing(path) as out:
+    with file_errors(path, "written"), writing(path, sync) as out:
         out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
         out.seek(payload_begin(out.tell()))
-        for number, data in enumerate(payload):
-            progress(number, len(payload))
-            out.write(data)
-        size = out.tell()
-    progress(len(payload), len(payload))
-    return size
+        total, begin = facts["payload_bytes"], out.tell()
+        progress(0, total)
+        for data in payload:
+            for at in range(0, len(data), PART):  # one part at a time, because people watch
+                out.write(data[at : at + PART])
+                progress(out.tell() - begin, total)
+        return out.tell()
 
 
 def _checksums(payload: Iterable[memoryview]) -> list[int]:

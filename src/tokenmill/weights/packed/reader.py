@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader
@@ -35,7 +35,7 @@ def is_packed_model(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The facts, and where the header ends. CheckpointError if it is none, damaged, or of another version.
+    """The facts, and where the header ends. PackedModelError if it is none, damaged, or of another version.
 
     Every fact that this room uses has the right type, and the file the size that they say.
     """
@@ -49,13 +49,13 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
         size = os.fstat(opened.fileno()).st_size
         text = opened.read(min(length, size))
     if magic != MAGIC:
-        raise CheckpointError(f"{path} is no packed model")
+        raise PackedModelError(f"{path} is no packed model")
     try:
         facts = unseal(text, FORMAT)
     except ValueError as error:
-        raise CheckpointError(f"{path} {error}; {REMEDY}") from error
+        raise PackedModelError(f"{path} {error}; {REMEDY}") from error
     end = len(MAGIC) + 8 + len(text)
-    reader = ValueReader(facts, f"{path} is damaged", CheckpointError)
+    reader = ValueReader(facts, f"{path} is damaged", PackedModelError)
     for name in ("program", "dtype", "scheme", "source", "rounded"):
         reader.text(name)
     for name in ("config", "fingerprint", "weights", "shapes"):
@@ -71,7 +71,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
         raise reader.refuse("checksums", facts["checksums"], f"{parts} of them")
     wanted = payload_begin(end + facts["tokenizer_bytes"]) + facts["payload_bytes"]
     if size != wanted:
-        raise CheckpointError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+        raise PackedModelError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
     return facts, end
 
 
@@ -102,7 +102,7 @@ class PackedReader:
         thread.shutdown(wait=False)
 
     def wait(self) -> mmap.mmap:
-        """All weights; CheckpointError names the part that does not match its checksum."""
+        """All weights; PackedModelError names the part that does not match its checksum."""
         self._done.result()
         return self._memory
 
@@ -117,5 +117,5 @@ class PackedReader:
                 piece = weights[part * size : (part + 1) * size]
                 if zlib.crc32(piece) != checksum:
                     at = f"bytes {part * size} to {part * size + len(piece)} of its weights"
-                    raise CheckpointError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
+                    raise PackedModelError(f"{self.path} is damaged: {at} do not match their checksum; {REMEDY}")
             remember(self.path, opened.fileno())

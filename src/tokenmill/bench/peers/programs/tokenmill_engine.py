@@ -12,7 +12,7 @@ import torch
 from tokenmill import __version__
 from tokenmill.bench.points import Point
 from tokenmill.bench.run import take_sample
-from tokenmill.engine.build import load
+from tokenmill.engine.load import load
 from tokenmill.measure.machine import instruction_sets
 from tokenmill.program.native.abi import best_build
 

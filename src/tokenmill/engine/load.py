@@ -1,0 +1,115 @@
+"""An engine for the name of a model: from its packed copy if there is one; otherwise one is kept for the next start."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.build import build
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.pack import write_packed_engine
+from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackedModelError
+from tokenmill.hub.names import locate
+from tokenmill.hub.progress import Progress, Silent
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.packed.copies import (
+    SMALLEST,
+    copies_folder,
+    copy_name,
+    delete_copy,
+    make_room,
+    say_unusable,
+    start_reading,
+    writing_copy,
+)
+from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import PackedReader
+
+__all__ = ["load", "load_files"]
+
+log = logging.getLogger(__name__)
+Told = Callable[[int, int], None]  # how much is done, and how much there is
+
+
+def load(model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Any) -> Engine:
+    """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
+
+    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load.
+    """
+    if progress is not None and not callable(progress):
+        raise ConfigError("progress", progress, "a function of how much is done and how much there is")
+    if model is not None and not isinstance(model, EngineConfig):
+        settings["model"] = model
+    config = replace(model, **settings) if isinstance(model, EngineConfig) else EngineConfig(**settings)
+    engine, _ = load_files(locate(config.model), config, Silent() if progress is None else _Told(progress))
+    return engine
+
+
+def load_files(
+    path: Path, config: EngineConfig, progress: Progress, reader: PackedReader | None = None
+) -> tuple[Engine, Checkpoint]:
+    """An engine for the files of a model, and the checkpoint that it was built from.
+
+    `reader` is what start_reading gave for them, if that was called before.
+    """
+    reader = reader or start_reading(path, config)
+    if reader is not None and reader.path != path and (found := _from_copy(path, config, progress, reader)):
+        return found
+    checkpoint = open_checkpoint(path, reader if reader is not None and reader.path == path else None)
+    name = copy_name(path, config) if config.packed_cache and not isinstance(checkpoint, PackedCheckpoint) else None
+    engine = build(checkpoint, config, progress.advance)
+    if name is not None and engine.core.loaded.program.packs:
+        _keep_copy(engine, checkpoint, config, name, progress)
+    return engine, checkpoint
+
+
+def _from_copy(
+    path: Path, config: EngineConfig, progress: Progress, reader: PackedReader
+) -> tuple[Engine, Checkpoint] | None:
+    """None if the copy is not what these settings would pack on this machine, or is damaged: then it is deleted."""
+    try:
+        checkpoint = PackedCheckpoint(reader.path, reader, copy_of=path)
+        if _is_made_for(checkpoint, config):
+            return build(checkpoint, config, progress.advance), checkpoint
+    except PackedModelError as error:
+        say_unusable(error)
+        delete_copy(reader.path)
+    return None
+
+
+def _is_made_for(checkpoint: PackedCheckpoint, config: EngineConfig) -> bool:
+    model = read_config(checkpoint.config)
+    resolved = resolve_config(config, model)
+    forms = choose_forms(resolved, model, find_device(resolved.device))
+    wanted = {"program": forms.program_name, "dtype": resolved.dtype, "scheme": forms.scheme_name}
+    return all(checkpoint.facts[name] == value for name, value in wanted.items())
+
+
+def _keep_copy(engine: Engine, checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> None:
+    """Write the packed copy. What prevents it is said, and the next start takes as long as this one."""
+    size, path = engine.core.loaded.program.num_weight_bytes, copies_folder() / name
+    if size < SMALLEST or copy_name(checkpoint.path, config) != name:  # the files were replaced meanwhile
+        return
+    try:
+        with writing_copy(path) as is_alone:
+            if is_alone:
+                progress.stage("keeping a packed copy")
+                make_room(size, config.packed_limit * 1_000_000)
+                write_packed_engine(engine, checkpoint, path, progress.advance, sync=False)
+    except (OSError, CapacityError, CheckpointError) as error:
+        log.warning("no packed copy of %s is kept, so it will not start faster: %s", checkpoint.path.name, error)
+
+
+class _Told(Progress):
+    """A function in the place of a Progress."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+
+    def advance(self, done: int, total: int) -> None:
+        """See Progress."""
+        self._told(done, total)

@@ -1,0 +1,266 @@
+"""Packed copies in the cache folder: the same bits, made once, never stale, never in the way."""
+
+import fcntl
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from tests.tiny_models import prompt, save
+from tokenmill.config import EngineConfig
+from tokenmill.engine import load as loading
+from tokenmill.engine.load import load
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.program.native import abi
+from tokenmill.weights.packed import copies, reader, verified
+from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import read_header
+
+LONG = prompt(60, seed=5)
+
+pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "SMALLEST", 0)
+    monkeypatch.setattr(verified, "SETTLED_S", -1.0)
+    return tmp_path / "cache" / "packed"
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return save("llama", tmp_path)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The kinds of checkpoints that engines were built from."""
+    kinds, build = [], loading.build
+
+    def building(checkpoint, *rest):
+        kinds.append("copy" if isinstance(checkpoint, PackedCheckpoint) else "model")
+        return build(checkpoint, *rest)
+
+    monkeypatch.setattr(loading, "build", building)
+    return kinds
+
+
+def there(folder):
+    return sorted(path.name for path in folder.glob("*.packed"))
+
+
+def test_the_second_load_maps_what_the_first_kept(llama, folder, opened):
+    first = load(llama)
+    assert len(there(folder)) == 1 and there(folder)[0].startswith("llama-")
+    second = load(llama)
+    assert opened == ["model", "copy"]
+    assert torch.equal(first.logits(LONG), second.logits(LONG))
+    assert first.config == second.config
+    assert first.fingerprint == second.fingerprint
+    assert first.memory == second.memory
+
+
+def test_settings_that_pack_otherwise_have_copies_of_their_own(llama, folder, opened):
+    for settings in ({"scheme": "q8"}, {"scheme": "q4"}, {"dtype": "float32"}):
+        want = load(llama, **settings).logits(LONG)
+        assert torch.equal(load(llama, **settings).logits(LONG), want)
+    assert opened == ["model", "copy"] * 3
+    assert len(there(folder)) == 3
+
+
+@pytest.mark.parametrize("settings", [{"kernel": "gather"}, {"program": "eager"}, {"packed_cache": False}])
+def test_who_cannot_use_a_copy_reads_the_model(llama, folder, opened, settings):
+    load(llama)
+    load(llama, **settings)
+    assert opened == ["model", "model"]
+    assert len(there(folder)) == 1
+
+
+def test_other_settings_share_the_copy(llama, folder, opened):
+    load(llama)
+    for settings in ({"cache_format": "int8"}, {"max_length": 64}, {"max_sequences": 4}, {"speculate": "suffix"}):
+        load(llama, **settings)
+    assert opened == ["model"] + ["copy"] * 4
+    assert len(there(folder)) == 1
+
+
+def test_a_draft_model_of_the_same_weights_is_read_from_the_model(llama, opened):
+    load(llama)
+    drafted = load(llama, draft_model="q8", speculate="draft_model", max_length=128)
+    assert opened == ["model", "copy"]
+    plain = load(llama, speculate="off", max_length=128)
+    texts = [engine.generate([LONG], max_new_tokens=20, ignore_eos=True)[0].tokens for engine in (drafted, plain)]
+    assert texts[0] == texts[1]
+
+
+def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path):
+    load(llama)
+    other = save("llama", tmp_path / "other", seed=9)
+    want = load(other).logits(LONG)
+    file = llama / "model.safetensors"
+    shutil.copyfile(other / "model.safetensors", file)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert opened == ["model"] * 3
+    before = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 64
+    file.write_bytes(data)  # in place, where samples may miss it, and the time of the change tells
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    load(llama)
+    assert opened == ["model"] * 4
+
+
+def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opened, caplog):
+    want = load(llama).logits(LONG)
+    (path,) = folder.glob("*.packed")
+    data = path.read_bytes()
+    facts, end = read_header(path)
+    gap = range(end + facts["tokenizer_bytes"], len(data) - facts["payload_bytes"])  # where nothing is read
+    numbers = random.Random(1)
+    places = [numbers.randrange(end), len(data) - 1, *numbers.sample(range(gap.stop, len(data)), 20)]
+    for at in places:
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        caplog.clear()
+        opened.clear()
+        assert torch.equal(load(llama).logits(LONG), want)
+        assert opened[-1] == "model"
+        assert len([record for record in caplog.records if "another copy is made" in record.getMessage()]) == 1
+        assert path.read_bytes() == data
+        load(llama)
+        assert opened[-1] == "copy"
+
+
+def test_copies_that_were_cut_are_made_again(llama, folder):
+    want = load(llama).logits(LONG)
+    (path,) = folder.glob("*.packed")
+    data = path.read_bytes()
+    for size in (0, 7, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        assert torch.equal(load(llama).logits(LONG), want)
+        assert path.read_bytes() == data
+
+
+def test_checksums_are_computed_once_until_the_file_changes(llama, folder, monkeypatch):
+    load(llama)
+    computed, real = [], reader.zlib.crc32
+    monkeypatch.setattr(reader.zlib, "crc32", lambda *given: computed.append(1) or real(*given))
+
+    def sums():
+        computed.clear()
+        copies.start_reading(llama, EngineConfig(model=str(llama))).wait()
+        return len(computed)
+
+    header = sums() and sums()
+    assert sums() == header
+    (path,) = folder.glob("*.packed")
+    path.write_bytes(path.read_bytes())
+    assert sums() > header
+
+
+def test_a_copy_without_room_is_not_kept(llama, folder, caplog, monkeypatch):
+    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    load(llama)
+    assert there(folder) == []
+    assert "no packed copy of llama is kept" in caplog.text and "TOKENMILL_CACHE" in caplog.text
+
+
+def test_the_copy_that_was_not_used_for_longest_goes_first(llama, folder, monkeypatch):
+    for scheme in ("q8", "q4"):
+        load(llama, scheme=scheme)
+    for age, scheme in ((100, "q4"), (900, "q8")):
+        (path,) = (copy.path for copy in copies.copies() if copy.kind.endswith(scheme))
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    size = sum(copy.num_bytes for copy in copies.copies())
+    monkeypatch.setattr(loading, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
+    load(llama, dtype="bfloat16", scheme="q8")
+    assert sorted(copy.kind for copy in copies.copies()) == ["native bfloat16 q8", "native float32 q4"]
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_no_more(llama, folder, caplog):
+    folder.parent.write_text("a file")
+    assert load(llama).logits(LONG) is not None
+    assert "will not start faster" in caplog.text
+
+
+def test_who_finds_another_writing_goes_on_without(llama, folder, opened):
+    name = copies.copy_name(llama, EngineConfig(model=str(llama)))
+    folder.mkdir(parents=True)
+    with (folder / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        load(llama)
+    assert there(folder) == []
+
+
+def test_two_at_once(llama, folder):
+    want, found = load(llama, packed_cache=False).logits(LONG), []
+    threads = [threading.Thread(target=lambda: found.append(load(llama).logits(LONG))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and all(torch.equal(each, want) for each in found)
+    assert len(there(folder)) == 1
+
+
+KILLED = """
+import os, sys
+from tokenmill.engine import load
+from tokenmill.weights.packed import model
+load.SMALLEST = 0
+left, crc = int(sys.argv[2]), model.writing
+def writing(path, sync):
+    import contextlib
+    @contextlib.contextmanager
+    def dying():
+        with crc(path, sync) as out:
+            class Dying:
+                def __getattr__(self, name): return getattr(out, name)
+                def write(self, data):
+                    global left
+                    half = bytes(data)[: len(data) // 2]
+                    left -= 1
+                    if left < 0:
+                        out.write(half)
+                        out.flush()
+                        os.kill(os.getpid(), 9)
+                    return out.write(data)
+            yield Dying()
+    return dying()
+model.writing = writing
+load.load(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_killed_while_writing(llama, folder, at, opened):
+    assert subprocess.run([sys.executable, "-c", KILLED, str(llama), str(at)], check=False).returncode == -9
+    assert there(folder) == [] and len(list(folder.glob(".*-*"))) >= 1
+    want = load(llama, packed_cache=False).logits(LONG)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert opened == ["model", "model", "copy"]
+    assert [path.name for path in folder.glob(".*-*") if not path.name.endswith(".lock")] == []
+
+
+def test_settings_that_are_wrong_are_refused_as_without_a_copy(llama):
+    load(llama)
+    for packed_cache in (True, False):
+        with pytest.raises(ConfigError, match="block_size"):
+            load(llama, block_size=10_000, packed_cache=packed_cache)
+
+
+def test_the_model_must_still_be_there(llama):
+    load(llama)
+    shutil.rmtree(llama)
+    with pytest.raises(CheckpointError):
+        load(llama)
