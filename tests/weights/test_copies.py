@@ -125,7 +125,12 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opene
     facts, end = read_header(path)
     gap = range(end + facts["tokenizer_bytes"], len(data) - facts["payload_bytes"])  # where nothing is read
     numbers = random.Random(1)
-    places = [numbers.randrange(end), len(data) - 1, *numbers.sample(range(gap.stop, len(data)), 20)]
+    places = [
+        numbers.randrange(end),
+        len(data) - 1,
+        *numbers.sample(range(gap.stop, len(data)), 100),
+        *numbers.sample(range(gap.start), 97),
+    ]
     for at in places:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
@@ -218,6 +223,7 @@ from tokenmill.engine import load
 from tokenmill.weights.packed import model
 load.SMALLEST = 0
 left, crc = int(sys.argv[2]), model.writing
+model.PART = 1000  # so that there are many writes
 def writing(path, sync):
     import contextlib
     @contextlib.contextmanager
@@ -243,6 +249,16 @@ load.load(sys.argv[1])
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_killed_while_writing(llama, folder, at, opened):
+    kill_and_go_on(llama, folder, at, opened)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("at", range(20))
+def test_killed_at_every_write(llama, folder, at, opened):
+    kill_and_go_on(llama, folder, at, opened)
+
+
+def kill_and_go_on(llama, folder, at, opened):
     assert subprocess.run([sys.executable, "-c", KILLED, str(llama), str(at)], check=False).returncode == -9
     assert there(folder) == [] and len(list(folder.glob(".*-*"))) >= 1
     want = load(llama, packed_cache=False).logits(LONG)
