@@ -5,14 +5,19 @@ import torch
 from tokenmill.model.decoder import Decoder
 from tokenmill.quant.schemes import Matrix
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import Progress, allocate
+from tokenmill.weights.load import Fill, Progress, allocate, filled
 
 __all__ = ["fill_random"]
 
 
 def fill_random(
-    checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> None:
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    packs: bool = False,
+) -> Fill:
     """As load_decoder, for shapes without files: random numbers made at the speed of memory, nothing is read.
 
     One block of random numbers is repeated over every matrix. Norms are ones, so that activations stay in range.
@@ -31,4 +36,8 @@ def fill_random(
                 piece.copy_(block[: len(piece)])
         if isinstance(module, Matrix):
             module.finish()
+    if tied is not None:
+        tied.weight = decoder.embedding.weight
+        tied.finish()
     decoder.finish()
+    return filled

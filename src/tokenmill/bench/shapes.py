@@ -7,6 +7,7 @@ own config.json says, in Hugging Face's words.
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError, ConfigError
@@ -116,7 +117,7 @@ class Shape(Checkpoint):
         self.config = dict(SHAPES[name])
         self.shapes = {}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Never."""
         raise CheckpointError(f"{self.path} has no tensor {name}: a shape has no weights")
 

@@ -45,7 +45,7 @@ from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
-from tokenmill.weights.load import empty_decoder, load_decoder, match_tensors
+from tokenmill.weights.load import Fill, empty_decoder, filled, load_decoder, match_tensors
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["build", "load_model"]
@@ -59,7 +59,7 @@ def build(
     checkpoint: Checkpoint,
     config: EngineConfig,
     progress: Told | None = None,
-    fill: Callable[..., None] = load_decoder,
+    fill: Callable[..., Fill] = load_decoder,
 ) -> Engine:
     """An engine for a checkpoint that is open already: one loaded model, with the loop around it."""
     loaded = load_model(checkpoint, config, progress, fill)
@@ -93,7 +93,7 @@ def _suffix_store(loaded: LoadedModel) -> SuffixStore:
 
 
 def _load_draft(
-    checkpoint: Checkpoint, target: LoadedModel, progress: Told | None, fill: Callable[..., None]
+    checkpoint: Checkpoint, target: LoadedModel, progress: Told | None, fill: Callable[..., Fill]
 ) -> DraftCore:
     """The draft model of an engine, with a loop of its own and a cache for as many texts of the same length."""
     config, name = target.config, str(target.config.draft_model)
@@ -150,7 +150,7 @@ def load_model(
     checkpoint: Checkpoint,
     config: EngineConfig,
     progress: Told | None = None,
-    fill: Callable[..., None] = load_decoder,
+    fill: Callable[..., Fill] = load_decoder,
 ) -> LoadedModel:
     """A model with its program and its own cache. `fill` gives the empty decoder its weights."""
     model_config = read_config(checkpoint.config)
@@ -185,11 +185,13 @@ def load_model(
         match_tensors(checkpoint, decoder)
     pool = _allocate(spec, device)  # before the weights, so that what does not fit is refused at once
     dtype = getattr(torch, resolved.dtype)
+    fill_matrix: Fill = filled
     if packed is None:
-        fill(checkpoint, decoder, dtype, device, progress or (lambda done, total: None))
+        told = progress or (lambda done, total: None)
+        fill_matrix = fill(checkpoint, decoder, dtype, device, told, forms.program.packs)
     else:
         decoder.to(dtype)  # its parameters have no memory
-    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved))
+    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix))
     names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
     return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)

@@ -15,11 +15,12 @@ ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of
 class Arena:
     """Zeros in huge pages, handed out tensor by tensor.
 
-    There is room for `num_bytes` in `num_pieces` tensors. OSError where the system refuses the memory.
+    There is room for `num_bytes` in `num_pieces` tensors. OSError where the system refuses the memory. reserved: False
+    if fewer bytes may be handed out; the rest then takes no memory.
     """
 
-    def __init__(self, num_bytes: int, num_pieces: int = 1) -> None:
-        self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1))
+    def __init__(self, num_bytes: int, num_pieces: int = 1, reserved: bool = True) -> None:
+        self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1), reserved)
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
         self.used = 0  # bytes that were handed out, with the gaps that alignment leaves
 

@@ -5,18 +5,24 @@ With pages of 4 KiB the processor needs an address translation for each, and its
 
 import ctypes
 import mmap
+import sys
 from typing import BinaryIO
 
 __all__ = ["HUGE_PAGE", "map_file", "map_pages", "touch"]
 
 HUGE_PAGE = 2 << 20  # bytes; what begins at such an offset of a file can be mapped in huge pages
+MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python 3.13 names it
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python has no name for
 
 
-def map_pages(num_bytes: int) -> mmap.mmap:
-    """At least `num_bytes` of zeros, aligned to a page. Memory is taken as it is first written; OSError if refused."""
+def map_pages(num_bytes: int, reserved: bool = True) -> mmap.mmap:
+    """At least `num_bytes` of zeros, aligned to a page. Memory is taken as it is first written; OSError if refused.
+
+    reserved: False where only some of it will be written, so that the system does not count the rest.
+    """
     # Private: shared memory, Python's default, gets no huge pages.
-    mapped = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0 if reserved else MAP_NORESERVE)
+    mapped = mmap.mmap(-1, max(num_bytes, 1), flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     return mapped

@@ -80,11 +80,8 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def finish(self) -> None:
-        """After the weights were filled: make what follows from them, a tied head and the rotary tables."""
+        """After the weights were filled: make the rotary tables."""
         embedding = self.embedding.weight
-        if self.config.tie_embeddings and self.head is not None:
-            self.head.weight = embedding
-            self.head.finish()
         for rope in self.description.ropes:
             self.rotary.append(RotaryTable(rope, self.num_positions, embedding.dtype, embedding.device))
 

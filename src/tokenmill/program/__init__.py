@@ -21,6 +21,7 @@ from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.manifest import Package
 from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
 from tokenmill.registry import lookup
+from tokenmill.weights.load import Fill
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["PROGRAMS", "ModelParts", "Output", "Program", "choose", "preferred_schemes"]
@@ -44,7 +45,8 @@ class ModelParts(NamedTuple):
     """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
 
     packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
-    config is resolved.
+    config is resolved. fill: gives a matrix of the decoder its weights, for programs that pack; nothing for the others,
+    whose matrices are filled and finished.
     """
 
     decoder: Decoder
@@ -53,6 +55,7 @@ class ModelParts(NamedTuple):
     packed: PackedCheckpoint | None
     package: Package | None
     config: EngineConfig
+    fill: Fill
 
 
 class Program(Protocol):

@@ -5,6 +5,8 @@ PyTorch module dequantises its rows to multiply, which works on every device and
 takes the parts and has kernels for them.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,16 +44,22 @@ class QuantizedLinear(Matrix):
 
     def finish(self) -> None:
         assert self.weight is not None, "finish is called once"
-        first, device = 0, self.weight.device
-        for start, stored in [*sorted(self._kept.items()), (self._out_features, None)]:
-            if start > first:
-                rows = self.weight[first:start].detach()
-                made = Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits)
-                self._add(made, device)
-            if stored is not None:
-                self._add(stored, device)
-                first = start + stored.num_rows
+        device = self.weight.device
+        for stored in self._rounded():
+            self._add(stored.unpacked(), device)
+
+    def _rounded(self) -> Iterator[Stored]:
+        """What was kept and, between, what was filled in, rounded; both are gone then."""
+        assert self.weight is not None, "nothing is rounded twice"
+        first, weight, kept = 0, self.weight, sorted(self._kept.items())
         self._kept, self.weight = {}, None
+        for start, stored in [*kept, (self._out_features, None)]:
+            if start > first:
+                rows = weight[first:start].detach()
+                yield Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits)
+            if stored is not None:
+                yield stored
+                first = start + stored.num_rows
 
     def _add(self, stored: Stored, device: torch.device) -> None:
         for name in TENSORS:
@@ -60,16 +68,22 @@ class QuantizedLinear(Matrix):
         self._part_bits.append(stored.bits)
 
     def parts(self) -> list[Stored]:
+        """All rows in order, after `finish`."""
         return [
             Stored(bits, *(getattr(self, f"{name}_{number}") for name in TENSORS))
             for number, bits in enumerate(self._part_bits)
         ]
 
-    def release(self) -> None:
+    def take_parts(self) -> list[Stored]:
+        """See Matrix."""
+        if self.weight is not None:
+            return list(self._rounded())
+        parts = self.parts()
         for number in range(len(self._part_bits)):
             for name in TENSORS:
                 delattr(self, f"{name}_{number}")
         self._part_bits = []
+        return parts
 
     def forward(self, x_TD: Tensor) -> Tensor:
         times = _sums if is_one_traced_row(x_TD) else _product

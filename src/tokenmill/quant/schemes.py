@@ -53,14 +53,14 @@ class Matrix(nn.Module):
         assert self.weight is not None, "released"
         return product(x_TD, self.weight, self.bias)
 
-    def parts(self) -> list[Stored]:
-        """All rows in order, for a program that multiplies them itself."""
-        assert self.weight is not None, "a packed matrix has no rows any more"
-        return [Stored.plain(self.weight.detach())]
+    def take_parts(self) -> list[Stored]:
+        """All rows in order, for a program that has its own form of them; the matrix keeps none.
 
-    def release(self) -> None:
-        """Free the memory of the rows: a program has its own form of them."""
-        self.weight = None
+        Called after `finish`, or after the parameters were filled or kept, in its place.
+        """
+        assert self.weight is not None, "a packed matrix has no rows any more"
+        parts, self.weight = [Stored.plain(self.weight.detach())], None
+        return parts
 
 
 class Scheme:

@@ -9,8 +9,9 @@ so that codes of a file can be kept by a scheme, and nothing is rounded twice.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 __all__ = ["GROUP", "Stored"]
@@ -22,7 +23,8 @@ GROUP = 32
 class Stored:
     """R rows of K values: floats `numbers` [R, K], or `codes` [R, K] uint8 with `scales` [R, K / 32] float32.
 
-    minimums: as the scales, where there are any.
+    minimums: as the scales, where there are any. halves: codes of 4 bits may be here instead, [R, K / 2] uint8, as most
+    files have them: 16 bytes for each group, whose low halves are its first 16 codes.
     """
 
     bits: int
@@ -30,6 +32,7 @@ class Stored:
     codes: Tensor | None = None
     scales: Tensor | None = None
     minimums: Tensor | None = None
+    halves: Tensor | None = None
 
     @classmethod
     def plain(cls, numbers: Tensor) -> "Stored":
@@ -37,16 +40,28 @@ class Stored:
 
     @property
     def num_rows(self) -> int:
-        return len(self.codes if self.numbers is None else self.numbers)  # type: ignore[arg-type]
+        return next(len(each) for each in (self.numbers, self.codes, self.halves) if each is not None)
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
-        tensors = (self.numbers, self.codes, self.scales, self.minimums)
+        tensors = (self.numbers, self.codes, self.scales, self.minimums, self.halves)
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
+
+    def unpacked(self) -> "Stored":
+        """With a byte for each code."""
+        if self.halves is None:
+            return self
+        halves_RGB = self.halves.view(self.num_rows, -1, GROUP // 2)
+        codes = halves_RGB.new_empty(*halves_RGB.shape[:2], 2, GROUP // 2)
+        torch.bitwise_and(halves_RGB, 15, out=codes[:, :, 0])
+        torch.bitwise_right_shift(halves_RGB, 4, out=codes[:, :, 1])
+        return replace(self, codes=codes.flatten(1), halves=None)
 
     def values(self) -> Tensor:
         """[R, K]: the floating-point rows, or the float32 values of the codes."""
         if self.numbers is not None:
             return self.numbers
+        if self.halves is not None:
+            return self.unpacked().values()
         assert self.codes is not None and self.scales is not None
         codes_RGC = self.codes.view(self.num_rows, -1, GROUP).float()
         if self.minimums is None:

@@ -1,8 +1,9 @@
 """Fill a decoder from a checkpoint, tensor by tensor, and prove that nothing is missing, left over or misshapen.
 
 The decoder is built without memory. Then each module in turn is given memory, filled straight from the file (cast,
-transformed and moved to the device on the way) and brought into its final form. The largest module is first, while most
-memory is free. At no time is there a second copy of the weights, only of one matrix.
+transformed and moved to the device on the way) and brought into its final form: by the matrix itself, the largest
+first, or by a program that packs all matrices in an order of its own. At no time is there a second copy of the weights,
+only of one matrix.
 """
 
 import ctypes
@@ -21,9 +22,11 @@ from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["Progress", "allocate", "empty_decoder", "load_decoder", "match_tensors", "return_memory"]
+__all__ = ["Fill", "Loader", "Progress", "allocate", "empty_decoder", "load_decoder", "match_tensors", "return_memory"]
 
+RETURNED = 16  # matrices after which freed memory is given back
 Progress = Callable[[int, int], None]
+Fill = Callable[[Matrix], None]  # gives a matrix its weights, if it has none yet
 
 
 def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> Decoder:
@@ -33,35 +36,95 @@ def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused
 
 
 def load_decoder(
-    checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype, device: torch.device, progress: Progress
-) -> None:
-    """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit."""
-    targets = match_tensors(checkpoint, decoder)
-    modules: dict[str, list[str]] = defaultdict(list)
-    for name, target in targets.items():
-        modules[target.parameter.rpartition(".")[0]].append(name)
-    sizes = {path: sum(prod(checkpoint.shapes[name]) for name in names) for path, names in modules.items()}
-    done = 0
-    for number, path in enumerate(sorted(modules, key=lambda path: -sizes[path])):
-        module = decoder.get_submodule(path)
-        allocate(module, dtype, device)
-        for name in modules[path]:
-            progress(done, len(targets))
-            _place(checkpoint, name, targets[name], module, decoder.config)
-            done += 1
-        if isinstance(module, Matrix):
-            module.finish()
-        if number % 16 == 0:
+    checkpoint: Checkpoint,
+    decoder: Decoder,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    packs: bool = False,
+) -> Fill:
+    """Give the decoder memory and the checkpoint's weights. CheckpointError lists all that does not fit.
+
+    packs: matrices stay empty, and the program that packs them fills each by the function that is returned.
+    """
+    loader = Loader(checkpoint, decoder, dtype, device, progress)
+    loader.fill_small()
+    for number, matrix in enumerate(() if packs else loader.matrices):
+        loader.fill(matrix)
+        matrix.finish()
+        if number % RETURNED == 0:
             return_memory()
-    progress(done, len(targets))
-    # A head that is tied to the embedding takes the codes that the file has of it.
-    if decoder.config.tie_embeddings and isinstance(decoder.head, Matrix) and decoder.head.keeps_codes:
-        name = next(name for name, target in targets.items() if target.parameter == "embedding.weight")
-        stored = checkpoint.read_codes(name)
-        if stored is not None:
-            decoder.head.keep(0, stored)
     decoder.finish()
     return_memory()
+    return loader.fill if packs else filled
+
+
+def filled(matrix: Matrix) -> None:
+    """The Fill of a decoder whose matrices have their weights."""
+
+
+class Loader:
+    """Fills a decoder: what is small at once, each matrix when it is asked for.
+
+    progress: is told the bytes of the checkpoint's tensors that were read, and of all of them.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, decoder: Decoder, dtype: torch.dtype, device: torch.device, progress: Progress
+    ) -> None:
+        self._checkpoint, self._decoder, self._progress = checkpoint, decoder, progress
+        self._dtype, self._device, self._done = dtype, device, 0
+        self._targets: dict[nn.Module, list[tuple[str, Target]]] = defaultdict(list)
+        targets = match_tensors(checkpoint, decoder)
+        for name, target in targets.items():
+            self._targets[decoder.get_submodule(target.parameter.rpartition(".")[0])].append((name, target))
+        self._total = sum(prod(checkpoint.shapes[name]) for name in targets)
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The largest first, while most memory is free; a tied head has no tensors of its own, and is the last."""
+        found = [module for module in self._targets if isinstance(module, Matrix)]
+        found.sort(key=lambda matrix: -sum(prod(self._checkpoint.shapes[name]) for name, _ in self._targets[matrix]))
+        head = self._tied_head
+        return found if head is None else [*found, head]
+
+    def fill_small(self) -> None:
+        """All but the weights of matrices: tables, norms, biases."""
+        self._progress(0, self._total)
+        for module, targets in self._targets.items():
+            is_matrix = isinstance(module, Matrix)
+            allocate(module, self._dtype, self._device, without=("weight",) if is_matrix else ())
+            for name, target in targets:
+                if not (is_matrix and target.parameter.endswith(".weight")):
+                    self._place(name, target, module)
+
+    def fill(self, matrix: Matrix) -> None:
+        """The weights of one matrix, which is not finished yet."""
+        if matrix is self._tied_head:
+            self._fill_tied(matrix)
+            return
+        allocate(matrix, self._dtype, self._device, only=("weight",))
+        for name, target in self._targets[matrix]:
+            if target.parameter.endswith(".weight"):
+                self._place(name, target, matrix)
+
+    @property
+    def _tied_head(self) -> Matrix | None:
+        return self._decoder.head if self._decoder.config.tie_embeddings else None
+
+    def _fill_tied(self, head: Matrix) -> None:
+        """A head that is tied to the embedding takes the codes that the file has of it, or its values."""
+        head.weight = self._decoder.embedding.weight
+        if head.keeps_codes:
+            name = next(name for name, target in self._targets[self._decoder.embedding])
+            stored = self._checkpoint.read_codes(name)
+            if stored is not None:
+                head.keep(0, stored)
+
+    def _place(self, name: str, target: Target, module: nn.Module) -> None:
+        _place(self._checkpoint, name, target, module, self._decoder.config)
+        self._done += prod(self._checkpoint.shapes[name])
+        self._progress(self._done, self._total)
 
 
 def return_memory() -> None:
@@ -99,9 +162,18 @@ def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]
     return targets
 
 
-def allocate(module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def allocate(
+    module: nn.Module,
+    dtype: torch.dtype,
+    device: torch.device,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+) -> None:
+    """Memory for a module's own parameters, or for those of these names."""
     dtype = getattr(module, "fills_in", None) or dtype
-    for name, parameter in module.named_parameters(recurse=False):
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        if name in without or (only and name not in only):
+            continue
         empty = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(module, name, nn.Parameter(empty, requires_grad=False))
 
@@ -118,7 +190,7 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
             first = place.storage_offset() // place.shape[1]
             if module.keep(first, stored.map(lambda part: transform(part, config))):
                 return
-    tensor = checkpoint.read(name)
+    tensor = checkpoint.read(name, place.dtype)
     if not tensor.is_floating_point():
         raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
     if tensor.shape != checkpoint.shapes[name]:

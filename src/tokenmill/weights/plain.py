@@ -33,8 +33,8 @@ class Checkpoint:
     num_bytes: int
     rounded = ""
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, in the file's own floating type (quantised ones dequantised to float32)."""
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One tensor, in the file's own floating type. dtype: that of quantised ones, which are dequantised."""
         raise NotImplementedError
 
     def read_codes(self, name: str) -> Stored | None:
@@ -66,7 +66,7 @@ class PlainCheckpoint(Checkpoint):
             self.shapes |= shapes
             self._read |= dict.fromkeys(shapes, read)
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """The tensor is a view of the mapped file, whose pages are read when they are used."""
         return self._read[name](name)
 

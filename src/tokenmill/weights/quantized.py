@@ -96,9 +96,9 @@ class QuantizedCheckpoint(Checkpoint):
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
         self.shapes = shapes | {f"{base}.weight": _shape_of(self._layout, parts) for base, parts in self._parts.items()}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         stored = self._unpack(name)
-        return self._plain.read(name) if stored is None else stored.values()[:, : self.shapes[name][1]]
+        return self._plain.read(name) if stored is None else stored.values()[:, : self.shapes[name][1]].to(dtype)
 
     def read_codes(self, name: str) -> Stored | None:
         """8 bits are kept where their zero is 128 and their scales are half floats."""

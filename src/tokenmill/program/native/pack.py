@@ -41,28 +41,45 @@ def layout_of(stored: Stored) -> int:
     return LAYOUTS["4 bits with wide scales"]
 
 
-def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int) -> Tensor:
-    """[num_tiles, tile bytes] uint8 of the given rows, a multiple of 16; -1 stands for a row of zeros."""
+def pack(stored: Stored, rows: Tensor, layout: int, num_inputs: int, out: Tensor) -> None:
+    """Write the given rows, a multiple of 16, as tiles into `out` [units, unit bytes] uint8; -1 is a row of zeros."""
     width = -(-num_inputs // PAD) * PAD
     if layout < LAYOUTS["8 bits"]:
         assert stored.numbers is not None
         number = torch.float32 if layout == LAYOUTS["float32"] else torch.bfloat16
         beside = 4 // number.itemsize
-        tiles = _take(stored.numbers.to(number), rows, width).view(-1, TILE, width // beside, beside)
-        return tiles.transpose(1, 2).contiguous().flatten(1).view(torch.uint8)
-    assert stored.codes is not None and stored.scales is not None
+        tiles = _take(stored.numbers.to(number), rows, width).view(len(out), -1, TILE, width // beside, beside)
+        out.view(number).view(*tiles.transpose(2, 3).shape).copy_(tiles.transpose(2, 3))
+        return
+    headers, fours = _headers(stored, rows, layout, width), _fours(stored, rows, layout, width)
+    begin, end = headers.shape[2], headers.shape[2] + 4 * fours[0, 0].numel()
+    assert end * (width // PAD) == library().tm_tile_bytes(layout, num_inputs)
+    pairs = out.view(len(out), -1, width // PAD, end)
+    unit = pairs.shape[:3]  # units, tiles of each, pairs of groups of each
+    pairs[..., :begin].copy_(headers.view(*unit, begin))
+    pairs[..., begin:].view(torch.int32).view(*unit, *fours.shape[2:]).copy_(fours.view(*unit, *fours.shape[2:]))
+
+
+def _headers(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
+    """[tiles, pairs, bytes]: scales, and minimums if there are any."""
+    assert stored.scales is not None
     wide = layout == LAYOUTS["4 bits with wide scales"]
     pairs = layout == LAYOUTS["4 bits in pairs"]
     minimums = -8 * stored.scales if wide and stored.minimums is None else stored.minimums
-    header = [_header(part, rows, width, wide, pairs) for part in (stored.scales, minimums) if part is not None]
-    # Four codes as one int32: tile, row, pair, group, quad → tile, pair, group, quad, row
-    fours = _take(stored.codes, rows, width).view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, GROUP // 4)
-    quads = fours.permute(0, 2, 3, 4, 1)
-    if layout != LAYOUTS["8 bits"]:
-        quads = quads[:, :, :, :4] | quads[:, :, :, 4:] << 4
-    packed = torch.cat([*header, quads.flatten(2).view(torch.uint8)], dim=2).flatten(1)
-    assert packed.shape[1] == library().tm_tile_bytes(layout, num_inputs)
-    return packed
+    found = [_header(part, rows, width, wide, pairs) for part in (stored.scales, minimums) if part is not None]
+    return torch.cat(found, dim=2)
+
+
+def _fours(stored: Stored, rows: Tensor, layout: int, width: int) -> Tensor:
+    """[tiles, pairs, groups, quads, rows] int32: four codes of 8 bits, or eight of 4 bits."""
+    has_bytes = layout == LAYOUTS["8 bits"] or stored.halves is None
+    codes, size = (stored.unpacked().codes, GROUP) if has_bytes else (stored.halves, GROUP // 2)
+    assert codes is not None
+    taken = _take(codes, rows, width // GROUP * size)
+    fours = taken.view(torch.int32).view(-1, TILE, width // PAD, PAD // GROUP, size // 4)
+    if has_bytes and layout != LAYOUTS["8 bits"]:
+        fours = fours[..., :4] | fours[..., 4:] << 4
+    return fours.permute(0, 2, 3, 4, 1)
 
 
 def _in_pairs(numbers: Tensor) -> bool:

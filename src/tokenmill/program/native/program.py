@@ -26,6 +26,7 @@ from tokenmill.model.rope import RotaryTable
 from tokenmill.program import ModelParts, Output, Program
 from tokenmill.program.native import abi
 from tokenmill.program.native.ops import Ops, packed_bytes, refuse
+from tokenmill.program.native.pack import LAYOUTS
 from tokenmill.program.native.weights import Packed, Packing
 from tokenmill.quant.schemes import Scheme
 
@@ -70,7 +71,10 @@ class Native(Program):
         decoder, pool, packed = parts.decoder, parts.pool, parts.packed
         shape = decoder.config
         self._pool, self._vocab_size = pool, shape.vocab_size
-        self._weights = Packing() if packed is None else Packed(packed.payload(), packed.facts["weights"])
+        if packed is None:
+            self._weights: Packing | Packed = Packing(parts.fill, LAYOUTS[parts.config.dtype])
+        else:
+            self._weights = Packed(packed.payload(), packed.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._angles = cosines, sines = _angles(decoder)

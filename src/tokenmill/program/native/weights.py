@@ -18,7 +18,7 @@ from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
-from tokenmill.weights.load import return_memory
+from tokenmill.weights.load import Fill, return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Run"]
 
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 @dataclass
 class Linear:
-    """One matrix to place, or the same one of every expert.
+    """One matrix to place, or the same one of every expert. They are filled, or are when `Packing` asks for it.
 
     `firsts`: the first row of each unit; `gates`: the first row of each unit's gate, or empty. Every unit has `count`
     rows; unless `whole`, the last one may have fewer. `matrices` is empty for a tied head: that is the embedding.
@@ -68,16 +68,23 @@ class Linear:
         """Bytes from one unit of a run to the next."""
         return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
 
-    def parts(self) -> list[list[Stored]]:
+    def parts(self, fill: Fill) -> Iterator[list[Stored]]:
+        """Those of each matrix, which is filled just before; it keeps none."""
         if self.tied is not None:
-            return [[Stored.plain(self.tied)]]
-        return [matrix.parts() for matrix in self.matrices]
+            yield [Stored.plain(self.tied)]
+        for matrix in self.matrices:
+            fill(matrix)
+            yield matrix.take_parts()
 
 
 class Packing:
-    """Weights packed from a decoder in the order in which they are read; its matrices are released meanwhile."""
+    """Weights packed from a decoder in the order in which they are read; its matrices are released meanwhile.
 
-    def __init__(self) -> None:
+    fill: gives a matrix its weights, if it has none yet. widest: the layout that takes the most memory.
+    """
+
+    def __init__(self, fill: Fill, widest: int) -> None:
+        self._fill, self._widest = fill, widest
         self._kept: list[Tensor] = []
         self._placed: list[list[Run]] = []
         self._arena = Arena(0)
@@ -92,30 +99,32 @@ class Packing:
 
     def place(self, linears: Sequence[Linear]) -> list[list[Run]]:
         """Pack all matrices: the runs of each."""
-        sizes = [_max_bytes(linear) for linear in linears]
-        self._arena = Arena(sum(size for size, _ in sizes), sum(count for _, count in sizes))
+        # As large as it can become, since layouts depend on codes that are not read yet.
+        num_bytes = sum(self._max_bytes(linear) for linear in linears)
+        self._arena = Arena(num_bytes, sum(len(linear.unit_rows) for linear in linears), reserved=False)
         for number, linear in enumerate(linears):
             if number % 16 == 0:
                 return_memory()  # of the matrices that were released
             self._placed.append(self._pack(linear))
-            for matrix in linear.matrices:
-                matrix.release()
         return_memory()
         self.num_matrix_bytes = self._arena.used
         self.num_bytes += self._arena.used
         return self._placed
 
+    def _max_bytes(self, linear: Linear) -> int:
+        return linear.unit_bytes(self._widest) * len(linear.unit_rows) * (2 if linear.gates else 1)
+
     def _pack(self, linear: Linear) -> list[Run]:
         """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
         runs = []
-        for parts in linear.parts():
-            kinds = [_packed(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
+        for parts in linear.parts(self._fill):
+            kinds = [_pieces(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
             for together in zip(*kinds, strict=True):
-                layouts, units = zip(*together, strict=True)
-                stride = sum(each.shape[1] for each in units)
-                place = self._arena.zeros((len(units[0]), stride), torch.uint8)
-                torch.cat(units, dim=1, out=place)
-                runs.append(Run(place.data_ptr(), len(place), *layouts))
+                sizes = [linear.unit_bytes(piece.layout) for piece in together]
+                place = self._arena.zeros((len(together[0].firsts), sum(sizes)), torch.uint8)
+                for piece, room in zip(together, torch.split(place, sizes, dim=1), strict=True):
+                    pack(piece.part, piece.rows, piece.layout, linear.op.inputs, room)
+                runs.append(Run(place.data_ptr(), len(place), *(piece.layout for piece in together)))
         return runs
 
     def describe(self) -> tuple[dict[str, Any], list[Tensor]]:
@@ -182,24 +191,25 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
     return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
 
 
-def _packed(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[tuple[int, Tensor]]:
-    """For each part that has units, its layout and its packed units [units, bytes]. A unit lies within one part."""
+class _Piece(NamedTuple):
+    """Units of a Linear that lie within one part. firsts: their first rows. rows: of the part, -1 for one of zeros."""
+
+    part: Stored
+    layout: int
+    firsts: list[int]
+    rows: Tensor
+
+
+def _pieces(linear: Linear, parts: list[Stored], firsts: list[int]) -> Iterator[_Piece]:
+    """For each part that has units, what of it is packed. A unit lies within one part."""
     begin = found = 0
     for part in parts:
         end = begin + part.num_rows
         inside = [first for first in firsts if begin <= first < end]
         if inside:
-            layout, limit = layout_of(part), inside[-1] + linear.count if linear.whole else end
+            limit = inside[-1] + linear.count if linear.whole else end
             rows = torch.tensor(inside)[:, None] + torch.arange(linear.count + -linear.count % TILE)
             limits = torch.minimum(torch.tensor(inside) + linear.count, torch.tensor(limit))[:, None]
-            packed = pack(part, torch.where(rows < limits, rows - begin, -1).flatten(), layout, linear.op.inputs)
-            yield layout, packed.view(len(inside), -1)
+            yield _Piece(part, layout_of(part), inside, torch.where(rows < limits, rows - begin, -1).flatten())
         begin, found = end, found + len(inside)
     assert found == len(firsts), "every unit lies within one part"
-
-
-def _max_bytes(linear: Linear) -> tuple[int, int]:
-    """At most how many bytes a packed Linear takes, and in how many allocations."""
-    layouts = [[layout_of(part) for part in parts] for parts in linear.parts()]
-    max_bytes = max(linear.unit_bytes(layout) for each in layouts for layout in each)
-    return max_bytes * len(linear.unit_rows) * (2 if linear.gates else 1), sum(map(len, layouts))

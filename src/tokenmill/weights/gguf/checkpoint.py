@@ -57,10 +57,10 @@ class GGUFCheckpoint(Checkpoint):
             for name, (info, transform) in self._sources.items()
         }
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """May be a view that is not contiguous."""
         info, transform = self._sources[name]
-        return transform(self._load(info), self.config)
+        return transform(self._load(info, dtype), self.config)
 
     def read_codes(self, name: str) -> Stored | None:
         info, transform = self._sources[name]
@@ -117,21 +117,28 @@ class GGUFCheckpoint(Checkpoint):
             raise CheckpointError(f"{self.path} ends inside tensor {info.name!r}: it was changed while it was in use")
         return raw.reshape(prod(info.shape[:-1]), -1)
 
-    def _load(self, info: TensorInfo) -> Tensor:
-        """The values of a tensor as it is stored, from its own bytes alone; float32 if it is quantised."""
+    def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""
         kind, raw, shape = info.type, self._raw(info), info.shape
         if kind in FLOATS:
             return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)
-        values = np.empty((len(raw), shape[-1]), np.float32)
-        step = max(CHUNK // shape[-1], 1)  # some rows at a time: gguf makes several temporaries as large as its input
+        values = torch.empty((len(raw), shape[-1]), dtype=dtype)
+        step = max(CHUNK // shape[-1], 1)  # some rows at a time, since there are several temporaries as large
         try:
-            with np.errstate(all="ignore"):  # damaged scales are infinite or NaN, which numpy would warn of
-                for first in range(0, len(raw), step):
-                    values[first : first + step] = gguf.dequantize(raw[first : first + step], kind)
+            for first in range(0, len(raw), step):
+                values[first : first + step] = _dequantised(raw[first : first + step], kind)
         except NotImplementedError:
             what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
             raise CheckpointError(f"{self.path}: {what}") from None
-        return torch.from_numpy(values).reshape(shape)
+        return values.reshape(shape)
+
+
+def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:
+    """The float32 values of some rows."""
+    if kind in KINDS:
+        return decode(rows, kind).values()
+    with np.errstate(all="ignore"):  # damaged scales are infinite or NaN, which numpy would warn of
+        return torch.from_numpy(gguf.dequantize(rows, kind))
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:

@@ -29,9 +29,9 @@ def decode(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Stored:
     if kind == KIND.Q8_0:
         return _stored(8, blocks_RGB[:, :, 2:] ^ 128, scales)  # from -128 … 127 to 0 … 255
     if kind == KIND.Q4_0:
-        return _stored(4, _nibbles(blocks_RGB[:, :, 2:]), scales)
+        return Stored(4, None, None, scales, None, blocks_RGB[:, :, 2:].flatten(1))
     if kind == KIND.Q4_1:
-        return _stored(4, _nibbles(blocks_RGB[:, :, 4:]), scales, _half_floats(blocks_RGB, 2))
+        return Stored(4, None, None, scales, _half_floats(blocks_RGB, 2), blocks_RGB[:, :, 4:].flatten(1))
     if kind == KIND.Q5_0:
         high = torch.from_numpy(np.unpackbits(blocks_RGB[:, :, 2:6].numpy(), axis=-1, bitorder="little"))
         codes = _nibbles(blocks_RGB[:, :, 6:]) + (high << 4) + 112  # zero is 16 of 32, and 128 of 256

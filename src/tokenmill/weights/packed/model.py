@@ -64,7 +64,7 @@ class PackedCheckpoint(Checkpoint):
         if stale:
             raise PackedModelError(f"{self.file} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         source = self.facts["source"]
         raise PackedModelError(f"{self.file} is a packed model, whose {name} cannot be read: give the model, {source}")
 
