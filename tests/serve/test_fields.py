@@ -116,6 +116,7 @@ def test_an_open_last_message_is_continued(client, quiet):
         ({"bad_words": [" "]}, "bad_words"),
         ({"bad_words": "w1"}, "bad_words"),
         ({"bad_words": ["w1"] * 1001}, "bad_words"),
+        ({"stop": ["w1 w2"] * 2001}, "stop"),
         ({"skip_special_tokens": 0}, "skip_special_tokens"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),

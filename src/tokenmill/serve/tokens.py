@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
@@ -21,20 +22,16 @@ def tokens(service: Service) -> APIRouter:
     routes, engine = APIRouter(route_class=JsonRoute), service.engine
 
     @routes.post("/tokenize", response_model=None, responses=answers(TokensAnswer, 400, 404, 408))
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody) -> Response:
         """Token ids of a prompt or of a conversation, with the model's limit."""
         service.check(body)
-        ids = await asyncio.to_thread(encode, engine, body)
-        texts = [spelled(engine.tokenizer, token) for token in ids]
-        return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
+        return await asyncio.to_thread(_tokenized, engine, body)
 
     @routes.post("/detokenize", response_model=None, responses=answers(TextAnswer, 400, 404, 408))
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeBody) -> Response:
         """The text of token ids."""
         service.check(body)
-        tokenizer = _tokenizer(engine)
-        ids = engine.encode(body.tokens) if body.tokens else []
-        return {"prompt": await asyncio.to_thread(tokenizer.decode, ids, False)}
+        return await asyncio.to_thread(_detokenized, engine, body)
 
     @routes.get("/tokenizer_info", response_model=None, responses=answers(TokenizerAnswer, 400))
     async def tokenizer_info() -> dict[str, Any]:
@@ -63,6 +60,22 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
         return engine.chat_prompt(body.messages)
     return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+
+
+# Answers may be millions of tokens long: they are made and written in a thread, and the event loop goes on.
+
+
+def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
+    ids = encode(engine, body)
+    texts = [spelled(engine.tokenizer, token) for token in ids]
+    limit = engine.config.max_length
+    return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
+
+
+def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
+    tokenizer = _tokenizer(engine)
+    ids = engine.encode(body.tokens) if body.tokens else []
+    return JSONResponse({"prompt": tokenizer.decode(ids, False)})
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:
