@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import ApiError
+from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.tokenizer import Tokenizer, spelled
@@ -58,8 +58,10 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
     if body.messages is not None:
-        return engine.chat_prompt(body.messages)
-    return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+        with about("messages"):
+            return engine.chat_prompt(body.messages)
+    with about("prompt"):
+        return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
 
 
 # Answers may be millions of tokens long: they are made and written in a thread, and the event loop goes on.
@@ -74,7 +76,8 @@ def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
 
 def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
     tokenizer = _tokenizer(engine)
-    ids = engine.encode(body.tokens) if body.tokens else []
+    with about("tokens"):
+        ids = engine.encode(body.tokens) if body.tokens else []
     return JSONResponse({"prompt": tokenizer.decode(ids, False)})
 
 
