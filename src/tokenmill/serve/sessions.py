@@ -12,6 +12,7 @@ from typing import Any
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
+from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.serve.errors import ApiError
 
 __all__ = ["NAME", "Sessions"]
@@ -26,6 +27,7 @@ class Sessions:
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self._engine, self._directory = engine, directory
+        remove_leftovers(directory, ".kv")
         self._held: dict[Path, Session] = {}  # the latest used last
 
     def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
