@@ -20,6 +20,7 @@ import pytest
 from tests.empty import check_empty
 from tests.serve.conftest import SETTINGS, served
 from tokenmill import load
+from tokenmill.serve import tokens
 
 IS_LONG = bool(os.environ.get("TOKENMILL_LOAD"))
 SCARCE = {"block_size": 4, "cache_tokens": 160, "max_sequences": 6, "max_step_tokens": 24}
@@ -177,6 +178,27 @@ def test_a_large_body_holds_nobody_up(http, path, body, status):
 
     assert longest_gap_s(ask) < 0.5  # of any thread of this process, the server's among them
     assert answers == [status]
+
+
+def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypatch):
+    quickly = tokens._tokenized
+    monkeypatch.setattr(tokens, "_tokenized", lambda *given: (time.sleep(0.2), quickly(*given))[1])
+    with served(chat_model, keys=("one", "two")) as server:
+        ends = []
+
+        def ask(key):
+            headers = {"Authorization": f"Bearer {key}"}
+            response = httpx2.post(f"{server.url}/tokenize", json={"prompt": "w1"}, headers=headers, timeout=60)
+            ends.append((key, response.status_code))
+
+        many = [threading.Thread(target=ask, args=("one",)) for _ in range(20)]
+        for thread in many:
+            thread.start()
+        time.sleep(0.3)
+        ask("two")
+        for thread in many:
+            thread.join()
+        assert ends.index(("two", 200)) < 12 and ends.count(("one", 200)) == 20
 
 
 # ---- row 12

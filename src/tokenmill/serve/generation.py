@@ -62,7 +62,9 @@ class _Work:
         engine = self.service.engine
         if self.body.seed is None:
             self.body.seed = self.service.options.seed
-        prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant_of(self.request))
+        prepared = await self.service.in_thread(
+            self.request, self.prepare, engine.core, self.body, tenant_of(self.request)
+        )
         try:
             async with asyncio.timeout(self.body.timeout if prepared.prompt_logprobs else None):
                 for sequence, _ in prepared.prompt_logprobs:
@@ -83,17 +85,18 @@ async def _respond(work: _Work) -> Response:
     if work.body.stream:
         return _EventStream(work)
     with work.service.driver.places(count, tenant_of(work.request)):
-        return JSONResponse(await _unless_disconnected(work.request, _answer(work)))
+        return await _unless_disconnected(work.request, _answer(work))
 
 
-async def _answer(work: _Work) -> Any:
+async def _answer(work: _Work) -> Response:
     prepared, form = await work.begin()
     done: list[Completion | None] = [None] * len(prepared.request.sequences)
     async with aclosing(work.service.driver.pieces(prepared.request, form.id)) as steps:
         async for pieces in steps:
             for piece in pieces:
                 done[piece.index] = piece.done
-    return form.answer([each for each in done if each is not None])
+    completions = [each for each in done if each is not None]  # with log-probabilities they may be long
+    return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(completions)))
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[T]) -> T:

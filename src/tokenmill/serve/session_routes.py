@@ -1,6 +1,5 @@
 """The routes by which clients keep texts by name."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -46,7 +45,7 @@ def sessions(service: Service) -> APIRouter:
         """Keep a prompt or a conversation, with its rows."""
         service.check(body)
         kept = held()
-        ids = await asyncio.to_thread(_text, service.engine, body)
+        ids = await service.in_thread(request, _text, service.engine, body)
         begin: Callable[[bytes], Session] = lambda who: kept.begin(who, name, ids)  # noqa: E731
         return await with_rows(request, begin, lambda who, session: kept.save(who, name, session))
 

@@ -1,9 +1,9 @@
 """The routes for tokens: text to token ids and back, and what there is to know of the tokenizer."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
@@ -22,16 +22,16 @@ def tokens(service: Service) -> APIRouter:
     routes, engine = APIRouter(route_class=JsonRoute), service.engine
 
     @routes.post("/tokenize", response_model=None, responses=answers(TokensAnswer, 400, 404, 408))
-    async def tokenize(body: TokenizeBody) -> Response:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Token ids of a prompt or of a conversation, with the model's limit."""
         service.check(body)
-        return await asyncio.to_thread(_tokenized, engine, body)
+        return await service.in_thread(request, _tokenized, engine, body)
 
     @routes.post("/detokenize", response_model=None, responses=answers(TextAnswer, 400, 404, 408))
-    async def detokenize(body: DetokenizeBody) -> Response:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """The text of token ids."""
         service.check(body)
-        return await asyncio.to_thread(_detokenized, engine, body)
+        return await service.in_thread(request, _detokenized, engine, body)
 
     @routes.get("/tokenizer_info", response_model=None, responses=answers(TokenizerAnswer, 400))
     async def tokenizer_info() -> dict[str, Any]:
