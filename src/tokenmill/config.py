@@ -32,6 +32,7 @@ DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BAD_WORDS = 1000
+MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked for at every token
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per number
 
@@ -290,6 +291,8 @@ class SamplingParams:
             raise ConfigError("allowed_token_ids", [], "at least one id; without the setting every id is allowed")
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise ConfigError("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
+        if (length := sum(map(len, self.stop))) > MAX_STOP:
+            raise ConfigError("stop", f"texts of {length:,} characters", f"at most {MAX_STOP:,} in all")
         given, bias = {} if self.logit_bias is None else self.logit_bias, {}
         if not isinstance(given, Mapping):
             raise ConfigError("logit_bias", given, "a mapping of token ids to numbers")

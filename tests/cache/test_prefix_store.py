@@ -1,7 +1,9 @@
 """Blocks on disk: found after a restart, shared by processes, never wrong."""
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,17 @@ def test_two_processes_share_a_directory(llama, tmp_path):
     assert [process.returncode for process in running] == [0, 0]
     assert said[0] == said[1] != ""
     assert not list(tmp_path.glob("*/.*"))  # nothing half is left
+
+
+def test_what_a_killed_process_left_is_deleted(llama, tmp_path):
+    engine_for(llama, tmp_path).close()
+    (folder,) = tmp_path.iterdir()
+    old, new = (folder / f".{name * 16}.kv.77-{name * 4}" for name in ("ab", "cd"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    engine_for(llama, tmp_path).close()
+    assert new.exists() and not old.exists()  # which may be another process's
 
 
 def test_what_is_refused(llama, tmp_path):

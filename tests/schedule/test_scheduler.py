@@ -205,3 +205,16 @@ def test_marks_of_unread_tokens_are_no_tokens_and_no_unknown_drafts():
     assert len({UNKNOWN, *marks}) == 101 and all(mark < 0 for mark in (UNKNOWN, *marks))
     assert Sequence(0, [1, marks[0]], 1, 4).has_unread_token
     assert not Sequence(0, [1, 2], 1, 4).has_unread_token
+
+
+def test_nobody_waits_for_blocks_that_an_idle_sequence_holds():
+    cache = SimulatedCache(20, 16, 4, 400, False)
+    idle = Sequence(0, [1] * 288, 288, 288, keep=True, score_from=287)
+    cache.scheduler.add(idle)
+    cache.run()
+    assert len(idle.blocks) == 18
+    cache.scheduler.add(Sequence(1, [2] * 4, 4, 15))
+    cache.step()
+    cache.scheduler.add(Sequence(2, [3] * 40, 40, 45))
+    cache.step()
+    assert [each.id for each in cache.scheduler.running] == [1, 2] and not idle.blocks

@@ -1,5 +1,7 @@
 """Fields that vLLM shares: masks of tokens, log-probabilities of prompts, the best of several, open last messages."""
 
+import time
+
 import httpx2
 import openai
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from tests.serve.conftest import MODEL, served
 from tests.serve.test_chat import ASK, MESSAGES
 from tests.tiny_models import save
+from tokenmill.serve.prepare import prepare_completion
+from tokenmill.serve.schema import CompletionBody
 
 PROMPT = "w1 w2 w3"
 OPEN = [*MESSAGES, {"role": "assistant", "content": "w7 w8"}]
@@ -116,6 +120,7 @@ def test_an_open_last_message_is_continued(client, quiet):
         ({"bad_words": [" "]}, "bad_words"),
         ({"bad_words": "w1"}, "bad_words"),
         ({"bad_words": ["w1"] * 1001}, "bad_words"),
+        ({"stop": ["w1 w2"] * 2001}, "stop"),
         ({"skip_special_tokens": 0}, "skip_special_tokens"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
@@ -182,3 +187,67 @@ def test_a_model_without_a_tokenizer(tmp_path):
         done = post(http, prompt=[1, 2], prompt_logprobs=0, allowed_token_ids=[3, 4])
         assert next(iter(done["choices"][0]["prompt_logprobs"][1].values()))["decoded_token"] == "2"
         assert refusal(http, prompt=[1, 2], bad_words=["w1"])["param"] == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages"),
+        ("/detokenize", {"tokens": [211]}, "tokens"),
+        ("/v1/sessions/a/save", {"prompt": ""}, "prompt"),
+        ("/v1/sessions/a/save", {"prompt": "w1 " * 97}, "prompt"),
+        ("/v1/sessions/a/save", {"messages": [{"role": "user"}]}, "messages"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_completion_tokens": 0}, "max_completion_tokens"),
+    ],
+    ids=str,
+)
+def test_refusals_of_other_routes_name_the_field(keeps, path, body, param):
+    assert refusal(keeps, path, **body)["param"] == param
+
+
+@pytest.fixture(scope="module")
+def keeps(chat_model, tmp_path_factory):
+    """A client of a server that keeps sessions."""
+    directory = tmp_path_factory.mktemp("kept")
+    with served(chat_model, session_dir=directory) as server, httpx2.Client(base_url=server.url, timeout=30) as http:
+        yield http
+
+
+def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
+    with served(chat_model, {"max_step_tokens": 4}) as server:
+        step = server.driver.core.step
+
+        def slow():
+            time.sleep(0.05)
+            step()
+
+        server.driver.core.step = slow
+        body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
+        for more in ({}, {"stream": True}):
+            begun_s = time.perf_counter()
+            response = httpx2.post(f"{server.url}/v1/completions", json=body | more)
+            assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
+            assert time.perf_counter() - begun_s < 0.8  # which is less than 23 steps take
+        assert not server.driver.num_open
+
+
+def test_a_stream_whose_client_leaves_while_its_prompt_is_scored_ends(chat_model):
+    with served(chat_model, {"max_step_tokens": 4}) as server:
+        step = server.driver.core.step
+
+        def slow():
+            time.sleep(0.1)
+            step()
+
+        server.driver.core.step = slow
+        body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "stream": True}
+        with pytest.raises(httpx2.TimeoutException):
+            httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
+        time.sleep(0.5)
+        assert not server.driver.num_open
+
+
+def test_the_scoring_of_a_prompt_is_its_clients(quiet):
+    body = CompletionBody(prompt="w1 w2", prompt_logprobs=1)
+    prepared = prepare_completion(quiet.core, body, b"key")
+    assert [each.client for each, _ in prepared.prompt_logprobs] == [b"key"]

@@ -195,3 +195,34 @@ def test_a_file_that_is_missing_is_refused(tmp_path):
 def test_a_key_that_no_header_can_carry(key):
     with pytest.raises(ConfigError, match="--api-key"):
         read_keys(key, None)
+
+
+PAGES = 2000  # too much for the buffers of a socket
+
+
+def ask_for_much(server):
+    taken = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    head = "GET / HTTP/1.1\r\nHost: localhost\r\n"
+    taken.sendall(f"{head}\r\n".encode() * (PAGES - 1) + f"{head}Connection: close\r\n\r\n".encode())
+    return taken
+
+
+def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
+    monkeypatch.setattr(guard, "STALL_S", 0.5)
+    with served(chat_model) as server, ask_for_much(server):
+        connections, ends_s = server.server_state.connections, time.monotonic() + 10
+        while not connections:
+            time.sleep(0.01)
+        while connections and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        assert not connections
+
+
+def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
+    monkeypatch.setattr(guard, "STALL_S", 0.5)
+    with served(chat_model) as server, ask_for_much(server) as taken:
+        received = 0
+        while part := taken.recv(300_000):
+            received += part.count(b"HTTP/1.1 200")
+            time.sleep(0.05)
+        assert PAGES - 10 <= received <= PAGES  # a status line may lie in two parts

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 from tests.empty import check_empty
 from tests.serve.conftest import SETTINGS, served
 from tokenmill import load
+from tokenmill.serve import tokens
 
 IS_LONG = bool(os.environ.get("TOKENMILL_LOAD"))
 SCARCE = {"block_size": 4, "cache_tokens": 160, "max_sequences": 6, "max_step_tokens": 24}
@@ -50,6 +52,26 @@ def resident_bytes(pid="self"):
 
 def words(number, length=4):
     return " ".join(f"w{(number * 31 + place * 7) % 200}" for place in range(length))
+
+
+def longest_gap_s(work):
+    """How long a thread that sleeps a millisecond at a time was kept from it while `work` was done."""
+    gaps, is_over = [], threading.Event()
+
+    def sleep():
+        while not is_over.is_set():
+            begun_s = time.perf_counter()
+            time.sleep(0.001)
+            gaps.append(time.perf_counter() - begun_s)
+
+    sleeper = threading.Thread(target=sleep)
+    sleeper.start()
+    try:
+        work()
+    finally:
+        is_over.set()
+        sleeper.join()
+    return max(gaps)
 
 
 # ---- row 1
@@ -123,6 +145,60 @@ def test_clients_that_leave_at_any_point(chat_model):
             http.post("/v1/completions", json=body)
             again = http.post("/v1/completions", json=body).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+
+
+# ---- row 8
+
+NULLS = "[" + ",".join(["null"] * 300_000) + "]"
+BIASES = "{" + ",".join(f'"{number}":null' for number in range(200_000)) + "}"
+WORDS = "w1 " * 500_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/completions", f'{{"prompt": {NULLS}}}', 400),
+        ("/v1/completions", f'{{"prompt": [{NULLS}]}}', 400),
+        ("/v1/completions", f'{{"prompt": "w1", "stop": {NULLS}}}', 400),
+        ("/v1/completions", f'{{"prompt": "w1", "logit_bias": {BIASES}}}', 400),
+        ("/v1/completions", f'{{"prompt": "{WORDS}"}}', 400),
+        ("/v1/chat/completions", f'{{"messages": {NULLS}}}', 400),
+        ("/tokenize", f'{{"prompt": "{WORDS}"}}', 200),
+        ("/detokenize", f'{{"tokens": {NULLS}}}', 400),
+    ],
+    ids="prompts ids stops biases prompt messages tokenize detokenize".split(),
+)
+def test_a_large_body_holds_nobody_up(http, path, body, status):
+    http.post("/tokenize", json={"prompt": "w1"})  # so that everything is imported
+    answers = []
+
+    def ask():
+        headers = {"content-type": "application/json"}
+        answers.append(http.post(path, content=body, headers=headers).status_code)
+
+    assert longest_gap_s(ask) < 0.5  # of any thread of this process, the server's among them
+    assert answers == [status]
+
+
+def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypatch):
+    quickly = tokens._tokenized
+    monkeypatch.setattr(tokens, "_tokenized", lambda *given: (time.sleep(0.2), quickly(*given))[1])
+    with served(chat_model, keys=("one", "two")) as server:
+        ends = []
+
+        def ask(key):
+            headers = {"Authorization": f"Bearer {key}"}
+            response = httpx2.post(f"{server.url}/tokenize", json={"prompt": "w1"}, headers=headers, timeout=60)
+            ends.append((key, response.status_code))
+
+        many = [threading.Thread(target=ask, args=("one",)) for _ in range(20)]
+        for thread in many:
+            thread.start()
+        time.sleep(0.3)
+        ask("two")
+        for thread in many:
+            thread.join()
+        assert ends.index(("two", 200)) < 12 and ends.count(("one", 200)) == 20
 
 
 # ---- row 12

@@ -3,6 +3,7 @@
 import pytest
 
 from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.fairness import shares
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.serve import pace
@@ -77,3 +78,19 @@ def test_short_chunks_and_steps_without_prompts_say_nothing(clock):
     assert scheduler.max_prompt_tokens == 150
     step(observer, clock, 9, 0.5)  # this one took too long
     assert scheduler.max_prompt_tokens == LEAST_TOKENS
+
+
+def test_chunks_of_one_token_are_measured_too(clock):
+    scheduler, observer = made()
+    step(observer, clock, FIRST_TOKENS, 20.0)  # the machine was busy with something else
+    assert scheduler.max_prompt_tokens == LEAST_TOKENS
+    sequences = [Sequence(number, [1] * 2000, 2000, 2001) for number in range(LEAST_TOKENS)]
+    for _ in range(40):
+        counts = shares([2000] * LEAST_TOKENS, scheduler.max_prompt_tokens)
+        observer.phase("begin", None)
+        observer.phase(
+            "plan", Plan([Work(sequence, 0, count, 0) for sequence, count in zip(sequences, counts, strict=True)])
+        )
+        clock.now_s += sum(counts) * 0.001
+        observer.phase("deliver", None)
+    assert scheduler.max_prompt_tokens == pytest.approx(150, abs=1)

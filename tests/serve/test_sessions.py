@@ -1,5 +1,9 @@
 """Texts that are kept by name: found again after a restart, by their own key only, whatever the name tries."""
 
+import threading
+import time
+from hashlib import blake2b
+
 import httpx2
 import pytest
 
@@ -94,3 +98,42 @@ def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
         response = post(server, "/v1/sessions/tale/save", {"prompt": "w1"})
         assert response.status_code == 507 and response.json()["error"]["code"] == "not_saved"
         assert cached(server)[1]
+
+
+@pytest.mark.parametrize("what", ["save", "restore"])
+def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
+    with kept(settings={"max_sequences": 1}) as server:
+        post(server, "/v1/sessions/tale/save", {"messages": MESSAGES})
+        step, told = server.driver.core.step, []
+
+        def slow():
+            time.sleep(0.02)
+            step()
+
+        def read():
+            body = {"prompt": "w2", "max_tokens": 60, "stream": True}
+            with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
+                told.extend("token" for line in stream.iter_lines() if line.startswith("data: {"))
+
+        def ask():
+            body = {"messages": MESSAGES} if what == "save" else None
+            told.append(post(server, f"/v1/sessions/tale/{what}", body).status_code)
+
+        server.driver.core.step = slow
+        threads = [threading.Thread(target=work) for work in (read, ask)]
+        for thread in threads:
+            thread.start()
+            while not told:  # the session is asked for in the midst of the stream
+                time.sleep(0.005)
+        time.sleep(0.5)
+        assert len(told) > 10 and 200 not in told
+        for thread in threads:
+            thread.join(20)
+        assert told[-1] == 200 or told[-2:] == [200, "token"]
+
+
+def test_a_key_that_fills_the_server_keeps_no_sessions(kept):
+    with kept(settings={"max_sequences": 1}, keys=("one", "two"), max_queued=1) as server:
+        server.driver._open_of[blake2b(b"one", digest_size=16).digest()] = server.driver.max_open_of_one
+        assert post(server, "/v1/sessions/tale/save", {"prompt": "w1"}, "one").status_code == 429
+        assert post(server, "/v1/sessions/tale/save", {"prompt": "w1"}, "two").status_code == 200

@@ -189,3 +189,17 @@ def test_a_continuation_is_tokens_in_the_middle_of_a_text(kind):
 def test_a_continuation_of_bytes_needs_no_other_tokenizer():
     tokenizer = Tokenizer(trained(add_bos=True))
     assert tokenizer.encode(" there", add_special_tokens=False) == tokenizer.encode(" there", False, continues=True)
+
+
+def test_a_long_text_has_the_ids_of_its_parts(tmp_path):
+    write(tmp_path, trained(add_bos=True))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    text = "the quick brown fox. " * 1000
+    for settings in ({}, {"add_special_tokens": False}, {"continues": True}):
+        assert tokenizer.encode(text, **settings) == _plain(tokenizer, text, **settings)
+    with pytest.raises(RequestError, match="surrogate"):
+        tokenizer.encode(text + "\ud800")
+
+
+def _plain(tokenizer, text, add_special_tokens=True, continues=False):
+    return tokenizer.backend.encode(text, add_special_tokens=add_special_tokens and not continues).ids

@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import read_snapshot, write_bytes
 from tokenmill.errors import SnapshotError
+from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.schedule.sequence import RowSource
 from tokenmill.value_reader import brief
 
@@ -44,6 +45,7 @@ class PrefixStore:
                 raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
         self._failed = not os.access(self._folder, os.W_OK)
         self._damaged: set[bytes] = set()
+        remove_leftovers(self._root, ".kv")
         self._num_bytes = sum(size for _, size, _ in self._files())
 
     def find(self, digest: bytes) -> RowSource | None:

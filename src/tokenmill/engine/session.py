@@ -192,17 +192,30 @@ class Session:
         """As prefill, with rows that lie in a file loaded now, and not with the next call."""
         self._compute(lambda: self._sequence.num_computed_tokens)
 
+    def begin_load(self, client: bytes = b"") -> Sequence | None:
+        """Queue what `load` waits for, so that steps which are made for others do it; None if there is nothing to do.
+
+        Until it has ended the session can do nothing else. client: see Sequence.
+        """
+        return self._queue(lambda: self._sequence.num_computed_tokens, client)
+
+    def _queue(self, num_there: Callable[[], int], client: bytes = b"") -> Sequence | None:
+        """Queue it to compute or load all rows, unless so many are there already."""
+        with self.core.lock, self.core.transaction:
+            sequence = self._open()
+            if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+                return None
+            self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
+            sequence.score_from = sequence.max_tokens = length
+            sequence.client = client
+            self.core.enqueue(sequence)
+            return sequence
+
     def _compute(self, num_there: Callable[[], int]) -> None:
         """Compute or load all rows, unless so many are there already."""
         try:
-            with self.core.lock, self.core.transaction:
-                sequence = self._open()
-                if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
-                    return
-                self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
-                sequence.score_from = sequence.max_tokens = length
-                self.core.enqueue(sequence)
-            self.core.run_to_end(sequence)
+            if (sequence := self._queue(num_there)) is not None:
+                self.core.run_to_end(sequence)
         finally:
             self._settled()
 

@@ -3,19 +3,30 @@
 import json
 import os
 import sys
+import time
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EINVAL
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["beside", "seal", "unseal", "writing"]
+__all__ = ["beside", "remove_leftovers", "seal", "unseal", "writing"]
+
+LEFT_S = 3600.0  # nobody writes one file for so long
 
 
 def beside(path: Path) -> Path:
     """A temporary name in the same directory that no other process uses; renaming stays within one file system."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+
+
+def remove_leftovers(directory: Path, ending: str) -> None:
+    """Delete what `writing` left in the folders of a directory when its process was killed."""
+    for path in directory.glob(f"*/.*{ending}.*-*"):
+        with suppress(OSError):  # another process was faster
+            if time.time() - path.stat().st_mtime > LEFT_S:
+                path.unlink()
 
 
 @contextmanager

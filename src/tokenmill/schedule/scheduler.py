@@ -264,9 +264,9 @@ class Scheduler:
             sequence = self._clients.next_of(self.waiting, self.running)
             loads = self.prefixes.take_over(sequence, self.allocator.count(len(sequence.tokens)))
             if loads is None:
-                if self.running or not self._reclaim():
-                    return
-                continue
+                if self._reclaim():
+                    continue
+                return
             insort(self.running, sequence, key=_ORDER)
             self.waiting.remove(sequence)
             plan.loads += loads

@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
+from tokenmill.engine.session import Session
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import EngineDied
-from tokenmill.serve.jobs import Generation, Job, News, Scoring
+from tokenmill.serve.jobs import Generation, Job, Keeping, News, Scoring
 from tokenmill.serve.metrics import Metrics
 
 __all__ = ["Driver"]
@@ -108,7 +109,16 @@ class Driver:
 
     async def score(self, sequence: Sequence) -> None:
         """Run a sequence of which nothing is sampled, to its end."""
-        async with aclosing(self._news(Scoring(sequence))) as news:
+        await self._finish(Scoring(sequence))
+
+    async def keep(self, session: Session, client: bytes, do: Callable[[], T]) -> T:
+        """Have the rows of a session, beside what else runs; then call a function in the engine's thread."""
+        await self._finish(job := Keeping(session, client, do))
+        result: T = job.result
+        return result
+
+    async def _finish(self, job: Job) -> None:
+        async with aclosing(self._news(job)) as news:
             async for _ in news:
                 pass
 

@@ -1,6 +1,7 @@
 """Errors as OpenAI's API has them: one object with the same four keys, whatever the status."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
@@ -9,7 +10,7 @@ from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
 
-__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "body_of", "described", "respond"]
+__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "body_of", "described", "respond"]
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
@@ -70,6 +71,15 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     CapacityError: lambda error: ApiError(429, f"the server is full: {error}", code="queue_full"),
     EngineDied: lambda error: ApiError(503, str(error), code="engine_unavailable"),
 }
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """What is refused inside is about this field."""
+    try:
+        yield
+    except RequestError as error:
+        raise ApiError(400, str(error), field) from None
 
 
 def body_of(error: ApiError) -> dict[str, Any]:

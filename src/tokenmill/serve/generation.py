@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
+from tokenmill.errors import DeadlinePassed
 from tokenmill.serve.answer_schema import ChatAnswer, CompletionAnswer
 from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
 from tokenmill.serve.document import answers
@@ -57,13 +58,19 @@ class _Work:
     kind: type[Format]
 
     async def begin(self) -> tuple[Prepared, Format]:
-        """The prompts encoded and everything checked."""
+        """The prompts encoded and everything checked, their log-probabilities computed if they are wanted."""
         engine = self.service.engine
         if self.body.seed is None:
             self.body.seed = self.service.options.seed
-        prepared = await asyncio.to_thread(self.prepare, engine.core, self.body, tenant_of(self.request))
-        for sequence, _ in prepared.prompt_logprobs:
-            await self.service.driver.score(sequence)
+        prepared = await self.service.in_thread(
+            self.request, self.prepare, engine.core, self.body, tenant_of(self.request)
+        )
+        try:
+            async with asyncio.timeout(self.body.timeout if prepared.prompt_logprobs else None):
+                for sequence, _ in prepared.prompt_logprobs:
+                    await self.service.driver.score(sequence)
+        except TimeoutError:
+            raise DeadlinePassed("the deadline has passed before the prompt was computed") from None
         return prepared, self.kind(self.body, prepared, self.service.options.name, engine.tokenizer)
 
 
@@ -78,17 +85,18 @@ async def _respond(work: _Work) -> Response:
     if work.body.stream:
         return _EventStream(work)
     with work.service.driver.places(count, tenant_of(work.request)):
-        return JSONResponse(await _unless_disconnected(work.request, _answer(work)))
+        return await _unless_disconnected(work.request, _answer(work))
 
 
-async def _answer(work: _Work) -> Any:
+async def _answer(work: _Work) -> Response:
     prepared, form = await work.begin()
     done: list[Completion | None] = [None] * len(prepared.request.sequences)
     async with aclosing(work.service.driver.pieces(prepared.request, form.id)) as steps:
         async for pieces in steps:
             for piece in pieces:
                 done[piece.index] = piece.done
-    return form.answer([each for each in done if each is not None])
+    completions = [each for each in done if each is not None]  # with log-probabilities they may be long
+    return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(completions)))
 
 
 async def _unless_disconnected(request: Request, work: Awaitable[T]) -> T:
@@ -122,7 +130,7 @@ class _EventStream(StreamingResponse):
         """See StreamingResponse. What is refused before the first byte has a status of its own."""
         driver = self._work.service.driver
         with driver.places(self._work.body.num_sequences, tenant_of(self._work.request)):
-            prepared, form = await self._work.begin()
+            prepared, form = await _unless_disconnected(self._work.request, self._work.begin())
             news = driver.pieces(prepared.request, form.id)
             async with aclosing(news) as steps, aclosing(_events(steps, form)) as events:
                 self.body_iterator = events

@@ -7,6 +7,7 @@ import asyncio
 import hmac
 from contextlib import suppress
 from hashlib import blake2b
+from math import inf
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -149,14 +150,21 @@ def _host(header: str) -> str:
 
 
 class HeaderTimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, with a timeout for the headers of a request: HEAD_S, then it is closed."""
+    """uvicorn's HTTP/1.1 protocol, with timeouts.
+
+    The headers of a request have HEAD_S, then the connection is closed. If a client takes nothing of what was written
+    for it between two looks STALL_S apart, the connection is aborted: to close it would wait until all is taken.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
+    _has_drained = False  # since the last look
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
         self._wait_for_head()
+        self._look_for_reader(inf)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -170,7 +178,23 @@ class HeaderTimeoutProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._head_is_here()
+        if self._look is not None:
+            self._look.cancel()
         super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._has_drained = True
+        super().resume_writing()
+
+    def _look_for_reader(self, before: float) -> None:
+        """before: bytes that were not taken yet at the last look; none counts as more than any number."""
+        left = self.transport.get_write_buffer_size()
+        if left and left >= before and not self._has_drained:
+            self.transport.abort()
+            return
+        self._has_drained = False
+        self._look = self.loop.call_later(STALL_S, self._look_for_reader, left or inf)
 
     def _wait_for_head(self) -> None:
         if self._timer is None:

@@ -1,18 +1,21 @@
-"""What the driver runs for a client: a generation request, or the scoring of one prompt.
+"""What the driver runs for a client: a generation request, the scoring of one prompt, or the rows of a session.
 
 Its methods are called in the driver's thread; `news` is read in the event loop.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece, Tracker
 from tokenmill.engine.requests import Request
+from tokenmill.engine.session import Session
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Generation", "Job", "Scoring"]
+__all__ = ["Generation", "Job", "Keeping", "Scoring"]
 
 News = list[Piece] | Exception
 
@@ -103,3 +106,33 @@ class Scoring(Job):
     def is_over(self) -> bool:
         """See Job."""
         return self._sequence.finish_reason is not None
+
+
+class Keeping(Job):
+    """The rows of a session, loaded or computed; then `do` is called, before another step could take their blocks."""
+
+    def __init__(self, session: Session, client: bytes, do: Callable[[], Any]) -> None:
+        super().__init__()
+        self._session, self._client, self._do = session, client, do
+        self._sequence: Sequence | None = None
+        self.result: Any = None
+
+    def submit(self, core: Core) -> None:
+        """See Job."""
+        self._sequence = self._session.begin_load(self._client)
+
+    def take(self, core: Core) -> list[Piece]:
+        """See Job."""
+        if self.is_over:
+            self.result = self._do()
+        return []
+
+    def cancel(self, core: Core) -> None:
+        """See Job. Without a result the session is of no use."""
+        if self.result is None:
+            self._session.close()
+
+    @property
+    def is_over(self) -> bool:
+        """See Job."""
+        return self._sequence is None or self._sequence.finish_reason is not None

@@ -30,8 +30,9 @@ class Pace(Observer):
         if name == "begin":
             self._begun_s = time.perf_counter()
         elif name == "plan" and plan is not None:
-            fed = [work.count - len(work.drafts) for work in plan.work]
-            self._num_tokens = sum(count for count in fed if count > 1)
+            fed = [(work.count - len(work.drafts), work.num_logits) for work in plan.work]
+            # A single token without logits is a chunk too: with many prompts at once most of them get no more.
+            self._num_tokens = sum(count for count, num_logits in fed if count > 1 or not num_logits)
         elif name == "deliver" and self._num_tokens:
             self._measured(time.perf_counter() - self._begun_s)
 

@@ -4,8 +4,7 @@ It may take milliseconds for long prompts, so it runs in a thread beside the eve
 the client's key, and of one cache_salt share rows of the cache.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -14,10 +13,9 @@ from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
-from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.serve.errors import ApiError
+from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 
 __all__ = ["Prepared", "prepare_chat", "prepare_completion"]
@@ -52,7 +50,7 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     """See the module."""
     if not body.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
-    with _about("prompt"):
+    with about("prompt"):
         tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in body.prompts]
     only_prompts = body.echo and body.max_tokens == 0  # one token is computed and not shown
     max_tokens = 1 if only_prompts else COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -64,7 +62,7 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
-    with _about("messages"):
+    with about("messages"):
         own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
         variables = {**(body.chat_template_kwargs or {}), **own}
         tokens = _cut(body, core.inputs.chat_prompt(body.messages, variables=variables))
@@ -72,6 +70,9 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
+        message = f"max_completion_tokens = {body.max_completion_tokens} is not allowed: at least 1"
+        raise ApiError(400, message, "max_completion_tokens")
     return _prepared(core, body, tenant, [tokens], max_tokens, {"logprobs": logprobs})
 
 
@@ -98,6 +99,8 @@ def _prepared(
     if body.num_prompt_logprobs is None:
         return prepared
     noted = [prompt_logprobs(core, each, body.num_prompt_logprobs, body.priority, salt) for each in prompts]
+    for sequence, _ in noted:
+        sequence.client = tenant
     return replace(prepared, prompt_logprobs=noted)
 
 
@@ -140,12 +143,3 @@ def _clamped(core: Core, num_prompt: int, max_tokens: int | None) -> int:
 def _cut(body: SamplingBody, tokens: list[int]) -> list[int]:
     """The last tokens of a prompt, as many as the client wants to keep."""
     return tokens if body.truncate_prompt_tokens is None else tokens[-body.truncate_prompt_tokens :]
-
-
-@contextmanager
-def _about(field: str) -> Iterator[None]:
-    """What is refused inside is about this field."""
-    try:
-        yield
-    except RequestError as error:
-        raise ApiError(400, str(error), field) from None

@@ -1,9 +1,12 @@
 """What all routes use, and how their bodies are read."""
 
+import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
 
 import pydantic_core
 from fastapi.routing import APIRoute
@@ -19,6 +22,9 @@ from tokenmill.serve.sessions import Sessions
 
 __all__ = ["JsonRoute", "Service", "tenant_of"]
 
+THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
+T = TypeVar("T")
+
 
 @dataclass
 class Service:
@@ -29,6 +35,14 @@ class Service:
     options: Options
     sessions: Sessions | None = None
     is_draining: bool = False
+    _turns: defaultdict[bytes, asyncio.Semaphore] = field(
+        default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))
+    )
+
+    async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
+        """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""
+        async with self._turns[tenant_of(request)]:
+            return await asyncio.to_thread(do, *given)
 
     def check_ready(self) -> None:
         """ApiError 503 if no request can be taken."""

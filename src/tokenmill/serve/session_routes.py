@@ -1,15 +1,16 @@
 """The routes by which clients keep texts by name."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
 
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.session import Session
 from tokenmill.serve.answer_schema import ErasedAnswer, RestoredAnswer, SavedAnswer
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import ApiError
+from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.schema import SessionBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import NAME, Sessions
@@ -26,27 +27,46 @@ def sessions(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter(route_class=JsonRoute, prefix="/v1/sessions")
 
-    async def kept(do: Callable[[Sessions, bytes], T], request: Request) -> T:
+    def held() -> Sessions:
         service.check_ready()
-        if (held := service.sessions) is None:
+        if service.sessions is None:
             raise ApiError(404, "this server keeps no sessions", code="no_sessions")
-        return await service.driver.call(lambda: do(held, tenant_of(request)))
+        return service.sessions
+
+    async def with_rows(request: Request, make: Callable[[bytes], Session], do: Callable[[bytes, Session], T]) -> T:
+        """Make a session, have its rows beside what else runs, and do something with it."""
+        driver, tenant = service.driver, tenant_of(request)
+        with driver.places(1, tenant):
+            session = await driver.call(lambda: make(tenant))
+            return await driver.keep(session, tenant, lambda: do(tenant, session))
 
     @routes.post("/{name}/save", response_model=None, responses=answers(SavedAnswer, *SESSION, 408, 507))
     async def save(name: SessionName, body: SessionBody, request: Request) -> dict[str, Any]:
         """Keep a prompt or a conversation, with its rows."""
         service.check(body)
-        ids = await asyncio.to_thread(encode, service.engine, body)
-        return await kept(lambda held, tenant: held.save(tenant, name, ids), request)
+        kept = held()
+        ids = await service.in_thread(request, _text, service.engine, body)
+        begin: Callable[[bytes], Session] = lambda who: kept.begin(who, name, ids)  # noqa: E731
+        return await with_rows(request, begin, lambda who, session: kept.save(who, name, session))
 
     @routes.post("/{name}/restore", response_model=None, responses=answers(RestoredAnswer, *SESSION, 409))
     async def restore(name: SessionName, request: Request) -> dict[str, Any]:
         """Load what was saved; requests that begin with it find its rows."""
-        return await kept(lambda held, tenant: held.restore(tenant, name), request)
+        kept = held()
+        return await with_rows(request, lambda who: kept.open(who, name), lambda who, one: kept.hold(who, name, one))
 
     @routes.post("/{name}/erase", response_model=None, responses=answers(ErasedAnswer, *SESSION))
     async def erase(name: SessionName, request: Request) -> dict[str, Any]:
         """Forget it."""
-        return await kept(lambda held, tenant: held.erase(tenant, name), request)
+        kept, tenant = held(), tenant_of(request)
+        return await service.driver.call(lambda: kept.erase(tenant, name))
 
     return routes
+
+
+def _text(engine: Engine, body: SessionBody) -> list[int]:
+    """The tokens that a session may keep."""
+    ids = encode(engine, body)
+    with about("prompt" if body.messages is None else "messages"):
+        engine.core.inputs.check_length(len(ids))
+        return engine.encode(ids)  # which refuses none at all

@@ -12,6 +12,7 @@ from typing import Any
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
+from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.serve.errors import ApiError
 
 __all__ = ["NAME", "Sessions"]
@@ -26,12 +27,17 @@ class Sessions:
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self._engine, self._directory = engine, directory
+        remove_leftovers(directory, ".kv")
         self._held: dict[Path, Session] = {}  # the latest used last
 
-    def save(self, tenant: bytes, name: str, tokens: list[int]) -> Json:
-        """Keep a text under a name, in the place of what had the name. Rows that are not computed yet are computed."""
+    def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
+        """A text that `save` can keep under that name, once its rows are there."""
+        self._path(tenant, name)
+        return self._engine.session(tokens, salt=tenant)
+
+    def save(self, tenant: bytes, name: str, session: Session) -> Json:
+        """Keep a text under a name, in the place of what had the name."""
         path = self._path(tenant, name)
-        session = self._engine.session(tokens, salt=tenant)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             size = session.save(path)
@@ -41,17 +47,19 @@ class Sessions:
         self._hold(path, session)
         return {"name": name, "tokens": len(session), "bytes": size}
 
-    def restore(self, tenant: bytes, name: str) -> Json:
-        """Load the rows of a saved text, so that requests which begin with it find them."""
+    def open(self, tenant: bytes, name: str) -> Session:
+        """A saved text, whose rows are to be loaded."""
         path = self._path(tenant, name)
         if not path.exists():
             raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
         try:
-            session = self._engine.open(path, salt=tenant)
+            return self._engine.open(path, salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
-        session.load()
-        self._hold(path, session)
+
+    def hold(self, tenant: bytes, name: str, session: Session) -> Json:
+        """Keep a text whose rows have been loaded in memory, so that requests which begin with it find them."""
+        self._hold(self._path(tenant, name), session)
         return {"name": name, "tokens": len(session), "cached_tokens": session.num_cached}
 
     def erase(self, tenant: bytes, name: str) -> Json:

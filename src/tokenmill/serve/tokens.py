@@ -1,14 +1,15 @@
 """The routes for tokens: text to token ids and back, and what there is to know of the tokenizer."""
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tokenmill.engine.engine import Engine
 from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import ApiError
+from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.tokenizer import Tokenizer, spelled
@@ -21,20 +22,16 @@ def tokens(service: Service) -> APIRouter:
     routes, engine = APIRouter(route_class=JsonRoute), service.engine
 
     @routes.post("/tokenize", response_model=None, responses=answers(TokensAnswer, 400, 404, 408))
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(request: Request, body: TokenizeBody) -> Response:
         """Token ids of a prompt or of a conversation, with the model's limit."""
         service.check(body)
-        ids = await asyncio.to_thread(encode, engine, body)
-        texts = [spelled(engine.tokenizer, token) for token in ids]
-        return {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
+        return await service.in_thread(request, _tokenized, engine, body)
 
     @routes.post("/detokenize", response_model=None, responses=answers(TextAnswer, 400, 404, 408))
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         """The text of token ids."""
         service.check(body)
-        tokenizer = _tokenizer(engine)
-        ids = engine.encode(body.tokens) if body.tokens else []
-        return {"prompt": await asyncio.to_thread(tokenizer.decode, ids, False)}
+        return await service.in_thread(request, _detokenized, engine, body)
 
     @routes.get("/tokenizer_info", response_model=None, responses=answers(TokenizerAnswer, 400))
     async def tokenizer_info() -> dict[str, Any]:
@@ -61,8 +58,27 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
     if body.messages is not None:
-        return engine.chat_prompt(body.messages)
-    return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+        with about("messages"):
+            return engine.chat_prompt(body.messages)
+    with about("prompt"):
+        return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+
+
+# Answers may be millions of tokens long: they are made and written in a thread, and the event loop goes on.
+
+
+def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
+    ids = encode(engine, body)
+    texts = [spelled(engine.tokenizer, token) for token in ids]
+    limit = engine.config.max_length
+    return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
+
+
+def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
+    tokenizer = _tokenizer(engine)
+    with about("tokens"):
+        ids = engine.encode(body.tokens) if body.tokens else []
+    return JSONResponse({"prompt": tokenizer.decode(ids, False)})
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:

@@ -20,6 +20,7 @@ __all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+LONG = 10_000  # characters of a text that takes milliseconds to encode
 CONVERTIBLE = ("tokenizer.model", "vocab.json")
 
 
@@ -100,13 +101,13 @@ class Tokenizer:
         """
         try:
             if not continues or self._continuation is self.backend:
-                return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+                return list(_encoded(self.backend, text, add_special_tokens).ids)
             # Up to the first added token as in the middle of a text, and from there on as ever.
-            found = self._continuation.encode(text, add_special_tokens=False)
+            found = _encoded(self._continuation, text)
             added = self.backend.get_added_tokens_decoder()
             cut = next((i for i, number in enumerate(found.ids) if number in added), len(found.ids))
             rest = text[found.offsets[cut][0] :] if cut < len(found.ids) else ""
-            return [*found.ids[:cut], *self.backend.encode(rest, add_special_tokens=False).ids]
+            return [*found.ids[:cut], *_encoded(self.backend, rest).ids]
         except TypeError as error:  # half a surrogate pair is a Python text, but no UTF-8
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
 
@@ -117,6 +118,13 @@ class Tokenizer:
         """
         backend = self._continuation if continues else self.backend
         return str(backend.decode(list(ids), skip_special_tokens=skip_special))
+
+
+def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    """A long text as a batch of one, since only there does the library let other threads run meanwhile."""
+    if len(text) < LONG:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def spelled(tokenizer: Tokenizer | None, token: int) -> str:
