@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 7 };
+enum { TM_ABI = 8 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
@@ -44,7 +44,8 @@ typedef struct {
   const float* bias;      // of a norm or a linear; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
-  const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`
+  const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`; null where `units` have their codes,
+                          // whose values are rounded to that
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
   void* k_rows;           // this layer's cache [num_slots, kv heads, head_dim]
   void* v_rows;

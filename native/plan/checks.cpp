@@ -74,10 +74,22 @@ void check_linear(const TmModel& m, const TmOp& op) {
   for (int i = 0; i < op.num_units; i++) check_unit(m, op, op.units[i]);
 }
 
+void check_embedding(const TmModel& m, const TmOp& op) {
+  require(is_table(op.scheme), "an embedding has an unknown type");
+  if (op.table) return;
+  require(op.units && op.num_units == (m.vocab + (int)GROUP - 1) / (int)GROUP, "an embedding has neither a table nor all units");
+  for (int i = 0; i < op.num_units; i++) {
+    const TmUnit& unit = op.units[i];
+    require(unit.data && is_scheme(unit.scheme) && !is_table(unit.scheme), "a unit of an embedding has no codes");
+    require(unit.first == i * GROUP && unit.count == std::min((int)GROUP, m.vocab - unit.first),
+            "a unit of an embedding has other rows");
+  }
+}
+
 void check_op(const TmModel& m, const TmOp& op) {
   check_experts(op);
   switch (op.kind) {
-    case TM_EMBED: return require(op.table && is_table(op.scheme), "an embedding has no table");
+    case TM_EMBED: return check_embedding(m, op);
     case TM_NORM: return require(op.weight && (op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
     case TM_LINEAR: return check_linear(m, op);
     case TM_ATTEND:

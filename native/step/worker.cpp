@@ -1,18 +1,5 @@
-// The walk over the operations, embeddings and norms.
+// The walk over the operations, and norms.
 #include "step/worker.h"
-
-namespace {
-
-// Entry `at` of a table in float32 or bfloat16.
-float table_entry(const void* table, int scheme, int64_t at) {
-  if (scheme == FLOAT32) return ((const float*)table)[at];
-  const uint32_t bits = (uint32_t)((const uint16_t*)table)[at] << 16;
-  float value;
-  memcpy(&value, &bits, 4);
-  return value;
-}
-
-}  // namespace
 
 void Worker::run() {
   kernels_.begin_step();
@@ -30,18 +17,6 @@ void Worker::perform(size_t number) {
     case TM_ATTEND: attend(op, number); break;
     case TM_CHOOSE: choose_experts(op); break;
     case TM_COMBINE: combine_experts(op), threads_.meet(); break;
-  }
-}
-
-void Worker::embed(const TmOp& op) {
-  const TmStep& step = *plan_.step;
-  const int hidden = model_.shape.hidden;
-  const auto [from, to] = share(step.num_tokens);
-  for (int t = from; t < to; t++) {
-    float* row = residual(t);
-    for (int i = 0; i < hidden; i++) row[i] = table_entry(op.table, op.scheme, step.tokens[t] * hidden + i);
-    if (op.positions)
-      for (int i = 0; i < hidden; i++) row[i] += table_entry(op.positions, op.scheme, step.positions[t] * hidden + i);
   }
 }
 

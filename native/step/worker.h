@@ -40,8 +40,11 @@ class Worker {
  private:
   // worker.cpp
   void perform(size_t number);
-  void embed(const TmOp& op);
   void norm(const TmOp& op);
+
+  // embedding.cpp
+  void embed(const TmOp& op);
+  void embed_token(const TmOp& op, int64_t token, float* row) const;
 
   // linear.cpp: the products of all units, with their epilogues
   void linear(const TmOp& op, size_t number);

@@ -85,6 +85,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # of the checkpoint, for dtype="auto"
     codes: bool = False  # whether the checkpoint's matrices are stored as integer codes
+    embedding_bits: float = 0.0  # per number of the embedding, if the checkpoint has it as codes that are never rounded
     code_bits: float = 0.0  # per number of them, with scales, on average, where that is known
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, 
 from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.dense import is_traced, product
 from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.stored import Stored
 
 __all__ = ["MLP", "Attention", "Embedding", "MoE", "make_linear", "make_norm"]
 
@@ -40,7 +41,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embedding(nn.Embedding):
+    """codes: the rows as a checkpoint has them, in the place of the weight, for a program that reads codes."""
+
     weight: nn.Parameter
+    codes: Stored | None = None
+
+    def take_parts(self) -> list[Stored]:
+        """The rows, as a Matrix gives them."""
+        assert self.codes is not None, "filled as codes"
+        parts, self.codes = [self.codes], None
+        return parts
 
     def reset_parameters(self) -> None:
         """Nothing. Random numbers on the meta device import torch's reference library: 1 s and 78 MB at every start."""

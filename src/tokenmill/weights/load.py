@@ -18,7 +18,9 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import find_family
+from tokenmill.model.layers import Embedding
 from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
@@ -26,7 +28,7 @@ __all__ = ["Fill", "Loader", "Progress", "allocate", "empty_decoder", "load_deco
 
 RETURNED = 16  # matrices after which freed memory is given back
 Progress = Callable[[int, int], None]
-Fill = Callable[[Matrix], None]  # gives a matrix its weights, if it has none yet
+Fill = Callable[[Matrix | Embedding], None]  # gives a matrix, or the embedding as codes, its weights, if it has none
 
 
 def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused: Collection[str]) -> Decoder:
@@ -48,7 +50,7 @@ def load_decoder(
     packs: matrices stay empty, and the program that packs them fills each by the function that is returned.
     """
     loader = Loader(checkpoint, decoder, dtype, device, progress)
-    loader.fill_small()
+    loader.fill_small(() if not (packs and decoder.has_coded_embedding) else (decoder.embedding,))
     for number, matrix in enumerate(() if packs else loader.matrices):
         loader.fill(matrix)
         matrix.finish()
@@ -59,7 +61,7 @@ def load_decoder(
     return loader.fill if packs else filled
 
 
-def filled(matrix: Matrix) -> None:
+def filled(matrix: Matrix | Embedding) -> None:
     """The Fill of a decoder whose matrices have their weights."""
 
 
@@ -88,18 +90,24 @@ class Loader:
         head = self._tied_head
         return found if head is None else [*found, head]
 
-    def fill_small(self) -> None:
-        """All but the weights of matrices: tables, norms, biases."""
+    def fill_small(self, later: Collection[nn.Module] = ()) -> None:
+        """Tables, norms and biases: all but the weights of matrices, and the modules that are filled `later`."""
         self._progress(0, self._total)
         for module, targets in self._targets.items():
+            if module in later:
+                module.to(self._dtype)  # still without memory
+                continue
             is_matrix = isinstance(module, Matrix)
             allocate(module, self._dtype, self._device, without=("weight",) if is_matrix else ())
             for name, target in targets:
                 if not (is_matrix and target.parameter.endswith(".weight")):
                     self._place(name, target, module)
 
-    def fill(self, matrix: Matrix) -> None:
-        """The weights of one matrix, which is not finished yet."""
+    def fill(self, matrix: Matrix | Embedding) -> None:
+        """The weights of one matrix, which is not finished yet; or the codes of the embedding."""
+        if isinstance(matrix, Embedding):
+            matrix.codes = self._embedding_codes()
+            return
         if matrix is self._tied_head:
             self._fill_tied(matrix)
             return
@@ -115,11 +123,13 @@ class Loader:
     def _fill_tied(self, head: Matrix) -> None:
         """A head that is tied to the embedding takes the codes that the file has of it, or its values."""
         head.weight = self._decoder.embedding.weight
-        if head.keeps_codes:
-            name = next(name for name, target in self._targets[self._decoder.embedding])
-            stored = self._checkpoint.read_codes(name)
-            if stored is not None:
-                head.keep(0, stored)
+        stored = self._embedding_codes() if head.keeps_codes else None
+        if stored is not None:
+            head.keep(0, stored)
+
+    def _embedding_codes(self) -> Stored | None:
+        ((name, _),) = self._targets[self._decoder.embedding]
+        return self._checkpoint.read_codes(name)
 
     def _place(self, name: str, target: Target, module: nn.Module) -> None:
         _place(self._checkpoint, name, target, module, self._decoder.config)

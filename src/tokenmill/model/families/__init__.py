@@ -71,13 +71,15 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def read_config(config: Mapping[str, Any]) -> ModelConfig:
     """The ModelConfig that a config.json describes; unknown keys that may matter are errors.
 
-    "stored_as_codes" is our own key: what a quantised file says of itself, as bits per number, or True where they are
-    not known.
+    Two keys are our own: "stored_as_codes" is what a quantised file says of itself, as bits per number, or True where
+    they are not known; "embedding_as_codes" is the same of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
     reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)
+    has_table = reader.take("embedding_as_codes", None) is None
+    embedding_bits = 0.0 if has_table else reader.number("embedding_as_codes", maximum=64.0)
     fields = family.read(reader)
     heads = reader.count("num_attention_heads")
     shared: dict[str, Callable[[], Any]] = {
@@ -98,4 +100,5 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
     reader.refuse_unread(set(config) - reader.COMMON - set(family.harmless))
-    return ModelConfig(family=reader.family, num_heads=heads, **fields, codes=bool(codes), code_bits=bits)
+    fields |= {"codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
+    return ModelConfig(family=reader.family, num_heads=heads, **fields)

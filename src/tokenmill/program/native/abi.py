@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["BUILDS", "Model", "Op", "Step", "Unit", "best_build", "library", "library_digest", "why_not"]
 
-ABI = 7
+ABI = 8
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
 """The variable names another build of it, such as the one that `make test-sanitized` makes."""

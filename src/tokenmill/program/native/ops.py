@@ -59,7 +59,14 @@ class Ops:
         whole, table, learned = decoder.description, decoder.embedding.weight, decoder.position_embedding
         positions = None if learned is None else weights.keep(learned.weight)
         number = LAYOUTS[str(table.dtype).removeprefix("torch.")]
-        self._add(EMBED, table=weights.keep(table), positions=positions, scheme=number)
+        width, size = whole.head.inputs, whole.head.outputs
+        embed = self._add(EMBED, inputs=width, outputs=size, positions=positions, scheme=number)
+        is_tied = whole.config.tie_embeddings
+        if not decoder.has_coded_embedding:
+            embed.table = weights.keep(table)
+        elif not is_tied:
+            units = list(range(0, size, GROUP))
+            self._linears.append(Linear(embed, [decoder.embedding], None, GROUP, units, [], whole=False))
         for layer, layer_kv in zip(decoder.layers, layers_kv, strict=True):
             assert isinstance(layer, Layer)
             self._layer(layer, layer_kv)
@@ -67,6 +74,9 @@ class Ops:
         heads = [] if decoder.head is None else [decoder.head]
         self._linear(heads, whole.head, LOGITS, MLP_IN, softcap=whole.config.logit_softcap or 0.0)
         self._place()
+        if decoder.has_coded_embedding and is_tied:
+            head = self._linears[-1].op
+            embed.units, embed.num_units = head.units, head.num_units
         self.array = (Op * len(self._ops))(*self._ops)
 
     def _layer(self, layer: Layer, layer_kv: LayerKV) -> None:
@@ -186,4 +196,8 @@ def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
     parts = count_parameters(model)
     tables = parts["embedding"] + parts["positions"]
     tied = decoder.head.num_weights if model.tie_embeddings else 0
-    return packed + tables * dtype.itemsize + 4 * (sum(parts.values()) + tied - numbers - tables)
+    table_bytes = tables * dtype.itemsize
+    if model.embedding_bits and (scheme.keeps_codes or not tied):  # as in Decoder.has_coded_embedding
+        coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
+        table_bytes = parts["positions"] * dtype.itemsize + coded
+    return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)

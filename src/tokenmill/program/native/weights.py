@@ -4,8 +4,10 @@ Ops asks either for the same things in the order of the model: small tensors and
 Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from tokenmill.errors import PackedModelError
 from tokenmill.memory.arena import ALIGNMENT, Arena
+from tokenmill.model.layers import Embedding
 from tokenmill.program.native.abi import Op, library
 from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
 from tokenmill.quant.schemes import Matrix
@@ -22,7 +25,7 @@ from tokenmill.weights.load import Fill, return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Run"]
 
-LAYOUT = 5
+LAYOUT = 6
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 NO_GATE = -1
 
@@ -48,12 +51,17 @@ class Linear:
     """
 
     op: Op
-    matrices: list[Matrix]
+    matrices: Sequence[Matrix | Embedding]
     tied: Tensor | None
     count: int
     firsts: list[int]
     gates: list[int]
     whole: bool
+
+    @property
+    def is_embedding(self) -> bool:
+        """Whether tokens are looked up in it, and not multiplied by it."""
+        return any(isinstance(matrix, Embedding) for matrix in self.matrices)
 
     @property
     def unit_rows(self) -> list[int]:
@@ -102,22 +110,25 @@ class Packing:
         # As large as it can become, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
         self._arena = Arena(num_bytes, sum(len(linear.unit_rows) for linear in linears), reserved=False)
+        parts = _ahead(chain.from_iterable(linear.parts(self._fill) for linear in linears))
         for number, linear in enumerate(linears):
             if number % 16 == 0:
                 return_memory()  # of the matrices that were released
-            self._placed.append(self._pack(linear))
+            begin = self._arena.used
+            self._placed.append(self._pack(linear, islice(parts, max(len(linear.matrices), 1))))
+            if not linear.is_embedding:
+                self.num_matrix_bytes += self._arena.used - begin
         return_memory()
-        self.num_matrix_bytes = self._arena.used
         self.num_bytes += self._arena.used
         return self._placed
 
     def _max_bytes(self, linear: Linear) -> int:
         return linear.unit_bytes(self._widest) * len(linear.unit_rows) * (2 if linear.gates else 1)
 
-    def _pack(self, linear: Linear) -> list[Run]:
+    def _pack(self, linear: Linear, matrices: Iterable[list[Stored]]) -> list[Run]:
         """Pack one Linear. Its temporary memory is free on return, so that return_memory can hand it back."""
         runs = []
-        for parts in linear.parts(self._fill):
+        for parts in matrices:
             kinds = [_pieces(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
             for together in zip(*kinds, strict=True):
                 sizes = [linear.unit_bytes(piece.layout) for piece in together]
@@ -135,7 +146,8 @@ class Packing:
             end += tensor.nbytes + -tensor.nbytes % ALIGNMENT
         base = self._arena.bytes.data_ptr()
         placed = [[[run.address - base, *run[1:]] for run in runs] for runs in self._placed]
-        described = {"layout": LAYOUT, "kept": kept, "placed": placed, "matrix_bytes": self.num_matrix_bytes}
+        sizes = {"matrix_bytes": self.num_matrix_bytes, "num_bytes": self.num_bytes}
+        described = {"layout": LAYOUT, "kept": kept, "placed": placed, **sizes}
         return described, [self._arena.bytes, *self._kept]
 
 
@@ -148,13 +160,12 @@ class Packed:
                 f"the packed model has layout {brief(described.get('layout'))}, and this tokenmill packs {LAYOUT}: "
                 "make it again"
             )
-        fields: list[Any] = [described.get(name) for name in ("kept", "placed", "matrix_bytes")]
-        kept, self._placed, size = fields
-        if not (_are_ints(kept, None, 2) and _are_ints(self._placed, None, None, len(Run._fields)) and _are_ints(size)):
+        fields: list[Any] = [described.get(name) for name in ("kept", "placed", "matrix_bytes", "num_bytes")]
+        kept, self._placed, self.num_matrix_bytes, self.num_bytes = fields
+        shapes = ((None, 2), (None, None, len(Run._fields)), (), ())
+        if not all(_are_ints(field, *shape) for field, shape in zip(fields, shapes, strict=True)):
             raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
         self._payload, self._kept = payload, iter(kept)
-        self.num_matrix_bytes = size
-        self.num_bytes = size + sum(each for _, each in kept)
 
     def keep(self, tensor: Tensor) -> int:
         """See Packing. The tensor has no memory; its size must be that of the one that was kept."""
@@ -189,6 +200,15 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
         return type(value) is int and abs(value) < 1 << 62
     is_list = isinstance(value, list) and lengths[0] in (None, len(value))
     return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
+
+
+def _ahead(matrices: Iterator[list[Stored]]) -> Iterator[list[Stored]]:
+    """The same, while a thread reads the one that comes next."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, matrices, None)
+        while (parts := following.result()) is not None:
+            following = thread.submit(next, matrices, None)
+            yield parts
 
 
 class _Piece(NamedTuple):

@@ -51,6 +51,8 @@ class GGUFCheckpoint(Checkpoint):
         self.rounded = _describe_rounding(header.tensors.values())
         if any(info.type not in FLOATS for info in header.tensors.values()):
             self.config["stored_as_codes"] = _code_bits(header.tensors)
+        if (table := header.tensors.get("token_embd.weight")) is not None and table.type in KINDS:
+            self.config["embedding_as_codes"] = BITS.get(table.type, 8.5)
         self._sources = self._find_sources(header.tensors)
         self.shapes = {
             name: info.shape[::-1] if transform is _transpose else info.shape

@@ -30,6 +30,9 @@ from tokenmill.weights.names import is_ignored
 
 __all__ = ["Unit", "check_new", "convert", "plain_unit", "weights_of", "write_directory"]
 
+OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
+"""Keys of a config that tell how the files were stored that it was read from."""
+
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
 _TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
@@ -107,7 +110,7 @@ def write_directory(
             progress.stage(stage)
             _write_shards(checkpoint, units, directory, progress)
             progress.stage("writing config and tokenizer")
-            kept = {key: value for key, value in checkpoint.config.items() if key not in ("dtype", "stored_as_codes")}
+            kept = {key: value for key, value in checkpoint.config.items() if key not in OWN_KEYS}
             _write_json(directory / "config.json", {**kept, **config})
             _write_tokenizer(checkpoint, directory)
             directory.replace(out_dir)
