@@ -7,11 +7,14 @@ clients   tokens per second of 8 clients together over those of one, and the 95t
 stall     8 streams are being written when a prompt of 7,500 tokens comes: the gaps between two tokens of a stream
 prefix    the time to the first token of a prompt of 1,000 tokens, and of another one that begins with the same 992
 slow      the time to a first token while 200 connections send a byte a second, over that of an idle server
+tenants   whether the time to a first token tells if somebody has sent a prompt before: the chance that such a prompt is
+          answered sooner than a new one (AUC), for the key that sent it and for another key
 """
 
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable
@@ -26,13 +29,16 @@ from server import MODEL, Prompts, our_command, process
 from tokenmill.bench.rows import provenance
 
 PORT, SLOW = 18084, 200
+KEYS = ("first-tenant", "second-tenant")
+TRIALS = 250
 
 
-async def stream(prompt: list[int], new: int, times_s: list[float]) -> None:
+async def stream(prompt: list[int], new: int, times_s: list[float], key: str = KEYS[0]) -> None:
     """Ask for a stream and note when each piece of text comes."""
     body = json.dumps({"prompt": prompt, "max_tokens": new, "stream": True, "temperature": 0, "ignore_eos": True})
     reader, writer = await asyncio.open_connection("127.0.0.1", PORT)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
+    head += f"Authorization: Bearer {key}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
     while part := await reader.read(65536):
         if b'"text":' in part:
@@ -40,11 +46,11 @@ async def stream(prompt: list[int], new: int, times_s: list[float]) -> None:
     writer.close()
 
 
-async def first_s(prompt: list[int], new: int = 1) -> float:
+async def first_s(prompt: list[int], new: int = 1, key: str = KEYS[0]) -> float:
     """The time to the first token."""
     times_s: list[float] = []
     begun_s = time.perf_counter()
-    await stream(prompt, new, times_s)
+    await stream(prompt, new, times_s, key)
     return times_s[0] - begun_s
 
 
@@ -121,10 +127,33 @@ async def slow(prompts: Prompts) -> dict[str, float]:
     return {"idle_s": statistics.median(idle), "busy_s": statistics.median(busy), "ratio": ratio}
 
 
+async def tenants(prompts: Prompts) -> dict[str, float]:
+    """See the module. Known and new prompts come in turn, so that both meet the same machine."""
+    del prompts  # the documents are too short
+    found: dict[str, tuple[list[float], list[float]]] = {key: ([], []) for key in KEYS}
+    numbers = random.Random(1)
+    for number in range(2 * TRIALS):
+        key = KEYS[number % 2]
+        known, new = ([numbers.randrange(1000, 40_000) for _ in range(256)] for _ in range(2))
+        await first_s(known, key=KEYS[0])
+        for kind in (0, 1) if number // 2 % 2 else (1, 0):
+            found[key][kind].append(await first_s((known, new)[kind], key=key))
+    return {f"{name}_auc": sooner(*found[key]) for name, key in zip(("own", "other"), KEYS, strict=True)}
+
+
+def sooner(known: list[float], new: list[float]) -> float:
+    """The share of pairs of both in which the known one was answered sooner."""
+    return sum((a < b) + (a == b) / 2 for a in known for b in new) / (len(known) * len(new))
+
+
+KINDS: list[Callable[[Prompts], Awaitable[dict[str, float]]]] = [clients, stall, prefix, slow, tenants]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=[kind.__name__ for kind in KINDS], help="one of them")
     options = parser.parse_args()
     found: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
@@ -132,10 +161,12 @@ def main() -> None:
         prompts = Prompts(own)
         command = our_command(own, PORT)
         command[command.index("--max-length") + 1] = "8192"
-        with process([*command, "--cache-tokens", "24576"], PORT, "/ready"):
+        (keys := Path(folder) / "keys").write_text("\n".join(KEYS), encoding="utf-8")
+        with process([*command, "--cache-tokens", "24576", "--api-key-file", str(keys)], PORT, "/ready"):
             asyncio.run(first_s(prompts.take(1)[0], 32))
-            kinds: list[Callable[[Prompts], Awaitable[dict[str, float]]]] = [clients, stall, prefix, slow]
-            for kind in kinds:
+            for kind in KINDS:
+                if options.only not in (None, kind.__name__):
+                    continue
                 found[kind.__name__] = asyncio.run(kind(prompts))
                 print(kind.__name__, ", ".join(f"{k} {v:.3f}" for k, v in found[kind.__name__].items()), flush=True)
     if options.json:
