@@ -27,7 +27,7 @@ import torch
 
 import tokenmill
 
-PROMPT = "The sea"
+PROMPT, NEW = "The sea", 48
 TORCH = [sys.executable, "-c", "import torch"]
 PEER = """
 import sys, xllamacpp
@@ -139,12 +139,12 @@ def show_speed(file: Path, cache: Path, rounds: int, threads: int) -> None:
     settings = {"max_length": 256, "threads": threads, "speculate": "multi_step"}
     engines = [tokenmill.load(file, packed_cache=packed, **settings) for packed in (False, True)]
     ratios, texts = [], set()
-    for number in range(2 * rounds + 1):
+    for number in range(8 * rounds):  # short ones, because the speed of a shared machine changes within seconds
         rates = [0.0, 0.0]
         for which in ((0, 1), (1, 0))[number % 2]:
             begun_s = time.perf_counter()
-            done = engines[which].generate(PROMPT, max_new_tokens=128, ignore_eos=True)
-            rates[which] = 128 / (time.perf_counter() - begun_s)
+            done = engines[which].generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+            rates[which] = NEW / (time.perf_counter() - begun_s)
             texts.add(done.hash)
         ratios.append(rates[1] / rates[0])
     said = "equal texts" if len(texts) == 1 else "TEXTS DIFFER"

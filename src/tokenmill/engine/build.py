@@ -199,7 +199,8 @@ def load_model(
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
     tokenizer = checkpoint.tokenizer()
-    if tokenizer is not None and tokenizer.num_tokens > vocab_size:
+    is_checked = isinstance(checkpoint, PackedCheckpoint)  # when it was packed
+    if tokenizer is not None and not is_checked and tokenizer.num_tokens > vocab_size:
         raise CheckpointError(
             f"{checkpoint.path}: the tokenizer has {tokenizer.num_tokens} tokens, the model's vocabulary "
             f"{vocab_size}: they do not belong together"

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -225,7 +225,8 @@ class Driver:
         for loop in {job.loop for job in news}:
             told = [(job.news, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
             if told:
-                loop.call_soon_threadsafe(_put_all, told)
+                with suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+                    loop.call_soon_threadsafe(_put_all, told)
 
 
 def _put_all(told: list[tuple[asyncio.Queue[Any], Any]]) -> None:

@@ -8,6 +8,7 @@ Nothing here knows models or engines.
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ class Tokenizer:
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
-    num_tokens: one more than the largest id. byte_ids: tokens that are one byte each, whose run is decoded as a whole:
-    all characters, or none. config: what tokenizer_config.json says, if there is one.
+    byte_ids: tokens that are one byte each, whose run is decoded as a whole: all characters, or none. config: what
+    tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -56,11 +57,9 @@ class Tokenizer:
         self.control_ids = {
             token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        self.num_tokens = 1 + max(vocabulary.values(), default=-1)
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
-        byte_texts = [f"<0x{byte:02X}>" for byte in range(256)] if falls_back else []
-        self.byte_ids = frozenset(vocabulary[text] for text in byte_texts if text in vocabulary)
+        byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if falls_back else []
+        self.byte_ids = frozenset(number for number in byte_ids if number is not None)
         self._continuation = for_continuation(backend)
 
     @classmethod
@@ -84,6 +83,11 @@ class Tokenizer:
             special_texts=texts,
             config=config,
         )
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """One more than the largest id. Finding it takes half as long as reading the tokenizer did."""
+        return 1 + max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def spellings(self) -> dict[int, str]:

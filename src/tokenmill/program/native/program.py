@@ -150,5 +150,10 @@ def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
     if not ropes:
         return None, None
     (rope,) = ropes  # several are refused
-    table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others of torch's would go on spinning for a while, in the way of our own
+    try:
+        table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
+    finally:
+        torch.set_num_threads(num_threads)
     return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()
