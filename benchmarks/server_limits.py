@@ -7,8 +7,8 @@ clients   tokens per second of 8 clients together over those of one, and the 95t
 stall     8 streams are being written when a prompt of 7,500 tokens comes: the gaps between two tokens of a stream
 prefix    the time to the first token of a prompt of 1,000 tokens, and of another one that begins with the same 992
 slow      the time to a first token while 200 connections send a byte a second, over that of an idle server
-tenants   whether the time to a first token tells if somebody has sent a prompt before: the chance that such a prompt is
-          answered sooner than a new one (AUC), for the key that sent it and for another key
+tenants   whether the time to first token reveals that a prompt is in the prefix cache: the AUC of cached prompts
+          against new ones, for the API key that sent them before and for another API key
 """
 
 import argparse

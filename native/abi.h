@@ -44,8 +44,8 @@ typedef struct {
   const float* bias;      // of a norm or a linear; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
-  const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`; null where `units` have their codes,
-                          // whose values are rounded to that
+  const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`; null where `units` hold quantised
+                          // embeddings, whose dequantised values are rounded to the type that `scheme` names
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
   void* k_rows;           // this layer's cache [num_slots, kv heads, head_dim]
   void* v_rows;

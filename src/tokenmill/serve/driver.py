@@ -225,7 +225,7 @@ class Driver:
         for loop in {job.loop for job in news}:
             told = [(job.news, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
             if told:
-                with suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+                with suppress(RuntimeError):  # the event loop is closed: no request awaits this job
                     loop.call_soon_threadsafe(_put_all, told)
 
 

@@ -31,8 +31,8 @@ class Tokenizer:
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
-    byte_ids: tokens that are one byte each, whose run is decoded as a whole: all characters, or none. config: what
-    tokenizer_config.json says, if there is one.
+    byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
+    their bytes are valid UTF-8, each becomes U+FFFD. config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(

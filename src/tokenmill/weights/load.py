@@ -50,7 +50,7 @@ def load_decoder(
     packs: matrices stay empty, and the program that packs them fills each by the function that is returned.
     """
     loader = Loader(checkpoint, decoder, dtype, device, progress)
-    loader.fill_small(() if not (packs and decoder.has_coded_embedding) else (decoder.embedding,))
+    loader.fill_small(later=(decoder.embedding,) if packs and decoder.has_coded_embedding else ())
     for number, matrix in enumerate(() if packs else loader.matrices):
         loader.fill(matrix)
         matrix.finish()

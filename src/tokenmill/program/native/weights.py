@@ -4,8 +4,9 @@ Ops asks either for the same things in the order of the model: small tensors and
 Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -110,14 +111,15 @@ class Packing:
         # As large as it can become, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
         self._arena = Arena(num_bytes, sum(len(linear.unit_rows) for linear in linears), reserved=False)
-        parts = _ahead(chain.from_iterable(linear.parts(self._fill) for linear in linears))
-        for number, linear in enumerate(linears):
-            if number % 16 == 0:
-                return_memory()  # of the matrices that were released
-            begin = self._arena.used
-            self._placed.append(self._pack(linear, islice(parts, max(len(linear.matrices), 1))))
-            if not linear.is_embedding:
-                self.num_matrix_bytes += self._arena.used - begin
+        matrices = chain.from_iterable(linear.parts(self._fill) for linear in linears)
+        with closing(_ahead(matrices)) as parts:  # it holds the last matrix until it is closed
+            for number, linear in enumerate(linears):
+                if number % 16 == 0:
+                    return_memory()  # of the matrices that were released
+                begin = self._arena.used
+                self._placed.append(self._pack(linear, islice(parts, max(len(linear.matrices), 1))))
+                if not linear.is_embedding:
+                    self.num_matrix_bytes += self._arena.used - begin
         return_memory()
         self.num_bytes += self._arena.used
         return self._placed
@@ -202,7 +204,7 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
     return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
 
 
-def _ahead(matrices: Iterator[list[Stored]]) -> Iterator[list[Stored]]:
+def _ahead(matrices: Iterator[list[Stored]]) -> Generator[list[Stored]]:
     """The same, while a thread reads the one that comes next."""
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, matrices, None)
