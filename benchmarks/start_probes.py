@@ -1,7 +1,7 @@
 """The command line with probes, in a process that start_parts.py starts: what its time goes to until its first text.
 
 Run: python benchmarks/start_probes.py STARTED REPORT ARGUMENTS, which are the monotonic clock when the process was
-started, a file to write the seconds to, and what `tokenmill` is told. Little is imported here, because it would be timed as well.
+started, a file to write the seconds to, and what `tokenmill` is told. Little is imported here, because it is timed too.
 """
 
 import json

@@ -1,11 +1,13 @@
 """Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
 
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.torch_import import without_meta_kernels
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress, Silent
@@ -64,7 +66,10 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
         say_on_stderr()
     reader = start_reading(path, config)
 
-    with uninterrupted():  # after the reader: it reads while torch is imported here
+    # Packed weights are for program native, which traces nothing. A draft model may be for another program.
+    is_native = reader is not None and config.draft_model is None
+    with uninterrupted(), without_meta_kernels() if is_native else nullcontext():
+        # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
     engine, checkpoint = load_files(path, config, progress, reader)

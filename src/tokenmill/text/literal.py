@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.text.chat import render_chat
+from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 __all__ = ["encode_chat"]
 
 DIGITS = 20
+LANGUAGES = {"jinja": "tokenmill.text.chat:render_chat"}
+"""What renders chat templates; by name, because Jinja is imported with it, and most prompts are no conversations."""
 
 
 def encode_chat(
@@ -40,6 +42,7 @@ def encode_chat(
     control = sorted(tokenizer.control_ids, key=len, reverse=True)
     marks, template, texts = _Marks(() if allow_special else control), tokenizer.chat_template, tokenizer.special_texts
     shown = [*messages[:-1], _marked(messages[-1], marks.end)] if continue_final_message else messages
+    render_chat = lookup(LANGUAGES, "jinja", "chat_template")
     rendered = render_chat(template, shown, special_texts=texts, mark=marks.put, **variables)
     parts = marks.split(_cut(rendered, marks.end) if continue_final_message else rendered)
     text = "".join(parts)

@@ -1,0 +1,114 @@
+"""What a process imports before its first text, with a packed copy; and what of torch it imports later."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.word_model import save_word_model
+
+UNUSED = """torch._meta_registrations torch._refs torch._prims torch._decomp torch._dynamo torch._inductor torch.onnx
+    sympy rich huggingface_hub jinja2 pydantic transformers gguf safetensors.numpy httpx requests matplotlib
+    tokenmill.bench tokenmill.calibrate tokenmill.serve tokenmill.measure.profile tokenmill.weights.gguf
+    tokenmill.weights.safetensors tokenmill.program.compiled tokenmill.program.eager""".split()
+"""Modules that greedy generation from a packed copy has no use for."""
+
+GENERATE = """
+import sys
+import typer
+from tokenmill.cli import main
+echo = typer.echo
+def watched(text="", **settings):
+    if not settings.get("err") and "first" not in globals():
+        globals()["first"] = sorted(sys.modules)
+    echo(text, **settings)
+if sys.argv[1] == "small":  # so is the model, and gets a copy all the same
+    from tokenmill.engine import load
+    load.SMALLEST = 0
+    del sys.argv[1]
+typer.echo = watched
+code = main.main(sys.argv[1:])
+print("imported", *first)
+sys.exit(code)
+"""
+
+LATER = """
+import sys
+from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
+with without_meta_kernels():
+    import torch
+assert META_KERNELS not in sys.modules and not hasattr(torch, "_meta_registrations")
+{use}
+assert sys.modules[META_KERNELS] is torch._meta_registrations
+with without_meta_kernels():
+    assert META_KERNELS in sys.modules
+"""
+
+USES = {
+    "a module of torch": "import torch._refs; assert torch._refs.__spec__.name == 'torch._refs'",
+    "the module itself": "import torch._meta_registrations",
+    "shapes without values": """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    assert torch.empty(3, 4).cumsum(0).sort()[0].shape == (3, 4)
+""",
+    "export": """
+class Plus(torch.nn.Module):
+    def forward(self, x): return torch.nn.functional.silu(x).cumsum(0)
+exported = torch.export.export(Plus(), (torch.ones(3, 4),)).run_decompositions().module()
+assert torch.equal(exported(torch.ones(3, 4)), Plus()(torch.ones(3, 4)))
+""",
+    "vmap": "assert torch.equal(torch.vmap(torch.sin)(torch.ones(3)), torch.ones(3).sin())",
+    "compile": """
+function = torch.compile(lambda x: torch.softmax(x @ x.T, -1).cumsum(0), backend="eager")
+assert torch.equal(function(torch.eye(3)), torch.softmax(torch.eye(3), -1).cumsum(0))
+""",
+}
+
+
+def run(code, *arguments, **environment):
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def generate(tmp_path):
+    """Runs `tokenmill generate` in a new process; gives its text, and the modules that were imported before that."""
+    model = str(save_word_model(tmp_path / "model"))
+
+    def generated(*options):
+        small = () if (tmp_path / "cache").exists() else ("small",)  # the first process makes the copy
+        arguments = (*small, "generate", model, "-p", "w1 w2", "-n", "4", "-q", *options)
+        text, _, imported = run(GENERATE, *arguments, TOKENMILL_CACHE=str(tmp_path / "cache")).rpartition("imported ")
+        return text, set(imported.split())
+
+    return generated
+
+
+def test_nothing_unused_is_imported_before_the_first_text(generate):
+    text, imported = generate()
+    assert "torch._meta_registrations" in imported  # there was no copy yet
+    again, imported = generate()
+    assert again == text
+    assert sorted(imported & {*UNUSED}) == []
+
+
+@pytest.mark.parametrize(
+    "options", [("--program", "eager"), ("--temperature", "0.8", "--seed", "3"), ("--no-packed-cache",)], ids=" ".join
+)
+def test_texts_are_the_same_with_and_without_a_copy(generate, options):
+    assert generate(*options)[0] == generate(*options)[0]
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_what_was_left_out_of_torch_is_imported_before_it_is_used(use):
+    run(LATER.format(use=use))
+
+
+def test_a_conversation_imports_jinja(generate, tmp_path):
+    template = tmp_path / "template"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    assert "jinja2" in generate("--chat", "--chat-template", str(template))[1]
