@@ -34,9 +34,9 @@ def without_meta_kernels() -> Iterator[None]:
     finally:
         if sys.modules.get(META_KERNELS) is empty:
             del sys.modules[META_KERNELS]
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            vars(torch).pop("_meta_registrations", None)
+        names = vars(sys.modules["torch"]) if "torch" in sys.modules else {}
+        if names.get("_meta_registrations") is empty:  # this torch imports it, and has imported the empty one
+            del names["_meta_registrations"]
             sys.meta_path.insert(0, _Completion())
 
 
