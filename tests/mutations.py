@@ -30,7 +30,7 @@ from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.progress import Silent
 from tokenmill.memory.atomic_file import checksum_of
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.reader import MAGIC, payload_begin
+from tokenmill.weights.packed.reader import MAGIC, begin_file
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
@@ -194,14 +194,13 @@ def packed(folder: Path) -> Path:
 
 def mutate_packed(rng: Random, data: bytes) -> bytes:
     """Other bytes, or another header with a checksum that fits it."""
-    end = len(MAGIC) + 8 + int.from_bytes(data[len(MAGIC) : len(MAGIC) + 8], "little")
+    at, length = (int.from_bytes(data[begin : begin + 8], "little") for begin in (len(MAGIC), len(MAGIC) + 8))
     if rng.random() < 0.3:
-        return mutate_bytes(rng, data, 0, end if rng.random() < 0.5 else None)
-    old = json.loads(data[len(MAGIC) + 8 : end])["facts"]
-    new = mutate_value(rng, old)
+        return mutate_bytes(rng, data, 0, None) if rng.random() < 0.5 else mutate_bytes(rng, data, at, at + length)
+    new = mutate_value(rng, json.loads(data[at : at + length])["facts"])
     text = json.dumps({"facts": new, "checksum": checksum_of(new)}).encode()
-    front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
-    return front.ljust(payload_begin(len(front)), b"\0") + data[len(data) - old["payload_bytes"] :]
+    front = begin_file(at, len(text))
+    return front + data[len(front) : at] + text + data[at + length :]
 
 
 class Case:

@@ -243,7 +243,7 @@ class SamplingParams:
     max_new_tokens: max tokens to generate (None: 128, or what the context leaves; -1: all that the context leaves).
     min_new_tokens: end-of-sequence and stop tokens are masked until this many were generated.
     temperature: 0 is argmax exactly; otherwise logits are divided by it.
-    top_k (0 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
+    top_k (0 and -1 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
     repetition_penalty (1 off, 0.01 at least): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).
     presence_penalty, frequency_penalty (0 off): subtracted, over the output only, as OpenAI's API defines them.
     logit_bias: token id → amount added to its logit; -inf forbids it.
@@ -260,7 +260,7 @@ class SamplingParams:
     max_new_tokens: int | None = field(default=None, metadata={"minimum": -1})
     min_new_tokens: int = field(default=0, metadata={"minimum": 0})
     temperature: float = field(default=0.0, metadata={"minimum": 0, "maximum": 100})
-    top_k: int = field(default=0, metadata={"minimum": 0})
+    top_k: int = field(default=0, metadata={"minimum": -1})
     top_p: float = field(default=1.0, metadata={"minimum": 0, "maximum": 1, "exclusive": True})
     min_p: float = field(default=0.0, metadata={"minimum": 0, "maximum": 1})
     repetition_penalty: float = field(default=1.0, metadata={"minimum": 0.01, "maximum": 100})

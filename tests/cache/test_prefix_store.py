@@ -168,6 +168,19 @@ def test_a_full_disk_is_said_once_and_the_text_goes_on(llama, tmp_path, monkeypa
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_costs_one_block(make, llama, tmp_path):
+    """Nothing is said, the block is computed each time, and later blocks are written."""
+    _, wanted = fed(engine_for(llama, tmp_path), START)
+    first, *others = sorted(tmp_path.glob("*/*.kv"))
+    for file in (first, *others):
+        file.unlink()
+    make(first)
+    assert fed(engine_for(llama, tmp_path), START) == (42, wanted)
+    assert all(file.is_file() for file in others) and not first.is_file()
+    assert fed(engine_for(llama, tmp_path), START)[1] == wanted
+
+
 def test_two_processes_share_a_directory(llama, tmp_path):
     code = (
         "import sys; from tokenmill.engine.load import load;"

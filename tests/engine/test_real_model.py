@@ -110,8 +110,9 @@ import json, resource, sys, torch
 import tokenmill
 torch.set_num_threads(2)
 # What torch and the libraries need by themselves: every kind of kernel has run once.
-x = torch.randn(4, 64).bfloat16()
-packed = torch.ops.mkldnn._reorder_linear_weight(torch.randn(64, 64).bfloat16(), None)
+dtype = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+x = torch.randn(4, 64).to(dtype)
+packed = torch.ops.mkldnn._reorder_linear_weight(torch.randn(64, 64).to(dtype), None)
 torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 torch.nn.functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

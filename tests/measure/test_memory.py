@@ -21,19 +21,22 @@ engine = tokenmill.load(sys.argv[1], dtype="float32", packed_cache=sys.argv[2] =
 engine.generate("A", max_new_tokens=2)
 print(json.dumps({"grown": resident() - before, **engine.memory}))
 """
-OTHERS = 56_000_000  # the tokenizer and what is imported meanwhile: 50 MB were measured
+FIRST = 40_000_000  # what malloc keeps of the thread that read ahead (23 MB) and Python of the parsed header (14 MB)
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("source", ["file", "copy"])
 def test_what_the_engine_counts_is_what_the_system_counts(real_model, source):
-    """Weights and cache within 5 %: neither the source nor what was read of it stays beside them."""
+    """Weights and cache within 5 %: neither the source nor what was read of it stays beside them.
+
+    Only a process that has read a GGUF file keeps some memory, which is free for what comes later.
+    """
     command = [sys.executable, "-c", COUNT, str(real_model), source]
     for _ in range(2 if source == "copy" else 1):  # the first makes the copy
         out = subprocess.run(command, capture_output=True, text=True, check=True)
         figures = json.loads(out.stdout)
         expected = figures["weights_bytes"] + figures["cache_bytes"]
-        assert 0.95 * expected < figures["grown"] < 1.05 * expected + OTHERS, figures
+    assert 0.95 * expected < figures["grown"] < 1.05 * expected + (FIRST if source == "file" else 0), figures
 
 
 def test_the_peak_begins_anew():

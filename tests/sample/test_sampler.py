@@ -122,6 +122,16 @@ def expected_probability(logits_V: Tensor, params: SamplingParams) -> Tensor:
     return reference.MinPLogitsWarper(params.min_p)(ids, scores)[0].softmax(-1)
 
 
+def test_minus_one_is_no_top_k() -> None:
+    """vLLM's word for it, also beside rows that have one."""
+    logits_RV = random_logits(8, 3000, seed=3)
+    off, minus, mixed = (
+        sample(logits_RV, [row(temperature=1.0, top_k=k, top_p=0.9, seed=at) for at, k in enumerate(ks)]).tokens
+        for ks in ([0] * 8, [-1] * 8, [-1, 0, 0, -1, 5, 0, -1, 0])
+    )
+    assert off == minus and mixed[:4] + mixed[5:] == off[:4] + off[5:]
+
+
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("over", ["positions", "seeds"])
 def test_draws_follow_the_distribution(name: str, over: str) -> None:

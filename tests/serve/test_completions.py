@@ -38,6 +38,11 @@ def test_settings_that_the_open_engines_share(client, quiet):
     assert done.choices[0].text == expected(quiet, "w1", 9, temperature=1, seed=5, **settings).text
 
 
+def test_a_top_k_of_minus_one_is_none(client, quiet):
+    done = client.completions.create(model=MODEL, prompt="w1", max_tokens=9, seed=5, extra_body={"top_k": -1})
+    assert done.choices[0].text == expected(quiet, "w1", 9, temperature=1, seed=5).text
+
+
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_streams_joined_are_the_text(client, sampling):
     settings = {"model": MODEL, "prompt": "w1 w2", "max_tokens": 20, **SAMPLING[sampling]}

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -10,12 +11,13 @@ import ssl
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx2
 import pytest
 
 from tests.serve.conftest import MODEL, served
+from tokenmill.cli.serve import EXAMPLES
 from tokenmill.errors import ConfigError
 from tokenmill.serve.options import Options
 from tokenmill.serve.run import Address, listen
@@ -39,9 +41,9 @@ def running(path, *options):
         process.stderr.close()
 
 
-def read(url, got, begun):
-    with httpx2.stream("POST", f"{url}/v1/completions", json=BODY, timeout=60) as response:
-        for line in response.iter_lines():
+def read(url, got, begun, body=BODY):
+    with suppress(httpx2.TransportError), httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as one:
+        for line in one.iter_lines():
             got.append(line)
             begun.set()
 
@@ -61,13 +63,19 @@ def test_a_signal_lets_streams_end(chat_model):
 
 
 def test_a_second_signal_ends_now(chat_model):
-    with running(chat_model, "--shutdown-timeout", "600") as (process, url):
-        httpx2.get(f"{url}/health")
+    """Though a request of minutes is running."""
+    with running(chat_model, "--shutdown-timeout", "600", "--max-queued-requests", "2000") as (process, url):
+        got, begun, long = [], threading.Event(), BODY | {"n": 1000}
+        reading = threading.Thread(target=read, args=(url, got, begun, long), daemon=True)
+        reading.start()
+        assert begun.wait(60)
         process.send_signal(signal.SIGSTOP)  # so that both signals find it at the same place
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 0
+        reading.join(60)
+        assert not reading.is_alive() and "data: [DONE]" not in got
 
 
 def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded():
@@ -87,6 +95,16 @@ def test_the_command_names_the_port():
         command = [sys.executable, "-m", "tokenmill", "serve", "no-such-model", "--port", str(taken.getsockname()[1])]
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "--port" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_the_call_that_the_help_shows(server):
+    (call,) = (example for example in EXAMPLES.splitlines() if "curl" in example)
+    words = shlex.split(call[call.index("curl") :].rstrip("`"))
+    at = words.index("localhost:8000/v1/completions")
+    words[at] = f"{server.url}/v1/completions"
+    done = subprocess.run([*words, "--silent", "--noproxy", "*"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["choices"][0]["text"]
 
 
 def certificate(folder, name):

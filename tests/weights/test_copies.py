@@ -1,5 +1,6 @@
 """Packed copies in the cache folder: the same bits, made once, never stale, never in the way."""
 
+import errno
 import fcntl
 import os
 import random
@@ -14,12 +15,13 @@ import torch
 from tests.tiny_models import prompt, save
 from tokenmill.config import EngineConfig
 from tokenmill.engine import load as loading
+from tokenmill.engine import pack as packing
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.program.native import abi
-from tokenmill.weights.packed import copies, reader, verified
+from tokenmill.weights.packed import copies, reader, verified, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
-from tokenmill.weights.packed.reader import read_header
+from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
 LONG = prompt(60, seed=5)
 
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library 
 def folder(tmp_path, monkeypatch):
     """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "SMALLEST", 0)
+    monkeypatch.setattr(packing, "SMALLEST", 0)
     monkeypatch.setattr(verified, "SETTLED_S", -1.0)
     return tmp_path / "cache" / "packed"
 
@@ -45,9 +47,9 @@ def opened(monkeypatch):
     """The kinds of checkpoints that engines were built from."""
     kinds, build = [], loading.build
 
-    def building(checkpoint, *rest):
+    def building(checkpoint, *rest, **named):
         kinds.append("copy" if isinstance(checkpoint, PackedCheckpoint) else "model")
-        return build(checkpoint, *rest)
+        return build(checkpoint, *rest, **named)
 
     monkeypatch.setattr(loading, "build", building)
     return kinds
@@ -122,14 +124,14 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opene
     want = load(llama).logits(LONG)
     (path,) = folder.glob("*.packed")
     data = path.read_bytes()
-    facts, end = read_header(path)
-    gap = range(end + facts["tokenizer_bytes"], len(data) - facts["payload_bytes"])  # where nothing is read
+    facts, _ = read_header(path)
+    front, weights = range(len(begin_file(0, 0))), range(BEGIN, BEGIN + facts["payload_bytes"])
     numbers = random.Random(1)
     places = [
-        numbers.randrange(end),
+        *front,
         len(data) - 1,
-        *numbers.sample(range(gap.stop, len(data)), 100),
-        *numbers.sample(range(gap.start), 97),
+        *numbers.sample(weights, 88),
+        *numbers.sample(range(weights.stop, len(data)), 88),
     ]
     for at in places:
         flipped = bytearray(data)
@@ -186,7 +188,7 @@ def test_the_copy_that_was_not_used_for_longest_goes_first(llama, folder, monkey
         (path,) = (copy.path for copy in copies.copies() if copy.kind.endswith(scheme))
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     size = sum(copy.num_bytes for copy in copies.copies())
-    monkeypatch.setattr(loading, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
+    monkeypatch.setattr(packing, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
     load(llama, dtype="bfloat16", scheme="q8")
     assert sorted(copy.kind for copy in copies.copies()) == ["native bfloat16 q8", "native float32 q4"]
 
@@ -195,6 +197,37 @@ def test_a_folder_that_cannot_be_written_is_said_and_no_more(llama, folder, capl
     folder.parent.write_text("a file")
     assert load(llama).logits(LONG) is not None
     assert "will not start faster" in caplog.text
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, -1])
+def test_a_disk_that_fills_while_the_copy_is_written(llama, folder, opened, caplog, monkeypatch, at):
+    """At any write, the header's too (-1): the weights are packed into memory, which is said once."""
+    monkeypatch.setattr(writer, "PART", 1000)
+    write, done = os.pwrite, []
+    monkeypatch.setattr(os, "pwrite", lambda *given: done.append(given) or write(*given))
+    want = load(llama).logits(LONG)
+    last = len(done) + at if at < 0 else at
+    shutil.rmtree(folder)
+    done.clear()
+
+    def full(*given):
+        if len(done) == last:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done.append(given)
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert caplog.text.count("will not start faster") == 1 and "No space left" in caplog.text
+    assert opened == ["model"] * (2 if at < 0 else 3)
+    assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_files_that_are_replaced_while_they_are_read_have_no_copy(llama, folder, monkeypatch):
+    real, names = packing.copy_name, []
+    monkeypatch.setattr(packing, "copy_name", lambda *given: names.append(1) or f"{len(names)}{real(*given)}")
+    assert load(llama).logits(LONG) is not None
+    assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
 
 
 def test_who_finds_another_writing_goes_on_without(llama, folder, opened):
@@ -219,30 +252,19 @@ def test_two_at_once(llama, folder):
 
 KILLED = """
 import os, sys
-from tokenmill.engine import load
-from tokenmill.weights.packed import model
-load.SMALLEST = 0
-left, crc = int(sys.argv[2]), model.writing
-model.PART = 1000  # so that there are many writes
-def writing(path, sync):
-    import contextlib
-    @contextlib.contextmanager
-    def dying():
-        with crc(path, sync) as out:
-            class Dying:
-                def __getattr__(self, name): return getattr(out, name)
-                def write(self, data):
-                    global left
-                    half = bytes(data)[: len(data) // 2]
-                    left -= 1
-                    if left < 0:
-                        out.write(half)
-                        out.flush()
-                        os.kill(os.getpid(), 9)
-                    return out.write(data)
-            yield Dying()
-    return dying()
-model.writing = writing
+from tokenmill.engine import load, pack
+from tokenmill.weights.packed import writer
+pack.SMALLEST = 0
+left, write = int(sys.argv[2]), os.pwrite
+writer.PART = 1000  # so that there are many writes
+def dying(file, data, at):
+    global left
+    left -= 1
+    if left < 0:
+        write(file, data[: len(data) // 2], at)
+        os.kill(os.getpid(), 9)
+    return write(file, data, at)
+writer.os.pwrite = dying
 load.load(sys.argv[1])
 """
 

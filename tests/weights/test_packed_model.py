@@ -17,7 +17,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.reader import MAGIC, payload_begin, read_header
+from tokenmill.weights.packed.reader import BEGIN, MAGIC, begin_file, read_header
 
 LONG = prompt(60, seed=5)
 
@@ -35,8 +35,8 @@ def rewritten(packed, target, **facts):
     old, end = read_header(packed)
     new = old | facts
     text = json.dumps({"facts": new, "checksum": whole.checksum_of(new)}).encode()
-    front = MAGIC + len(text).to_bytes(8, "little") + text + data[end : end + old["tokenizer_bytes"]]
-    target.write_bytes(front.ljust(payload_begin(len(front)), b"\0") + data[len(data) - old["payload_bytes"] :])
+    at = BEGIN + old["payload_bytes"]
+    target.write_bytes(begin_file(at, len(text)) + data[len(begin_file(0, 0)) : at] + text + data[end:])
     return target
 
 
@@ -104,10 +104,10 @@ def test_what_it_was_made_for_is_settled(packed):
 def test_flipped_bytes_are_refused(packed, tmp_path):
     data = packed.read_bytes()
     facts, end = read_header(packed)
-    gap = range(end, len(data) - facts["payload_bytes"])  # between header and weights nothing is read
+    gap = range(len(begin_file(0, 0)), BEGIN)  # before the weights nothing is read
     damaged = tmp_path / "damaged.packed"
     places = random.Random(3).sample([at for at in range(len(data)) if at not in gap], 60)
-    for at in [0, 9, 16, end - 1, len(data) - 1, *places]:
+    for at in [0, 9, 16, BEGIN, BEGIN + facts["payload_bytes"], end - 1, len(data) - 1, *places]:
         flipped = bytearray(data)
         flipped[at] ^= 1 << at % 8
         damaged.write_bytes(flipped)
@@ -124,6 +124,14 @@ def test_cut_files_are_refused(packed, tmp_path):
         cut.write_bytes(data[:size])
         with pytest.raises(CheckpointError, match=r"cut or damaged|damaged"):
             load(cut)
+
+
+def test_the_earlier_format_is_named(packed, tmp_path):
+    data = packed.read_bytes()
+    at, earlier = BEGIN + read_header(packed)[0]["payload_bytes"], tmp_path / "earlier.packed"
+    earlier.write_bytes(MAGIC + (len(data) - at).to_bytes(8, "little") + data[at:])
+    with pytest.raises(CheckpointError, match="has the format of an earlier tokenmill; make it again"):
+        load(earlier)
 
 
 def test_other_versions_are_refused_by_field(packed, tmp_path):

@@ -50,7 +50,7 @@ class PrefixStore:
 
     def find(self, digest: bytes) -> RowSource | None:
         """What reads the rows of that block, or None if there is no file of it."""
-        return partial(self.read, digest) if digest not in self._damaged and self._path(digest).exists() else None
+        return partial(self.read, digest) if digest not in self._damaged and self._path(digest).is_file() else None
 
     def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
         """Rows [first, last) of a block. SnapshotError where the file is gone or damaged, which `save` mends."""
@@ -68,8 +68,11 @@ class PrefixStore:
         return {name: tensor[first:last] for name, tensor in rows.items()}
 
     def save(self, digest: bytes, block: int) -> None:
-        """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks."""
-        if self._failed or self.find(digest):
+        """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
+
+        A folder or a pipe in the place of the file is none of the disk's: only that block is not written.
+        """
+        if self._failed or self.find(digest) or _is_other(self._path(digest)):
             return
         try:
             self._num_bytes += write_bytes(self._path(digest), NAME, self._pool.block_bytes(block))
@@ -102,3 +105,8 @@ class PrefixStore:
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.kv"
+
+
+def _is_other(path: Path) -> bool:
+    """Whether something lies there that is no regular file."""
+    return path.exists() and not path.is_file()

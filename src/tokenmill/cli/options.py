@@ -117,7 +117,7 @@ HELP: dict[type, dict[str, str]] = {
         "max_new_tokens": "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.",
         "min_new_tokens": "Minimum number of new tokens before the text may end.",
         "temperature": "0 takes the likeliest token; higher is more random.",
-        "top_k": "Sample from the k likeliest tokens. 0: off.",
+        "top_k": "Sample from the k likeliest tokens. 0 and -1: off.",
         "top_p": "Sample from the likeliest tokens that together have this probability. 1: off.",
         "min_p": "Drop tokens less likely than this times the likeliest one. 0: off.",
         "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",

@@ -25,6 +25,7 @@ from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.hub.names import locate
 from tokenmill.kernels.attend import choose as choose_kernel
+from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
@@ -45,7 +46,7 @@ from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
-from tokenmill.weights.load import Fill, empty_decoder, filled, load_decoder, match_tensors
+from tokenmill.weights.load import Fill, empty_decoder, filled, load_decoder, match_tensors, return_memory
 from tokenmill.weights.packed.model import PackedCheckpoint
 
 __all__ = ["build", "load_model"]
@@ -60,9 +61,10 @@ def build(
     config: EngineConfig,
     progress: Told | None = None,
     fill: Callable[..., Fill] = load_decoder,
+    allocate: Allocate = unreserved,
 ) -> Engine:
     """An engine for a checkpoint that is open already: one loaded model, with the loop around it."""
-    loaded = load_model(checkpoint, config, progress, fill)
+    loaded = load_model(checkpoint, config, progress, fill, allocate)
     config, scheduler = loaded.config, _scheduler(loaded)
     if config.prefix_dir is not None:
         limit_bytes = config.prefix_limit * 1_000_000
@@ -151,8 +153,12 @@ def load_model(
     config: EngineConfig,
     progress: Told | None = None,
     fill: Callable[..., Fill] = load_decoder,
+    allocate: Allocate = unreserved,
 ) -> LoadedModel:
-    """A model with its program and its own cache. `fill` gives the empty decoder its weights."""
+    """A model with its program and its own cache.
+
+    `fill` gives the empty decoder its weights, `allocate` the memory for weights that the program packs.
+    """
     model_config = read_config(checkpoint.config)
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     if packed is not None:
@@ -191,9 +197,10 @@ def load_model(
         fill_matrix = fill(checkpoint, decoder, dtype, device, told, forms.program.packs)
     else:
         decoder.to(dtype)  # its parameters have no memory
-    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix))
+    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix, allocate))
     names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
+    return_memory()  # of headers and tokenizers that were parsed
     return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)
 
 

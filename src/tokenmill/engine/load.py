@@ -1,37 +1,30 @@
 """An engine for the name of a model: from its packed copy if there is one; otherwise one is kept for the next start."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import EngineConfig
+import torch
+
+from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.pack import write_packed_engine
-from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackedModelError
+from tokenmill.engine.pack import CopyKeeper
+from tokenmill.engine.resolve import Forms, choose_forms, find_device, resolve_config
+from tokenmill.errors import CheckpointError, ConfigError, PackedModelError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.packed.copies import (
-    SMALLEST,
-    copies_folder,
-    copy_name,
-    delete_copy,
-    make_room,
-    say_unusable,
-    start_reading,
-    writing_copy,
-)
+from tokenmill.weights.packed.copies import delete_copy, say_unusable, start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 
 __all__ = ["load", "load_files"]
 
-log = logging.getLogger(__name__)
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -60,10 +53,15 @@ def load_files(
     if reader is not None and reader.path != path and (found := _from_copy(path, config, progress, reader)):
         return found
     checkpoint = open_checkpoint(path, reader if reader is not None and reader.path == path else None)
-    name = copy_name(path, config) if config.packed_cache and not isinstance(checkpoint, PackedCheckpoint) else None
-    engine = build(checkpoint, config, progress.advance)
-    if name is not None and engine.core.loaded.program.packs:
-        _keep_copy(engine, checkpoint, config, name, progress)
+    with CopyKeeper(checkpoint, config, partial(_num_bytes, checkpoint, config)) as keeper:
+        try:
+            engine = build(checkpoint, config, progress.advance, allocate=keeper.allocate)
+        except CheckpointError as error:
+            if not keeper.has_failed:
+                raise
+            keeper.say(error)
+            return build(checkpoint, config, progress.advance), checkpoint
+        keeper.finish(engine)
     return engine, checkpoint
 
 
@@ -82,26 +80,21 @@ def _from_copy(
 
 
 def _is_made_for(checkpoint: PackedCheckpoint, config: EngineConfig) -> bool:
-    model = read_config(checkpoint.config)
-    resolved = resolve_config(config, model)
-    forms = choose_forms(resolved, model, find_device(resolved.device))
+    _, resolved, forms = _chosen(checkpoint, config)
     wanted = {"program": forms.program_name, "dtype": resolved.dtype, "scheme": forms.scheme_name}
     return all(checkpoint.facts[name] == value for name, value in wanted.items())
 
 
-def _keep_copy(engine: Engine, checkpoint: Checkpoint, config: EngineConfig, name: str, progress: Progress) -> None:
-    """Write the packed copy. What prevents it is said, and the next start takes as long as this one."""
-    size, path = engine.core.loaded.program.num_weight_bytes, copies_folder() / name
-    if size < SMALLEST or copy_name(checkpoint.path, config) != name:  # the files were replaced meanwhile
-        return
-    try:
-        with writing_copy(path) as is_alone:
-            if is_alone:
-                progress.stage("keeping a packed copy")
-                make_room(size, config.packed_limit * 1_000_000)
-                write_packed_engine(engine, checkpoint, path, progress.advance, sync=False)
-    except (OSError, CapacityError, CheckpointError) as error:
-        log.warning("no packed copy of %s is kept, so it will not start faster: %s", checkpoint.path.name, error)
+def _num_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """What the packed weights are estimated to take."""
+    model, resolved, forms = _chosen(checkpoint, config)
+    return forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
+
+
+def _chosen(checkpoint: Checkpoint, config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Forms]:
+    model = read_config(checkpoint.config)
+    resolved = resolve_config(config, model)
+    return model, resolved, choose_forms(resolved, model, find_device(resolved.device))
 
 
 class _Told(Progress):

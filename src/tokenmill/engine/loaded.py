@@ -1,7 +1,7 @@
 """A loaded model: its modules, its cache and the program that runs it. An engine has one; a draft model is another."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.config import ResolvedConfig
 from tokenmill.engine.runner import Runner
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program
 from tokenmill.text.tokenizer import Tokenizer
@@ -45,18 +46,12 @@ class LoadedModel:
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
 
-    @contextmanager
-    def torch_threads(self) -> Iterator[None]:
+    def torch_threads(self) -> AbstractContextManager[None]:
         """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
         """
-        before = torch.get_num_threads()
-        torch.set_num_threads(1 if self.program.has_threads else self.config.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        return torch_threads(1 if self.program.has_threads else self.config.threads)
 
     @property
     def memory(self) -> dict[str, int]:

@@ -1,22 +1,36 @@
-"""Writes packed models: the weights of a checkpoint in the layout that one program reads, in one file."""
+"""Writes packed models: the weights of a checkpoint in the layout that one program reads, in one file.
 
+The program packs them into the file while the engine is built; then the header is written. `CopyKeeper` does so with a
+model that is loaded in order to be used, if its packed copy can be kept.
+"""
+
+import logging
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CapacityError, CheckpointError
+from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.packed.model import write_packed_model
+from tokenmill.weights.load import return_memory
+from tokenmill.weights.packed.copies import SMALLEST, copies_folder, copy_name, make_room, writing_copy
+from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import is_packed_model
+from tokenmill.weights.packed.writer import PackedWriter
 
-__all__ = ["save_packed_model", "write_packed_engine"]
+__all__ = ["CopyKeeper", "save_packed_model"]
+
+log = logging.getLogger(__name__)
 
 
 def save_packed_model(
@@ -29,15 +43,13 @@ def save_packed_model(
     """
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
-    engine = build(checkpoint, replace(config, max_length=1, block_size=None, max_sequences=1))
-    return write_packed_engine(engine, checkpoint, path, progress)
+    config = replace(config, max_length=1, block_size=None, max_sequences=1)
+    with closing(PackedWriter(path)) as writer:
+        engine = build(checkpoint, config, progress, allocate=lambda *_: writer)
+        return _finish(writer, engine, checkpoint)
 
 
-def write_packed_engine(
-    engine: Engine, checkpoint: Checkpoint, path: Path, progress: Callable[[int, int], None], sync: bool = True
-) -> int:
-    """Write the weights of an engine that was built from a checkpoint; see save_packed_model."""
-    weights, tensors = engine.core.loaded.program.packed_weights()
+def _finish(writer: PackedWriter, engine: Engine, checkpoint: Checkpoint) -> int:
     facts = {
         "program": engine.program_name,
         "dtype": engine.config.dtype,
@@ -48,7 +60,63 @@ def write_packed_engine(
         "shapes": dict(checkpoint.shapes),
         "generation_defaults": checkpoint.generation_defaults(),
         "rounded": checkpoint.rounded if find_scheme(engine.config.scheme).keeps_codes else "",
-        "weights": weights,
+        "weights": engine.core.loaded.program.packed_weights(),
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }
-    return write_packed_model(path, facts, engine.tokenizer, tensors, progress, sync)
+    return writer.finish(facts, engine.tokenizer)
+
+
+class CopyKeeper:
+    """Keeps the packed copy of a model that is loaded: its weights are packed into the copy and read from there.
+
+    What prevents it is said; then the weights are packed into memory, and the next start takes as long as this one.
+    num_bytes: what the packed weights are estimated to take.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig, num_bytes: Callable[[], int]) -> None:
+        self._checkpoint, self._config, self._num_bytes = checkpoint, config, num_bytes
+        is_wanted = config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
+        self._name = copy_name(checkpoint.path, config) if is_wanted else None
+        self._writer: PackedWriter | None = None
+        self._until_kept = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._until_kept.close()
+        return_memory()  # of the writer
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the system has refused to write what was packed, so that the weights must be packed again."""
+        return self._writer is not None and self._writer.failed
+
+    def allocate(self, num_bytes: int, num_pieces: int) -> Allocation:
+        """The copy, if it can be kept, otherwise memory. See Allocate."""
+        try:
+            self._begin()
+        except (OSError, CapacityError, CheckpointError) as error:
+            self.say(error)
+        return self._writer or unreserved(num_bytes, num_pieces)
+
+    def _begin(self) -> None:
+        if self._name is None or (size := self._num_bytes()) < SMALLEST:
+            return
+        path = copies_folder() / self._name
+        if self._until_kept.enter_context(writing_copy(path)):
+            make_room(size, self._config.packed_limit * 1_000_000)
+            self._writer = self._until_kept.enter_context(closing(PackedWriter(path, sync=False)))
+
+    def finish(self, engine: Engine) -> None:
+        """Put the copy in its place, unless the model's files were replaced meanwhile."""
+        if self._writer is None or copy_name(self._checkpoint.path, self._config) != self._name:
+            return
+        try:
+            _finish(self._writer, engine, self._checkpoint)
+        except CheckpointError as error:
+            self.say(error)
+
+    def say(self, error: Exception) -> None:
+        """Why no copy is kept."""
+        log.warning("no packed copy of %s is kept, so it will not start faster: %s", self._checkpoint.path.name, error)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.hub.download import cache_folder
+from tokenmill.kernels.threads import torch_threads
 
 __all__ = ["Limits", "instruction_sets", "limits", "measure", "processor", "quick_probe"]
 
@@ -72,12 +73,10 @@ def limits(device: torch.device, threads: int, again: bool = False) -> Limits:
 
 def measure(device: torch.device, threads: int) -> Limits:
     """Measure now; about 3 seconds on a CPU, 600 MB of memory while it lasts."""
-    before = torch.get_num_threads()
     on_cpu = device.type == "cpu"
-    try:
-        torch.set_num_threads(1)
+    with torch_threads(1):
         single = (_read_rate(device, CACHED_BYTES), _read_rate(device, FAR_BYTES)) if on_cpu else (None, None)
-        torch.set_num_threads(threads)
+    with torch_threads(threads):
         return Limits(
             device=str(device),
             processor=processor() if on_cpu else torch.cuda.get_device_name(device),
@@ -94,8 +93,6 @@ def measure(device: torch.device, threads: int) -> Limits:
             copy_from_device_gb_s=None if on_cpu else _copy_rate(device, torch.device("cpu")),
             measured_at=time.time(),
         )
-    finally:
-        torch.set_num_threads(before)
 
 
 def quick_probe() -> float:

@@ -1,15 +1,34 @@
 """One contiguous allocation for many tensors that every step reads: the KV cache, packed weights."""
 
+from collections.abc import Callable
 from math import prod
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tokenmill.memory.pages import map_pages
 
-__all__ = ["ALIGNMENT", "Arena"]
+__all__ = ["ALIGNMENT", "Allocate", "Allocation", "Arena", "unreserved"]
 
 ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of one
+
+
+class Allocation(Protocol):
+    """What hands out tensors one after the other, each of which is filled before the next is asked for."""
+
+    used: int
+    """Bytes that were handed out, with the gaps that alignment leaves."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The next tensor, which begins at `used`."""
+
+    @property
+    def bytes(self) -> Tensor:
+        """Everything that was handed out, [used] uint8, where it stays."""
+
+
+Allocate = Callable[[int, int], Allocation]  # given the bytes and the number of tensors that there may be
 
 
 class Arena:
@@ -22,7 +41,7 @@ class Arena:
     def __init__(self, num_bytes: int, num_pieces: int = 1, reserved: bool = True) -> None:
         self._pages = map_pages(num_bytes + ALIGNMENT * (num_pieces + 1), reserved)
         self._bytes = torch.frombuffer(self._pages, dtype=torch.uint8)
-        self.used = 0  # bytes that were handed out, with the gaps that alignment leaves
+        self.used = 0
 
     @property
     def bytes(self) -> Tensor:
@@ -40,3 +59,8 @@ class Arena:
         piece = torch.frombuffer(self._pages, dtype=dtype, count=count, offset=self.used)
         self.used += size + -size % ALIGNMENT
         return piece.view(shape)
+
+
+def unreserved(num_bytes: int, num_pieces: int) -> Arena:
+    """An arena of which only a part may be handed out; the rest takes no memory."""
+    return Arena(num_bytes, num_pieces, reserved=False)

@@ -11,7 +11,7 @@ from errno import EINVAL
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["beside", "remove_leftovers", "seal", "unseal", "writing"]
+__all__ = ["beside", "refuse_other", "remove_leftovers", "seal", "unseal", "writing"]
 
 LEFT_S = 3600.0  # nobody writes one file for so long
 
@@ -29,11 +29,16 @@ def remove_leftovers(directory: Path, ending: str) -> None:
                 path.unlink()
 
 
+def refuse_other(path: Path) -> None:
+    """OSError for what is no regular file: renaming would put a file in the place of a device."""
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "it is no regular file", str(path))
+
+
 @contextmanager
 def writing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """A file under a temporary name, synced and renamed at the end: a reader sees the old file or the new one."""
-    if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
-        raise OSError(EINVAL, "it is no regular file", str(path))
+    refuse_other(path)
     temporary = beside(path)
     try:
         with temporary.open("xb") as out:

@@ -4,7 +4,7 @@ A program is one room and one line in PROGRAMS, fastest first. "auto" takes the 
 those that must compile first. Which weight schemes a program runs follows from the facts that a scheme gives.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +16,7 @@ from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend import Attend
+from tokenmill.memory.arena import Allocate
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.manifest import Package
@@ -46,7 +47,7 @@ class ModelParts(NamedTuple):
 
     packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
     config is resolved. fill: gives a matrix of the decoder its weights, for programs that pack; nothing for the others,
-    whose matrices are filled and finished.
+    whose matrices are filled and finished. allocate: gives the memory to pack into.
     """
 
     decoder: Decoder
@@ -56,6 +57,7 @@ class ModelParts(NamedTuple):
     package: Package | None
     config: EngineConfig
     fill: Fill
+    allocate: Allocate
 
 
 class Program(Protocol):
@@ -87,8 +89,11 @@ class Program(Protocol):
 
     def __init__(self, parts: ModelParts) -> None: ...
 
-    def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
-        """What the header of a packed model says of the weights, and these. ConfigError if it does not pack them."""
+    def packed_weights(self) -> dict[str, Any]:
+        """What the header of a packed model says of the weights, which were packed into its file.
+
+        ConfigError if the program does not pack them.
+        """
         raise ConfigError("program", "eager", "native: only its weights are packed")
 
     @property

@@ -60,7 +60,7 @@ def temperature(logits_RV: Tensor, temperature_R: Tensor) -> Tensor:
 
 
 def top_k(logits_RV: Tensor, k_R: Tensor, max_k: int) -> Tensor:
-    """Only the k largest logits and all that equal the k-th. Off: 0, or k of at least V. max_k: the largest k."""
+    """Only the k largest logits and all that equal the k-th. Off: 0, -1, or k of at least V. max_k: the largest k."""
     k_R1 = k_R[:, None].clamp(max=logits_RV.shape[-1])
     largest_RK = logits_RV.topk(max(min(max_k, logits_RV.shape[-1]), 1), dim=-1).values
     kth_R1 = largest_RK.gather(-1, (k_R1 - 1).clamp(min=0))

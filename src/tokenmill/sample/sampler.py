@@ -186,7 +186,7 @@ def _top_k(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def _top_p(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     # Only the tokens that top_k has kept, ties at the k-th place aside, have to be sorted.
-    max_count = max(row.params.top_k or filters.NUM_CANDIDATES for row in rows)
+    max_count = max(row.params.top_k if row.params.top_k > 0 else filters.NUM_CANDIDATES for row in rows)
     p_R = _setting(logits_RV, rows, "top_p", torch.float64)
     return filters.top_p(logits_RV, p_R, min(max_count, filters.NUM_CANDIDATES))
 

@@ -8,7 +8,6 @@ import ctypes
 import os
 import weakref
 from array import array
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
@@ -72,7 +72,7 @@ class Native(Program):
         shape = decoder.config
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
-            self._weights: Packing | Packed = Packing(parts.fill, LAYOUTS[parts.config.dtype])
+            self._weights: Packing | Packed = Packing(parts.fill, parts.allocate, LAYOUTS[parts.config.dtype])
         else:
             self._weights = Packed(packed.payload(), packed.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
@@ -111,7 +111,7 @@ class Native(Program):
     def build_id(self) -> str:
         return f"{self.build or abi.best_build()} {abi.library_digest()}"
 
-    def packed_weights(self) -> tuple[dict[str, Any], Iterable[Tensor]]:
+    def packed_weights(self) -> dict[str, Any]:
         if not isinstance(self._weights, Packing):
             raise ConfigError("model", "a packed model", "the model itself: it is packed already")
         return self._weights.describe()
@@ -150,10 +150,6 @@ def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
     if not ropes:
         return None, None
     (rope,) = ropes  # several are refused
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # others of torch's would go on spinning for a while, in the way of our own
-    try:
+    with torch_threads(1):  # others of torch's would go on spinning for a while, in the way of our own
         table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
-    finally:
-        torch.set_num_threads(num_threads)
     return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.errors import PackedModelError
-from tokenmill.memory.arena import ALIGNMENT, Arena
+from tokenmill.kernels.threads import torch_threads
+from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.model.layers import Embedding
 from tokenmill.program.native.abi import Op, library
 from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
@@ -89,14 +90,16 @@ class Linear:
 class Packing:
     """Weights packed from a decoder in the order in which they are read; its matrices are released meanwhile.
 
-    fill: gives a matrix its weights, if it has none yet. widest: the layout that takes the most memory.
+    fill: gives a matrix its weights, if it has none yet. allocate: gives the memory to pack into. widest: the layout
+    that takes the most of it.
     """
 
-    def __init__(self, fill: Fill, widest: int) -> None:
-        self._fill, self._widest = fill, widest
+    def __init__(self, fill: Fill, allocate: Allocate, widest: int) -> None:
+        self._fill, self._allocate, self._widest = fill, allocate, widest
         self._kept: list[Tensor] = []
-        self._placed: list[list[Run]] = []
-        self._arena = Arena(0)
+        self._placed: list[list[Run]] = []  # with offsets in the place of addresses
+        self._memory: Allocation = Arena(0)
+        self._payload = self._memory.bytes
         self.num_bytes = self.num_matrix_bytes = 0
 
     def keep(self, tensor: Tensor) -> int:
@@ -110,19 +113,22 @@ class Packing:
         """Pack all matrices: the runs of each."""
         # As large as it can become, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
-        self._arena = Arena(num_bytes, sum(len(linear.unit_rows) for linear in linears), reserved=False)
+        self._memory = self._allocate(num_bytes, sum(len(linear.unit_rows) for linear in linears))
         matrices = chain.from_iterable(linear.parts(self._fill) for linear in linears)
-        with closing(_ahead(matrices)) as parts:  # it holds the last matrix until it is closed
+        reading = closing(_ahead(matrices, torch.get_num_threads()))  # it holds the last matrix until it is closed
+        with reading as parts, torch_threads(1):
             for number, linear in enumerate(linears):
                 if number % 16 == 0:
                     return_memory()  # of the matrices that were released
-                begin = self._arena.used
+                begin = self._memory.used
                 self._placed.append(self._pack(linear, islice(parts, max(len(linear.matrices), 1))))
                 if not linear.is_embedding:
-                    self.num_matrix_bytes += self._arena.used - begin
+                    self.num_matrix_bytes += self._memory.used - begin
+        self._payload = self._memory.bytes
         return_memory()
-        self.num_bytes += self._arena.used
-        return self._placed
+        self.num_bytes += self._memory.used
+        base = self._payload.data_ptr()
+        return [[Run(base + offset, *rest) for offset, *rest in runs] for runs in self._placed]
 
     def _max_bytes(self, linear: Linear) -> int:
         return linear.unit_bytes(self._widest) * len(linear.unit_rows) * (2 if linear.gates else 1)
@@ -134,23 +140,25 @@ class Packing:
             kinds = [_pieces(linear, parts, firsts) for firsts in (linear.firsts, linear.gates) if firsts]
             for together in zip(*kinds, strict=True):
                 sizes = [linear.unit_bytes(piece.layout) for piece in together]
-                place = self._arena.zeros((len(together[0].firsts), sum(sizes)), torch.uint8)
+                offset, place = (
+                    self._memory.used,
+                    self._memory.zeros((len(together[0].firsts), sum(sizes)), torch.uint8),
+                )
                 for piece, room in zip(together, torch.split(place, sizes, dim=1), strict=True):
                     pack(piece.part, piece.rows, piece.layout, linear.op.inputs, room)
-                runs.append(Run(place.data_ptr(), len(place), *(piece.layout for piece in together)))
+                runs.append(Run(offset, len(place), *(piece.layout for piece in together)))
         return runs
 
-    def describe(self) -> tuple[dict[str, Any], list[Tensor]]:
-        """What Packed is made from: where everything lies, and the tensors, each at the next multiple of ALIGNMENT."""
-        kept, end = [], self._arena.used
+    def describe(self) -> dict[str, Any]:
+        """What Packed is made from: where everything lies. Called where the memory is a file, into which it puts the
+        tensors that are read without packing too.
+        """
+        kept = []
         for tensor in self._kept:
-            kept.append([end, tensor.nbytes])
-            end += tensor.nbytes + -tensor.nbytes % ALIGNMENT
-        base = self._arena.bytes.data_ptr()
-        placed = [[[run.address - base, *run[1:]] for run in runs] for runs in self._placed]
+            kept.append([self._memory.used, tensor.nbytes])
+            self._memory.zeros((tensor.nbytes,), torch.uint8).copy_(tensor.reshape(-1).view(torch.uint8))
         sizes = {"matrix_bytes": self.num_matrix_bytes, "num_bytes": self.num_bytes}
-        described = {"layout": LAYOUT, "kept": kept, "placed": placed, **sizes}
-        return described, [self._arena.bytes, *self._kept]
+        return {"layout": LAYOUT, "kept": kept, "placed": self._placed, **sizes}
 
 
 class Packed:
@@ -204,9 +212,9 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
     return is_list and all(_are_ints(entry, *lengths[1:]) for entry in value)
 
 
-def _ahead(matrices: Iterator[list[Stored]]) -> Generator[list[Stored]]:
-    """The same, while a thread reads the one that comes next."""
-    with ThreadPoolExecutor(1) as thread:
+def _ahead(matrices: Iterator[list[Stored]], num_threads: int) -> Generator[list[Stored]]:
+    """The same, while a thread reads the one that comes next; torch computes in so many threads there."""
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(num_threads,)) as thread:
         following = thread.submit(next, matrices, None)
         while (parts := following.result()) is not None:
             following = thread.submit(next, matrices, None)

@@ -5,7 +5,6 @@ packed model is a Checkpoint whose tensors cannot be read one by one.
 """
 
 import zlib
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,15 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from tokenmill.errors import PackedModelError, file_errors
-from tokenmill.memory.arena import ALIGNMENT
-from tokenmill.memory.atomic_file import seal, writing
+from tokenmill.errors import PackedModelError
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked
-from tokenmill.weights.packed.reader import FORMAT, MAGIC, REMEDY, PackedReader, payload_begin, read_header
+from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header
 from tokenmill.weights.plain import Checkpoint
 
-__all__ = ["PackedCheckpoint", "write_packed_model"]
-
-PART = 8 << 20  # bytes of the weights that share a checksum
-Progress = Callable[[int, int], None]
+__all__ = ["PackedCheckpoint"]
 
 
 class PackedCheckpoint(Checkpoint):
@@ -106,57 +100,3 @@ class PackedCheckpoint(Checkpoint):
         assert self.reader is not None, "started above"
         memory, self.reader = self.reader.wait(), None
         return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-def write_packed_model(
-    path: Path,
-    facts: dict[str, Any],
-    tokenizer: Tokenizer | None,
-    tensors: Iterable[Tensor],
-    progress: Progress,
-    sync: bool = True,
-) -> int:
-    """Write the file atomically, and with `sync` so that it survives a crash of the machine; its size in bytes.
-
-    `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
-    `tensors`, which lie one after the other, each at the next multiple of ALIGNMENT.
-    """
-    payload = []
-    for tensor in tensors:
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
-        payload += [data, memoryview(bytes(-len(data) % ALIGNMENT))]
-    text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
-    names = ("bos_token_id", "eos_token_ids", "chat_template", "special_texts")
-    facts = {
-        **facts,
-        "tokenizer": None if tokenizer is None else {name: getattr(tokenizer, name) for name in names},
-        "tokenizer_bytes": len(text),
-        "tokenizer_checksum": zlib.crc32(text),
-        "payload_bytes": sum(map(len, payload)),
-        "part_bytes": PART,
-        "checksums": _checksums(payload),
-    }
-    header = seal(facts, FORMAT).encode()
-    with file_errors(path, "written"), writing(path, sync) as out:
-        out.write(MAGIC + len(header).to_bytes(8, "little") + header + text)
-        out.seek(payload_begin(out.tell()))
-        total, begin = facts["payload_bytes"], out.tell()
-        progress(0, total)
-        for data in payload:
-            for at in range(0, len(data), PART):  # one part at a time, because people watch
-                out.write(data[at : at + PART])
-                progress(out.tell() - begin, total)
-        return out.tell()
-
-
-def _checksums(payload: Iterable[memoryview]) -> list[int]:
-    sums, current, left = [], 0, PART
-    for data in payload:
-        rest = data
-        while rest:
-            taken, rest = rest[:left], rest[left:]
-            current, left = zlib.crc32(taken, current), left - len(taken)
-            if left == 0:
-                sums.append(current)
-                current, left = 0, PART
-    return [*sums, current] if left < PART else sums

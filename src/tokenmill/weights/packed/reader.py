@@ -1,8 +1,9 @@
 """Reads packed models: the header, and the weights as mapped memory. Nothing here imports torch.
 
-The file begins with eight bytes of magic, eight of the header's length, and the header in JSON. It says what is inside,
-for which program, and of which model it was made. After it come the tokenizer and, from the next huge page on, the
-weights.
+The file begins with eight bytes of magic, eight that say where the header is, and eight of its length. From the second
+huge page on come the weights, so that they can be mapped in such pages; what lies before is a hole, for which file
+systems keep no bytes. After the weights come the header in JSON, which says what is inside, for which program, and of
+which model it was made, and the tokenizer.
 """
 
 import mmap
@@ -19,9 +20,11 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.packed.verified import is_verified, remember
 
-__all__ = ["FORMAT", "MAGIC", "REMEDY", "PackedReader", "is_packed_model", "payload_begin", "read_header"]
+__all__ = ["BEGIN", "FORMAT", "MAGIC", "REMEDY", "PackedReader", "begin_file", "is_packed_model", "read_header"]
 
-MAGIC, FORMAT = b"TMIMAGE\n", 2
+MAGIC, FORMAT = b"TMIMAGE\n", 3
+BEGIN = HUGE_PAGE  # of the weights in the file
+EARLIER = b'{"facts"'  # what files of earlier formats have in the place of the header's length
 REMEDY = "make it again with `tokenmill pack`"
 
 
@@ -45,16 +48,20 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     with file_errors(path, "read"):
-        magic, length = opened.read(len(MAGIC)), int.from_bytes(opened.read(8), "little")
-        size = os.fstat(opened.fileno()).st_size
+        front, size = opened.read(len(begin_file(0, 0))), os.fstat(opened.fileno()).st_size
+        at, length = (int.from_bytes(front[begin : begin + 8], "little") for begin in (len(MAGIC), len(MAGIC) + 8))
+        opened.seek(min(at, size))
         text = opened.read(min(length, size))
+    magic = front[: len(MAGIC)]
     if magic != MAGIC:
         raise PackedModelError(f"{path} is no packed model")
+    if front.endswith(EARLIER):
+        raise PackedModelError(f"{path} has the format of an earlier tokenmill; {REMEDY}")
     try:
         facts = unseal(text, FORMAT)
     except ValueError as error:
         raise PackedModelError(f"{path} {error}; {REMEDY}") from error
-    end = len(MAGIC) + 8 + len(text)
+    end = at + len(text)
     reader = ValueReader(facts, f"{path} is damaged", PackedModelError)
     for name in ("program", "dtype", "scheme", "source", "rounded"):
         reader.text(name)
@@ -69,18 +76,15 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     parts = -(-facts["payload_bytes"] // reader.count("part_bytes"))
     if len(reader.entries("checksums", int)) != parts:
         raise reader.refuse("checksums", facts["checksums"], f"{parts} of them")
-    wanted = payload_begin(end + facts["tokenizer_bytes"]) + facts["payload_bytes"]
-    if size != wanted:
-        raise PackedModelError(f"{path} is cut or damaged: size {size}, and its header says {wanted}; {REMEDY}")
+    found, wanted = (at, length, size), (BEGIN + facts["payload_bytes"], len(text), end + facts["tokenizer_bytes"])
+    if found != wanted:
+        raise PackedModelError(f"{path} is cut or damaged: sizes {found}, and its header says {wanted}; {REMEDY}")
     return facts, end
 
 
-def payload_begin(end: int) -> int:
-    """Where the weights begin in a file whose tokenizer ends there: on a huge page, so that they can be mapped in such.
-
-    What lies between is a hole, for which file systems keep no bytes.
-    """
-    return -(-end // HUGE_PAGE) * HUGE_PAGE
+def begin_file(header_at: int, header_bytes: int) -> bytes:
+    """The first bytes of a packed model."""
+    return MAGIC + header_at.to_bytes(8, "little") + header_bytes.to_bytes(8, "little")
 
 
 class PackedReader:
@@ -94,8 +98,7 @@ class PackedReader:
         with file_errors(path, "read"), ExitStack() as until_verified:
             opened = until_verified.enter_context(path.open("rb"))
             self.facts, self.header_end = _header_of(path, opened)
-            begin = payload_begin(self.header_end + self.facts["tokenizer_bytes"])
-            self._memory = map_file(opened, begin, self.facts["payload_bytes"])
+            self._memory = map_file(opened, BEGIN, self.facts["payload_bytes"])
             until_verified.pop_all()
         thread = ThreadPoolExecutor(1)  # one thread: the others import torch and make the tokenizer meanwhile
         self._done = thread.submit(self._verify, opened, again)
