@@ -3,15 +3,18 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
+from tests.tiny_models import FAMILY_NAMES, save
 from tests.word_model import save_word_model
+from tokenmill.program.native import abi
 
 UNUSED = """torch._meta_registrations torch._refs torch._prims torch._decomp torch._dynamo torch._inductor torch.onnx
     sympy rich huggingface_hub jinja2 pydantic transformers gguf safetensors.numpy httpx requests matplotlib
-    tokenmill.bench tokenmill.calibrate tokenmill.serve tokenmill.measure.profile tokenmill.weights.gguf
-    tokenmill.weights.safetensors tokenmill.program.compiled tokenmill.program.eager""".split()
+    tokenmill.bench tokenmill.serve tokenmill.measure.profile tokenmill.program.compiled tokenmill.program.eager
+    tokenmill.weights.gguf tokenmill.weights.write""".split()
 """Modules that greedy generation from a packed copy has no use for."""
 
 GENERATE = """
@@ -24,13 +27,30 @@ def watched(text="", **settings):
         globals()["first"] = sorted(sys.modules)
     echo(text, **settings)
 if sys.argv[1] == "small":  # so is the model, and gets a copy all the same
-    from tokenmill.engine import load
-    load.SMALLEST = 0
+    from tokenmill.engine import pack
+    pack.SMALLEST = 0
     del sys.argv[1]
 typer.echo = watched
 code = main.main(sys.argv[1:])
 print("imported", *first)
 sys.exit(code)
+"""
+
+FAMILIES = """
+import sys
+from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
+with without_meta_kernels():
+    from tokenmill import SamplingParams, load
+    from tokenmill.engine import pack
+pack.SMALLEST = 0
+prompt, settings = [3, 1, 4, 1, 5], {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0.8, "seed": 1}
+for path in sys.argv[1:]:
+    for chosen in ({"dtype": "float32"}, {"dtype": "bfloat16", "scheme": "q4", "cache_format": "int8"}):
+        first, second = (load(path, max_length=64, **chosen) for _ in range(2))
+        assert first.program_name == second.program_name == "native"
+        assert first.generate(prompt, **settings).tokens == second.generate(prompt, **settings).tokens
+        assert first.score(prompt, [prompt]) == second.score(prompt, [prompt])
+print("without", META_KERNELS not in sys.modules)
 """
 
 LATER = """
@@ -65,6 +85,9 @@ function = torch.compile(lambda x: torch.softmax(x @ x.T, -1).cumsum(0), backend
 assert torch.equal(function(torch.eye(3)), torch.softmax(torch.eye(3), -1).cumsum(0))
 """,
 }
+
+
+LONG = ("shapes without values", "export", "vmap")
 
 
 def run(code, *arguments, **environment):
@@ -103,7 +126,21 @@ def test_texts_are_the_same_with_and_without_a_copy(generate, options):
     assert generate(*options)[0] == generate(*options)[0]
 
 
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
+@pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+def test_every_family_loads_without_what_was_left_out(tmp_path):
+    """None of their modules computes a shape, packed or not."""
+    paths = [str(save(family, tmp_path)) for family in FAMILY_NAMES]
+    assert "without True" in run(FAMILIES, *paths, TOKENMILL_CACHE=str(tmp_path / "cache"))
+
+
+def test_the_names_are_those_of_modules():
+    own = [name for name in UNUSED if name.startswith("tokenmill.")]
+    assert all(find_spec(name) for name in own)
+
+
+@pytest.mark.parametrize(
+    "use", [pytest.param(use, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, use in USES.items()]
+)
 def test_what_was_left_out_of_torch_is_imported_before_it_is_used(use):
     run(LATER.format(use=use))
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -302,3 +303,13 @@ def test_the_model_must_still_be_there(llama):
     shutil.rmtree(llama)
     with pytest.raises(CheckpointError):
         load(llama)
+
+
+def test_what_a_killed_process_left_of_any_model_is_deleted_after_an_hour(llama, folder):
+    folder.mkdir(parents=True)
+    old, new = (folder / f".other-{age}.packed.77-abcd" for age in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    load(llama)
+    assert new.exists() and not old.exists()  # which may be another process's

@@ -31,7 +31,8 @@ Told = Callable[[int, int], None]  # how much is done, and how much there is
 def load(model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Any) -> Engine:
     """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
 
-    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load.
+    Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load,
+    also from the thread that reads them.
     """
     if progress is not None and not callable(progress):
         raise ConfigError("progress", progress, "a function of how much is done and how much there is")

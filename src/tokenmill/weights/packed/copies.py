@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
+from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, is_packed_model, read_header
@@ -117,6 +118,7 @@ def writing_copy(path: Path) -> Iterator[bool]:
             return
         for left in path.parent.glob(f".{path.name}.*-*"):
             left.unlink(missing_ok=True)
+        remove_leftovers(path.parent.parent, SUFFIX)  # of other models
         yield True
 
 
