@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from tokenmill.config import EngineConfig, ResolvedConfig
+from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.pack import CopyKeeper
-from tokenmill.engine.resolve import Forms, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CheckpointError, ConfigError, PackedModelError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
-from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.copies import delete_copy, say_unusable, start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -81,21 +79,15 @@ def _from_copy(
 
 
 def _is_made_for(checkpoint: PackedCheckpoint, config: EngineConfig) -> bool:
-    _, resolved, forms = _chosen(checkpoint, config)
+    _, resolved, forms = foresee(config, checkpoint.config)
     wanted = {"program": forms.program_name, "dtype": resolved.dtype, "scheme": forms.scheme_name}
     return all(checkpoint.facts[name] == value for name, value in wanted.items())
 
 
 def _num_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """What the packed weights are estimated to take."""
-    model, resolved, forms = _chosen(checkpoint, config)
+    model, resolved, forms = foresee(config, checkpoint.config)
     return forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
-
-
-def _chosen(checkpoint: Checkpoint, config: EngineConfig) -> tuple[ModelConfig, ResolvedConfig, Forms]:
-    model = read_config(checkpoint.config)
-    resolved = resolve_config(config, model)
-    return model, resolved, choose_forms(resolved, model, find_device(resolved.device))
 
 
 class _Told(Progress):

@@ -17,7 +17,8 @@ import torch
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import CapacityError, CheckpointError
+from tokenmill.engine.resolve import foresee
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
@@ -44,6 +45,9 @@ def save_packed_model(
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
     config = replace(config, max_length=1, block_size=None, max_sequences=1)
+    *_, forms = foresee(config, checkpoint.config)
+    if not forms.program.packs:
+        raise ConfigError("program", forms.program_name, "native: only its weights are packed")
     with closing(PackedWriter(path)) as writer:
         engine = build(checkpoint, config, progress, allocate=lambda *_: writer)
         return _finish(writer, engine, checkpoint)

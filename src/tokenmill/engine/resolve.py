@@ -1,6 +1,8 @@
 """Defaults resolved: from the settings that were given to the ones that an engine is built with, before it is built."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -9,6 +11,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import read_config
 from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
 from tokenmill.quant.schemes import AS_STORED, Scheme
@@ -16,7 +19,7 @@ from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
-__all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "resolve_config"]
+__all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "foresee", "resolve_config"]
 
 SHARED_BLOCK = 32
 """Tokens of a block where blocks are meant to be shared and nothing says how many. As fast as whole sequences for a
@@ -93,6 +96,13 @@ def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.devic
     chosen = choose_program(config, model, cache_spec(config, model), device)
     usable = preferred_schemes(chosen[-1])
     return Forms(*chosen, *choose_scheme(config.scheme, device, getattr(torch, config.dtype), usable))
+
+
+def foresee(config: EngineConfig, source: Mapping[str, Any]) -> tuple[ModelConfig, ResolvedConfig, Forms]:
+    """What an engine would have that is built with these settings from a model with that config.json."""
+    model = read_config(source)
+    resolved = resolve_config(config, model)
+    return model, resolved, choose_forms(resolved, model, find_device(resolved.device))
 
 
 def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
