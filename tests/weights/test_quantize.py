@@ -47,6 +47,10 @@ def numbers(rows: int, columns: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
+def round_quickly(name, numbers_RK, bits):
+    return round_to_nearest(numbers_RK, bits, quick=True)
+
+
 def entries(path) -> list[str]:
     return sorted(entry.name for entry in path.iterdir())
 
@@ -64,6 +68,43 @@ def test_wider_groups_lose_more_and_not_much(bits):
     assert errors == sorted(errors)
     assert errors[-1] < 1.6 * errors[0]
     assert errors[0] < (0.08 if bits == 4 else 0.007)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_search_loses_less(group):
+    """Fitting scale and minimum to the codes, from more starts, loses 6 % less in groups of 32, and less
+    than that in wider ones. With zero points, or a zero in the middle, there are fewer grids to choose from."""
+    given = numbers(64, 512)
+    quick = round_to_nearest(given, 4, group, quick=True)
+    found = [round_to_nearest(given, 4, group, grid) for grid in ("minimum", "zero_point", "symmetric")]
+    errors = [(stored.values() - given).norm() for stored in found]
+    assert errors == sorted(errors)
+    assert errors[0] < (0.95 if group == 32 else 0.99) * (quick.values() - given).norm()
+    for stored in found:
+        assert torch.equal(stored.scales.half().float(), stored.scales)
+    assert torch.equal(found[0].minimums.half().float(), found[0].minimums)
+    zeros = -found[1].minimums / found[1].scales
+    assert torch.equal(zeros.round() * found[1].scales, -found[1].minimums)
+    assert (zeros.round().min(), zeros.round().max()) >= (1, 1) and zeros.max() <= 15
+    assert found[2].minimums is None
+
+
+@pytest.mark.parametrize("grid", ["minimum", "zero_point", "symmetric"])
+def test_inputs_that_count_more_are_nearer(grid):
+    given, weights = numbers(64, 256), torch.ones(256)
+    weights[::32] = 100.0
+    plain, weighted = round_to_nearest(given, 4, 32, grid), round_to_nearest(given, 4, 32, grid, weights)
+    before, after = ((stored.values() - given).square().mean(0) for stored in (plain, weighted))
+    assert after[::32].sum() < 0.3 * before[::32].sum()
+    assert (after * weights).sum() < (before * weights).sum()
+
+
+@pytest.mark.parametrize("grid", ["minimum", "zero_point", "symmetric"])
+def test_groups_without_a_spread_are_kept(grid):
+    """A constant is a level of any grid, up to its scale's rounding to half; weights of nothing say nothing."""
+    for value in (0.0, 0.75, -0.75):
+        stored = round_to_nearest(torch.full((2, 64), value), 4, 32, grid, torch.zeros(64))
+        assert torch.allclose(stored.values(), torch.full((2, 64), value), rtol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -124,7 +165,7 @@ def test_the_directory_holds_what_was_rounded(llama, tmp_path, scheme, group):
 @pytest.mark.parametrize("scheme", ["q4", "q8"])
 @pytest.mark.parametrize("family", [*ROUNDED, "llama-mha-tied", "qwen2-window"])
 def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme, program):
-    """Groups of 32 are those of the schemes, so the codes are the same and with them everything."""
+    """Groups of 32 are those of the schemes, so the same rounding gives the same codes, and with them everything."""
     source = save(family, models)
     config = read_config(read_config_json(source))
     resolved = resolve_config(EngineConfig(program=program, dtype="float32", device="cpu"), config)
@@ -133,7 +174,8 @@ def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme
     )
     if reason is not None:
         pytest.skip(f"{program} {reason}")
-    make(source, tmp_path / "out", scheme=scheme, **({} if config.tie_embeddings else {"head": scheme}))
+    head = {} if config.tie_embeddings else {"head": scheme}
+    make(source, tmp_path / "out", scheme=scheme, rounder=round_quickly, **head)
     settings = {"program": program, "scheme": scheme, "dtype": "float32", "threads": 1}
     assert torch.equal(load(tmp_path / "out", **settings).logits(LONG), load(source, **settings).logits(LONG))
 

@@ -56,7 +56,9 @@ class QuantizedLinear(Matrix):
         for start, stored in [*kept, (self._out_features, None)]:
             if start > first:
                 rows = weight[first:start].detach()
-                yield Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits)
+                yield (
+                    Stored.plain(rows.clone()) if self._bits is None else round_to_nearest(rows, self._bits, quick=True)
+                )
             if stored is not None:
                 yield stored
                 first = start + stored.num_rows

@@ -4,36 +4,71 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenmill.quant.grid import fit, round_on
 from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["round_to_nearest"]
 
 SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting off its ends may lower the error
 ROWS = 1024  # at a time, so that temporaries stay small
+SEARCHED = 2**17  # numbers at a time: the many temporaries of the search stay in the second-level cache
 
 
-def round_to_nearest(numbers_RK: Tensor, bits: int, group: int = GROUP) -> Stored:
+def round_to_nearest(
+    numbers_RK: Tensor,
+    bits: int,
+    group: int = GROUP,
+    grid: str = "minimum",
+    weights_K: Tensor | None = None,
+    quick: bool = False,
+) -> Stored:
     """[R, K] values in 8 bits with a scale, or 4 bits with a scale and a minimum, per group of so many inputs.
 
     group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
-    and minimums are half floats, held as float32 and repeated for every 32 inputs.
+    and minimums are half floats, held as float32 and repeated for every 32 inputs. grid: a name in GRIDS, for 4 bits;
+    8 bits are symmetric. A symmetric grid has no minimums, and those of "zero_point" are no half floats.
+    weights_K: what an error of each input counts. quick: six scales are tried and none is fitted, as for loading.
     """
     assert group % GROUP == 0, "scales are held for every 32 inputs"
-    padded_RK = F.pad(numbers_RK.float(), (0, -numbers_RK.shape[1] % GROUP))
-    pieces = [_round_rows(rows, bits, group) for rows in torch.split(padded_RK, ROWS)]
+    missing = -numbers_RK.shape[1] % GROUP
+    padded_RK = F.pad(numbers_RK.float(), (0, missing))
+    if bits == 8 or quick:
+        pieces = [_round_rows(rows, bits, group) for rows in torch.split(padded_RK, ROWS)]
+    else:
+        weights_K = torch.ones(numbers_RK.shape[1]) if weights_K is None else weights_K.float()
+        weights_K = F.pad(weights_K, (0, missing))  # what is padded is never multiplied
+        at_a_time = max(SEARCHED // padded_RK.shape[1], 1)
+        pieces = [_search_rows(rows, bits, group, grid, weights_K) for rows in torch.split(padded_RK, at_a_time)]
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-    return Stored(bits, None, codes, scales, minimums if bits == 4 else None)
+    return Stored(bits, None, codes, scales, None if bits == 8 or grid == "symmetric" else minimums)
 
 
 def _round_rows(rows_RK: Tensor, bits: int, group: int) -> list[Tensor]:
+    parts = []
+    for columns_RK, size in _whole_groups(rows_RK, group):
+        codes_RGC, *numbers = _round(columns_RK.reshape(len(rows_RK), -1, size), bits)
+        parts.append([codes_RGC.flatten(1), *(number.repeat_interleave(size // GROUP, 1) for number in numbers)])
+    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
+
+
+def _search_rows(rows_RK: Tensor, bits: int, group: int, grid: str, weights_K: Tensor) -> list[Tensor]:
+    parts = []
+    weights = _whole_groups(weights_K[None], group)
+    for (columns_RK, size), (columns_1K, _) in zip(_whole_groups(rows_RK, group), weights, strict=True):
+        groups_RGC = columns_RK.reshape(len(rows_RK), -1, size)
+        found = fit(groups_RGC, bits, grid, columns_1K.reshape(1, -1, size))
+        codes_RGC = round_on(found, groups_RGC, bits).to(torch.uint8)
+        numbers = (number.squeeze(-1).repeat_interleave(size // GROUP, 1) for number in found)
+        parts.append([codes_RGC.flatten(1), *numbers])
+    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
+
+
+def _whole_groups(rows_RK: Tensor, group: int) -> list[tuple[Tensor, int]]:
+    """The columns of whole groups with the size of these, and the columns of the shorter group at the end."""
     rest = rows_RK.shape[1] % group
     whole = rows_RK.shape[1] - rest
-    parts = []
-    for columns_RK, size in ((rows_RK[:, :whole], group), (rows_RK[:, whole:], rest)):
-        if columns_RK.shape[1]:
-            codes_RGC, *numbers = _round(columns_RK.reshape(len(rows_RK), -1, size), bits)
-            parts.append([codes_RGC.flatten(1), *(number.repeat_interleave(size // GROUP, 1) for number in numbers)])
-    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
+    both = ((rows_RK[:, :whole], group), (rows_RK[:, whole:], rest))
+    return [(columns_RK, size) for columns_RK, size in both if columns_RK.shape[1]]
 
 
 def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:

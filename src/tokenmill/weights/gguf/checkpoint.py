@@ -69,7 +69,7 @@ class GGUFCheckpoint(Checkpoint):
         if info.type in FLOATS or len(info.shape) != 2:
             return None
         kept = info.type in KINDS
-        stored = decode(self._raw(info), info.type) if kept else round_to_nearest(self._load(info), 8)
+        stored = decode(self._raw(info), info.type) if kept else round_to_nearest(self._load(info), 8, quick=True)
         return stored if transform is _transpose else stored.map(lambda part: transform(part, self.config))
 
     def tokenizer(self) -> Tokenizer | None:

@@ -6,7 +6,9 @@ weights/quantized.py has the layout.
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -19,14 +21,19 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
-from tokenmill.quant.rtn import ROWS, round_to_nearest
+from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import SCHEMES, Matrix, Scheme, find_scheme
+from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import empty_decoder, match_tensors
 from tokenmill.weights.quantized import GROUPS, Layout, pack, part_shapes
 from tokenmill.weights.write.convert import Unit, plain_unit, weights_of, write_directory
 
-__all__ = ["Kind", "quantize"]
+__all__ = ["Kind", "Rounder", "quantize"]
+
+Rounder = Callable[[str, Tensor, int], Stored]
+"""Rounds the matrix of that name, [R, K] in any floating type, to so many bits."""
+ROWS = 1024  # whose errors are computed at a time, so that temporaries stay small
 
 BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rounds_to) is not None}
 
@@ -58,13 +65,15 @@ def quantize(
     scheme: str = "q4",
     group: int = 32,
     head: str | None = None,
+    rounder: Rounder | None = None,
 ) -> dict[str, Kind]:
     """Write config, codes, floating-point tensors and tokenizer to `out_dir`, which must be new or empty.
 
     Returns what was written of each kind of tensor, by the kind's name.
     scheme: "q4" or "q8". group: inputs that share a scale. head: of a head that is not the embedding, "q4", "q8" (also
-    None) or "none". Raises CapacityError when the disk has no space and CheckpointError when writing fails or a matrix
-    cannot be rounded; then nothing is left behind.
+    None) or "none". rounder: rounds a matrix; by default to nearest, with a search for scales. Raises CapacityError
+    when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then nothing is
+    left behind.
     """
     model = read_config(checkpoint.config)
     check_choice("scheme", scheme, BITS)
@@ -74,6 +83,7 @@ def quantize(
     if head in BITS and model.tie_embeddings:
         reason = "only for a head of its own; this model's is its embedding, which is not rounded"
         raise ConfigError("head", head, reason)
+    rounder = rounder or (lambda name, numbers_RK, bits: round_to_nearest(numbers_RK, bits, group))
     matrices, units = _matrices(checkpoint, model), []
     kinds: dict[str, Kind] = {}
     for name, shape in weights_of(checkpoint).items():
@@ -84,7 +94,7 @@ def quantize(
         else:
             title = re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight"))
             kind = kinds.setdefault(title, Kind(title, f"q{bits}"))
-            unit = _rounded_unit(name, shape, bits, group, kind)
+            unit = _rounded_unit(name, shape, bits, group, kind, rounder)
         kind.count, kind.bytes_after = kind.count + 1, kind.bytes_after + unit.num_bytes()
         kind.bytes_before += prod(shape) * getattr(torch, model.dtype).itemsize
         units.append(unit)
@@ -107,23 +117,26 @@ def _matrices(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str]:
     return {name: target.parameter for name, target in targets.items() if target.parameter in weights}
 
 
-def _rounded_unit(name: str, shape: tuple[int, ...], bits: int, group: int, kind: Kind) -> Unit:
-    """The parts of one matrix, rounded some rows at a time; what that loses is added to its kind."""
+def _rounded_unit(name: str, shape: tuple[int, ...], bits: int, group: int, kind: Kind, rounder: Rounder) -> Unit:
+    """The parts of one matrix, rounded; what that loses is added to its kind."""
     base = name.removesuffix(".weight")
 
     def make(numbers_RK: Tensor) -> dict[str, Tensor]:
-        pieces = []
-        for given_RK in torch.split(numbers_RK, ROWS):
-            rows_RK = given_RK.float()
-            stored = round_to_nearest(rows_RK, bits, group)
-            error = (stored.values()[:, : rows_RK.shape[1]] - rows_RK).square_().sum(dtype=torch.float64).item()
+        stored = rounder(name, numbers_RK, bits)
+        for first in range(0, shape[0], ROWS):
+            rows_RK = numbers_RK[first : first + ROWS].float()
+            values_RK = stored.map(partial(_rows, first)).values()[:, : shape[1]]
+            error = (values_RK - rows_RK).square_().sum(dtype=torch.float64).item()
             if not math.isfinite(error):
                 raise CheckpointError(f"{name} cannot be rounded: it holds infinite, missing or far too large numbers")
             kind.squared_error += error
             kind.squared_norm += rows_RK.square().sum(dtype=torch.float64).item()
-            pieces.append(pack(stored, rows_RK.shape[1], group))
-        return {f"{base}.{part}": torch.cat([piece[part] for piece in pieces]) for part in pieces[0]}
+        return {f"{base}.{part}": tensor for part, tensor in pack(stored, shape[1], group).items()}
 
     shapes = part_shapes(Layout("tokenmill", bits, group), shape[0], shape[1], minimums=bits == 4)
     types = {part: torch.uint8 if part == "codes" else torch.float16 for part in shapes}
     return Unit(name, {f"{base}.{part}": (types[part], shapes[part]) for part in shapes}, make)
+
+
+def _rows(first: int, tensor: Tensor) -> Tensor:
+    return tensor[first : first + ROWS]
