@@ -1,0 +1,119 @@
+"""A model computed layer by layer, over all calibration texts at once, with the weights of one layer in memory.
+
+Everything is in float32. A layer's matrices get their weights at the moment when their inputs are known, so that whoever
+chooses the weights can look at the inputs first.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from tokenmill.cache.step import Span, Step
+from tokenmill.config import FUSIBLE
+from tokenmill.kernels.attend.gather import Gather
+from tokenmill.model.decoder import Layer
+from tokenmill.model.families import read_config
+from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.load import Loader, allocate, empty_decoder, match_tensors
+from tokenmill.weights.names import TRANSFORMS, Target, part_of
+
+__all__ = ["Choose", "LayerWalk"]
+
+Choose = Callable[[str, Tensor, Tensor | None], Tensor]
+"""The values of a matrix: given its name, its rows in the checkpoint and its inputs [T, K], or None if it saw none."""
+
+
+class _Rows:
+    """K and V of the tokens of one step alone, kept as they come: a layer of a cache (LayerKV) that holds one step."""
+
+    kinds = ("k", "v")
+    native_fields = ()
+    dtype = torch.float32
+    tensors: tuple[Tensor, ...] = ()
+
+    def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        self.tensors = (k_TKH, v_TKH)
+
+    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        k_TKH, v_TKH = self.tensors
+        return k_TKH[slots], v_TKH[slots]
+
+
+class LayerWalk:
+    """The hidden states of some texts after each layer of a checkpoint.
+
+    rounded: the names of the checkpoint's tensors that are matrices whose values are chosen; the others are read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, texts: list[list[int]], rounded: set[str]) -> None:
+        longest = max(map(len, texts))
+        self._checkpoint, self._rounded = checkpoint, rounded
+        self._decoder = empty_decoder(read_config(checkpoint.config), Scheme(), longest, FUSIBLE)
+        loader = Loader(checkpoint, self._decoder, torch.float32, torch.device("cpu"), lambda done, total: None)
+        loader.fill_small()
+        self._decoder.finish()
+        self._weights = _weights_by_matrix(match_tensors(checkpoint, self._decoder), self._decoder)
+        self._step = _step(texts)
+        self._x_TD, self._angles = self._decoder.begin(self._step)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._decoder.layers)
+
+    def names(self, number: int) -> Iterator[str]:
+        """The tensors of a layer that are rounded."""
+        for module in self._decoder.layers[number].modules():
+            yield from (name for name, _ in self._weights.get(module, ()) if name in self._rounded)
+
+    @torch.no_grad()
+    def through(self, number: int, choose: Choose) -> None:
+        """Compute a layer: the hidden states become those after it."""
+        layer = self._decoder.layers[number]
+        assert isinstance(layer, Layer)
+        waiting = [module for module in layer.modules() if isinstance(module, Matrix)]
+        hooks = [each.register_forward_pre_hook(partial(self._reach, choose, waiting)) for each in waiting]
+        self._x_TD = layer(self._x_TD, self._angles[number], _Rows(), self._step, Gather())
+        for hook in hooks:
+            hook.remove()
+        for matrix in waiting:  # experts that no token went to
+            self._fill(matrix, choose, None)
+        for module in layer.modules():
+            if isinstance(module, Matrix):
+                module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def _reach(self, choose: Choose, waiting: list[Matrix], matrix: Matrix, inputs: tuple[Tensor]) -> None:
+        waiting.remove(matrix)
+        self._fill(matrix, choose, inputs[0])
+
+    def _fill(self, matrix: Matrix, choose: Choose, inputs_TK: Tensor | None) -> None:
+        allocate(matrix, torch.float32, torch.device("cpu"), only=("weight",))
+        for name, target in self._weights[matrix]:
+            values = self._checkpoint.read(name).float()
+            if name in self._rounded:
+                values = choose(name, values, inputs_TK)
+            place = part_of(matrix.get_parameter("weight"), target.part, self._decoder.config)
+            place.copy_(TRANSFORMS[target.transform](values, self._decoder.config))
+
+
+def _weights_by_matrix(targets: dict[str, Target], decoder: nn.Module) -> dict[nn.Module, list[tuple[str, Target]]]:
+    found = defaultdict(list)
+    for name, target in targets.items():
+        path, _, kind = target.parameter.rpartition(".")
+        if kind == "weight" and isinstance(module := decoder.get_submodule(path), Matrix):
+            found[module].append((name, target))
+    return dict(found)
+
+
+def _step(texts: list[list[int]]) -> Step:
+    """All texts from their beginnings, as one step."""
+    token_ids = [token for text in texts for token in text]
+    positions = [position for text in texts for position in range(len(text))]
+    spans, first = [], 0
+    for text in texts:
+        spans.append(Span(first, len(text), 0, first, None))
+        first += len(text)
+    return Step(token_ids, positions, range(first), spans, None, 0, torch.device("cpu"))

@@ -1,0 +1,112 @@
+"""GPTQ: codes are chosen one input after the other, and what rounding an input loses is made good by those that follow.
+
+The loss is |(W - Q) X|² over the inputs X that the matrix sees, which is the sum over rows of e H eᵀ with H = X Xᵀ. A
+rounding error of one input moves the best values of all inputs that are not rounded yet, by a row of the Cholesky factor
+of H⁻¹ (Frantar et al. 2022, arXiv 2210.17323). Rows do not depend on each other.
+
+Groups are rounded in the order of how much their inputs count, and so are the inputs within a group, so that errors of
+the large ones can be made good by many. As each group stays together and its scale is found when its turn comes, no
+order has to be stored.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokenmill.quant.grid import Fit, fit, round_on
+from tokenmill.quant.stored import GROUP, Stored
+
+__all__ = ["NotInvertible", "gptq"]
+
+DAMPING = 0.01  # of the mean of H's diagonal, added to it: inputs that were hardly seen still have a weight
+MAX_DAMPING = 1.0
+
+
+class NotInvertible(ArithmeticError):
+    """H has numbers that are missing or infinite, or no Cholesky factor even when it is damped."""
+
+
+def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, hessian_KK: Tensor) -> Stored:
+    """[R, K] values rounded so that the outputs for the inputs that `hessian_KK` was made of change least.
+
+    bits, group, grid: see round_to_nearest; 8 bits are symmetric. hessian_KK: X Xᵀ, times any factor; it is not
+    changed. NotInvertible where nothing can be computed from it.
+    """
+    num_rows, num_inputs = numbers_RK.shape
+    order_K, bounds = _order(hessian_KK.diagonal(), group)
+    hessian_KK = hessian_KK[order_K][:, order_K]
+    factor_KK = _factor(hessian_KK)
+    left_RK = numbers_RK.float()[:, order_K]
+    codes_RK = torch.empty(num_rows, num_inputs, dtype=torch.uint8)
+    num_groups = len(bounds) - 1
+    scales_RG, minimums_RG = torch.empty(num_rows, num_groups), torch.empty(num_rows, num_groups)
+    for number, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        part_RC, factor_CC = left_RK[:, first:end].clone(), factor_KK[first:end, first:end]
+        # What an error costs in the end, when the inputs that follow have made good what they can.
+        weights_C = factor_CC.diagonal().square().reciprocal()
+        found = fit(part_RC, bits, "symmetric" if bits == 8 else grid, weights_C)
+        codes_RC, errors_RC = _round_group(part_RC, found, factor_CC, bits)
+        left_RK[:, end:] -= errors_RC @ factor_KK[first:end, end:]
+        codes_RK[:, order_K[first:end]] = codes_RC
+        place = int(order_K[first]) // group
+        scales_RG[:, place], minimums_RG[:, place] = found.scales[:, 0], found.minimums[:, 0]
+    return _stored(codes_RK, scales_RG, minimums_RG, bits, group, grid)
+
+
+def _order(diagonal_K: Tensor, group: int) -> tuple[Tensor, list[int]]:
+    """All inputs in the order in which they are rounded, and where in it the groups begin and end."""
+    chunks = torch.split(torch.arange(len(diagonal_K)), group)
+    means = torch.stack([diagonal_K[chunk].mean() for chunk in chunks])
+    bounds, order = [0], []
+    for number in means.argsort(descending=True, stable=True).tolist():
+        chunk = chunks[number]
+        order.append(chunk[diagonal_K[chunk].argsort(descending=True, stable=True)])
+        bounds.append(bounds[-1] + len(chunk))
+    return torch.cat(order), bounds
+
+
+def _factor(hessian_KK: Tensor) -> Tensor:
+    """The upper Cholesky factor of the inverse of the damped H."""
+    diagonal_K = hessian_KK.diagonal()
+    mean = diagonal_K.mean()
+    if not torch.isfinite(hessian_KK).all():
+        raise NotInvertible("the inputs of the matrix hold infinite or missing numbers")
+    damping = DAMPING
+    while damping <= MAX_DAMPING:
+        damped_KK = hessian_KK.clone()
+        damped_KK.diagonal().add_(damping * mean + (mean == 0))
+        lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
+        if not failed:
+            inverse_KK = torch.cholesky_inverse(lower_KK)
+            factor_KK, failed = torch.linalg.cholesky_ex(inverse_KK, upper=True)
+            if not failed:
+                return factor_KK
+        damping *= 10
+    raise NotInvertible("the products of its inputs have no Cholesky factor")
+
+
+def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes, and errors in units of the factor's diagonal, of one group; `part_RC` is used up."""
+    codes_CR, errors_CR = torch.empty(part_RC.shape[::-1]), torch.empty(part_RC.shape[::-1])
+    part_CR = part_RC.t().contiguous()  # so that an input is a row of memory
+    scales_R, minimums_R = found.scales[:, 0], found.minimums[:, 0]
+    grid = Fit(scales_R, minimums_R)
+    for c in range(len(part_CR)):
+        codes_CR[c] = round_on(grid, part_CR[c], bits)
+        values_R = torch.addcmul(minimums_R, codes_CR[c], scales_R)
+        errors_CR[c] = (part_CR[c] - values_R) / factor_CC[c, c]
+        part_CR[c + 1 :].addr_(factor_CC[c, c + 1 :], errors_CR[c], alpha=-1)
+    return codes_CR.t().to(torch.uint8), errors_CR.t()
+
+
+def _stored(
+    codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str
+) -> Stored:
+    """As round_to_nearest gives them: padded to whole groups of 32, scales repeated for each of these."""
+    missing = -codes_RK.shape[1] % GROUP
+    codes_RK = F.pad(codes_RK, (0, missing))
+    num_groups = codes_RK.shape[1] // GROUP
+    scales_RG, minimums_RG = (
+        number.repeat_interleave(group // GROUP, 1)[:, :num_groups].contiguous() for number in (scales_RG, minimums_RG)
+    )
+    return Stored(bits, None, codes_RK, scales_RG, None if bits == 8 or grid == "symmetric" else minimums_RG)
