@@ -41,7 +41,13 @@ def command(
         ),
     ],
     scheme: Annotated[
-        str, typer.Option("--scheme", metavar="NAME", help="How matrices are stored: q4 or q8.", rich_help_panel=MODEL)
+        str,
+        typer.Option(
+            "--scheme",
+            metavar="NAME",
+            help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
+            rich_help_panel=MODEL,
+        ),
     ] = "q4",
     group: Annotated[
         int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
@@ -51,8 +57,8 @@ def command(
         typer.Option(
             "--head",
             metavar="NAME",
-            help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8, and none with --export gptq. "
-            "With --export gguf, also of an embedding that is the head; default: none.",
+            help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
+            "With --export gguf also of an embedding that is the head, by default none.",
             rich_help_panel=MODEL,
         ),
     ] = None,
@@ -88,7 +94,7 @@ def command(
     find_export(export).check_output(output)
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        found = quantize(checkpoint, output, progress, scheme, group, head, export, symmetric)
+        found = quantize(checkpoint, output, progress, scheme, group, head, export=export, symmetric=symmetric)
     files = output.iterdir() if output.is_dir() else [output]
     num_bytes = sum(file.stat().st_size for file in files)
     kinds = sorted(found.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last

@@ -222,7 +222,7 @@ def _pack_gptq(layout: Layout, codes_RK: Tensor, scales_RG: Tensor, minimums_RG:
         zeros_RG = torch.where(scales_RG == 0, middle, torch.round(-minimums_RG / scales_RG))
         assert torch.equal(-zeros_RG * scales_RG, minimums_RG), "a minimum that is no zero times its scale"
     stored_GR = (zeros_RG - layout.zero_offset).t()
-    assert 0 <= stored_GR.min() and stored_GR.max() < 2 * middle, "a zero that GPTQ cannot store"
+    assert stored_GR.min() >= 0 and stored_GR.max() < 2 * middle, "a zero that GPTQ cannot store"
     return {
         "qweight": _words(codes_RK.reshape(len(codes_RK), -1, fields).permute(1, 0, 2), layout.bits),
         "qzeros": _words(stored_GR.to(torch.uint8).reshape(len(stored_GR), -1, fields), layout.bits),

@@ -54,19 +54,19 @@ class Plan:
 
 
 class Export:
-    """One file format: what it can hold, and how it is written."""
+    """One file format: what it can hold, and how it is written.
+
+    is_for_floats: whether a model may be written without any codes. codes_embedding: whether an embedding that is the
+    head too may become codes. default_head: the scheme of another head, where none is given.
+    """
+
+    is_for_floats = False
+    codes_embedding = False
+    default_head = "q8"
 
     def grid(self, bits: int, symmetric: bool) -> str:
         """The grid of quant/rtn.py whose codes the format holds."""
         raise NotImplementedError
-
-    def codes_embedding(self) -> bool:
-        """Whether an embedding that is the head too may become codes."""
-        return False
-
-    def default_head(self) -> str:
-        """The scheme of a head that is not the embedding, where none is given."""
-        return "q8"
 
     def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of this shape stays in floating point."""

@@ -18,7 +18,9 @@ from tokenmill.weights.write.export import Export, Plan, Rounded
 
 __all__ = ["GPTQExport", "OwnExport"]
 
-_TYPES = dict.fromkeys(("scales", "minimums"), torch.float16) | {"codes": torch.uint8}  # the others are words of 32 bits
+_TYPES = dict.fromkeys(("scales", "minimums"), torch.float16) | {
+    "codes": torch.uint8
+}  # the others are words of 32 bits
 
 
 class DirectoryExport(Export):
@@ -85,12 +87,10 @@ class GPTQExport(DirectoryExport):
 
     method = "gptq"
     zero_offset = 1
+    default_head = "none"
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"
-
-    def default_head(self) -> str:
-        return "none"
 
     def check(self, plan: Plan) -> None:
         _refuse_transposed(plan)

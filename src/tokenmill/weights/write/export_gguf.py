@@ -72,11 +72,11 @@ class _Source:
 class GGUFExport(Export):
     """Codes of 4 bits as Q4_1, or Q4_0 where they are symmetric, and of 8 as Q8_0."""
 
+    is_for_floats = True
+    codes_embedding = True
+
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "minimum"
-
-    def codes_embedding(self) -> bool:
-        return True
 
     def check_output(self, path: Path) -> None:
         if path.exists():
@@ -146,7 +146,7 @@ def _sources(plan: Plan) -> list[_Source]:
 
 
 def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Hugging Face's name of each tensor, without prefix and suffix → GGUF's name, and its kind (see find_transform)."""
+    """Hugging Face's name, without prefix and suffix, → GGUF's name, and the kind that find_transform takes."""
     prefix = find_family({"model_type": model.family}).prefix
     found = {}
     for kind, base in hf_bases(ARCHITECTURES[model.family], model.family).items():
@@ -170,11 +170,11 @@ def _kind(plan: Plan, name: str) -> gguf.GGMLQuantizationType:
 
 def _size(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    return prod(shape) // block * block_bytes
+    return int(prod(shape) // block * block_bytes)
 
 
 def _padded(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return int(-(-size // ALIGNMENT) * ALIGNMENT)
 
 
 def _pad(out: BinaryIO) -> None:

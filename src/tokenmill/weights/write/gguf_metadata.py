@@ -89,7 +89,9 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
         model = replace(model, rope=replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
     names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
     pairs = {name: (getattr(model, name), getattr(again, name)) for name in names}
-    differ = [f"{name} = {have!r}, read as {found!r}" for name, (have, found) in pairs.items() if not _same(have, found)]
+    differ = [
+        f"{name} = {have!r}, read as {found!r}" for name, (have, found) in pairs.items() if not _same(have, found)
+    ]
     if differ:
         raise ConfigError("model", model.family, f"one that GGUF can describe; it has no key for {'; '.join(differ)}")
 
