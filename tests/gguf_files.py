@@ -93,7 +93,7 @@ def write(
     arrays = converted(arch, config, tensors)
     kinds = {label: kind if array.ndim > 1 else F32 for label, array in arrays.items()}
     data = {label: (gguf.quantize(array, kinds[label]), kinds[label]) for label, array in arrays.items()}
-    pairs = _metadata(arch, config) | (_tokenizer() if tokenizer else {}) | (metadata or {})
+    pairs = _metadata(arch, config) | (vocabulary() if tokenizer else {}) | (metadata or {})
     writer = gguf.GGUFWriter(None, arch)
     for key, value in pairs.items():
         whole = key.startswith(("general.", "split.", "tokenizer."))
@@ -184,7 +184,7 @@ def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
     return pairs
 
 
-def _tokenizer() -> dict[str, Any]:
+def vocabulary() -> dict[str, Any]:
     """A byte-level vocabulary: end of text, every byte as GPT-2 spells it, and a few merges."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

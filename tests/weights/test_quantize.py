@@ -121,7 +121,8 @@ def test_the_end_of_a_row_is_a_group_of_its_own(bits):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_packing_loses_nothing(bits, group, columns):
     stored = round_to_nearest(numbers(7, columns), bits, group)
-    again = unpack(Layout("tokenmill", bits, group), pack(stored, columns, group), "x")
+    layout = Layout("tokenmill", bits, group)
+    again = unpack(layout, pack(layout, stored, columns), "x")
     assert again.bits == bits
     assert torch.equal(again.codes[:, :columns], stored.codes[:, :columns])
     assert torch.equal(again.scales, stored.scales)

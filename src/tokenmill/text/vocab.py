@@ -19,7 +19,7 @@ from tokenmill.value_reader import ValueReader
 
 __all__ = ["PRE_TOKENIZERS", "end_token_ids", "tokenizer_from_gguf"]
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # GGUF's token types that matter here
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's types of tokens
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
 
 # Tokens that end a text or a turn whatever the metadata says: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids),
@@ -46,13 +46,13 @@ def _split(digits: str) -> pre_tokenizers.PreTokenizer:
 
 # Llama 3's tokenizer takes a word that is a token whole, without asking the merges, and begins every text with its
 # begin-of-text token: llama.cpp adds it where the file has no add_bos_token, as files made before that key have not.
-_LLAMA_3 = ("llama3", "llama-bpe", "llama-v3")
+LLAMA_3 = ("llama3", "llama-bpe", "llama-v3")
 
 # `tokenizer.ggml.pre` → what splits a text before the merges
 PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"), _bytes),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _single_digits),
-    **dict.fromkeys((*_LLAMA_3, "dbrx", "smaug-bpe"), partial(_split, "{1,3}")),
+    **dict.fromkeys((*LLAMA_3, "dbrx", "smaug-bpe"), partial(_split, "{1,3}")),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), partial(_split, "")),
 }
 
@@ -78,7 +78,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     for token, token_type in zip(tokens, types, strict=True):
         if token_type in (CONTROL, USER_DEFINED) or (token_type == UNKNOWN and token):
             backend.add_tokens([AddedToken(token, special=token_type != USER_DEFINED, normalized=False)])
-    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _LLAMA_3
+    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA_3
     wanted = {
         name: number
         for name, by_default in (("bos", begins), ("eos", False))
@@ -116,7 +116,7 @@ def _byte_level(keys: ValueReader, vocabulary: dict[str, int], types: list[int])
     for merge in merges:
         if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
             raise CheckpointError(f"tokenizer.ggml.merges holds {' '.join(merge)!r}, whose parts are no tokens")
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in _LLAMA_3))
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in LLAMA_3))
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
     return backend

@@ -15,7 +15,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "recommended"]
+__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "gguf_of_defaults", "recommended"]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,11 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: metadata[key] for key, name in keys.items() if key in metadata}
     # Floats have 32 bits there: 0.7, not 0.699999988.
     return checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
+
+
+def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata that defaults_of_gguf reads these from."""
+    return {f"general.sampling.{key}": found[name] for key, name in GGUF.items() if name in found}
 
 
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:

@@ -196,15 +196,39 @@ def part_shapes(layout: Layout, num_rows: int, num_inputs: int, minimums: bool) 
     return shapes | ({"g_idx": (num_inputs,)} if layout.method == "gptq" else {})
 
 
-def pack(stored: Stored, num_inputs: int, group: int) -> dict[str, Tensor]:
-    """Our own parts of rounded rows; `num_inputs` must be even for 4 bits. Loses nothing but the padding."""
+def pack(layout: Layout, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
+    """The parts of rounded rows in our own layout or GPTQ's. Loses nothing but the padding.
+
+    Of our own, `num_inputs` must be even for 4 bits. Of GPTQ, it must be a multiple of the group, the number of rows
+    one of the codes in a word, and no zero may be below what is taken off a stored one.
+    """
+    stored = stored.unpacked()
     assert stored.codes is not None and stored.scales is not None
-    codes, step = stored.codes[:, :num_inputs], group // GROUP
-    parts = {"codes": codes if stored.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4}
-    parts["scales"] = stored.scales[:, ::step].half()
-    if stored.minimums is not None:
-        parts["minimums"] = stored.minimums[:, ::step].half()
-    return parts
+    codes_RK, step = stored.codes[:, :num_inputs], layout.group // GROUP
+    scales_RG = stored.scales[:, ::step]
+    minimums_RG = None if stored.minimums is None else stored.minimums[:, ::step]
+    if layout.method == "gptq":
+        return _pack_gptq(layout, codes_RK, scales_RG, minimums_RG)
+    assert layout.method == "tokenmill", "exports of AWQ are only read"
+    parts = {"codes": codes_RK if stored.bits == 8 else codes_RK[:, ::2] | codes_RK[:, 1::2] << 4}
+    parts["scales"] = scales_RG.half()
+    return parts if minimums_RG is None else parts | {"minimums": minimums_RG.half()}
+
+
+def _pack_gptq(layout: Layout, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None) -> dict[str, Tensor]:
+    num_inputs, fields, middle = codes_RK.shape[1], 32 // layout.bits, 1 << layout.bits - 1
+    zeros_RG = torch.full_like(scales_RG, middle)
+    if minimums_RG is not None:
+        zeros_RG = torch.where(scales_RG == 0, middle, torch.round(-minimums_RG / scales_RG))
+        assert torch.equal(-zeros_RG * scales_RG, minimums_RG), "a minimum that is no zero times its scale"
+    stored_GR = (zeros_RG - layout.zero_offset).t()
+    assert stored_GR.min() >= 0 and stored_GR.max() < 2 * middle, "a zero that GPTQ cannot store"
+    return {
+        "qweight": _words(codes_RK.reshape(len(codes_RK), -1, fields).permute(1, 0, 2), layout.bits),
+        "qzeros": _words(stored_GR.to(torch.uint8).reshape(len(stored_GR), -1, fields), layout.bits),
+        "scales": scales_RG.t().half(),
+        "g_idx": torch.arange(num_inputs, dtype=torch.int32) // layout.group,
+    }
 
 
 def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
@@ -249,3 +273,9 @@ def _fields(words_AB: Tensor, bits: int) -> Tensor:
     """[A, B] int32 → [A, B, 32 / bits] uint8, from the low bits up."""
     bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
     return bytes_ABC if bits == 8 else torch.stack((bytes_ABC & 15, bytes_ABC >> 4), -1).flatten(2)
+
+
+def _words(fields_ABC: Tensor, bits: int) -> Tensor:
+    """The inverse of _fields."""
+    bytes_ABC = fields_ABC if bits == 8 else fields_ABC[..., ::2] | fields_ABC[..., 1::2] << 4
+    return bytes_ABC.contiguous().view(torch.int32).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Quantised blocks of GGUF files as codes, scales and minimums, without rounding again.
+"""Quantised blocks of GGUF files as codes, scales and minimums, without rounding again, and back.
 
 Blocks of 32 numbers: Q4_0 [d, 16 bytes], Q4_1 [d, m, 16 bytes], Q5_0 [d, 32 high bits, 16 bytes], Q8_0 [d, 32 bytes],
 where d is the scale, m the minimum, and the low halves of the 16 bytes are the first 16 numbers. Codes of Q5_0 become
@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenmill.quant.stored import Stored
+from tokenmill.quant.stored import GROUP, Stored
 
-__all__ = ["BITS", "KINDS", "decode"]
+__all__ = ["BITS", "KINDS", "decode", "encode"]
 
 KIND = gguf.GGMLQuantizationType
 KINDS = (KIND.Q4_0, KIND.Q4_1, KIND.Q5_0, KIND.Q8_0, KIND.Q4_K)
@@ -37,6 +37,25 @@ def decode(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Stored:
         codes = _nibbles(blocks_RGB[:, :, 6:]) + (high << 4) + 112  # zero is 16 of 32, and 128 of 256
         return _stored(8, codes, scales)
     return _q4_k(blocks_RGB, scales)
+
+
+def encode(stored: Stored, kind: gguf.GGMLQuantizationType) -> Tensor:
+    """R rows of codes as Q4_0, Q4_1 or Q8_0: [R, bytes of a row]. The inverse of decode."""
+    stored = stored.unpacked()
+    assert stored.codes is not None and stored.scales is not None
+    assert (stored.minimums is not None) == (kind == KIND.Q4_1), f"codes of another grid than {kind.name}"
+    codes_RGC = stored.codes.view(stored.num_rows, -1, GROUP)
+    numbers = [_half_bytes(each) for each in (stored.scales, stored.minimums) if each is not None]
+    half = GROUP // 2
+    codes = codes_RGC ^ 128 if kind == KIND.Q8_0 else codes_RGC[..., :half] | codes_RGC[..., half:] << 4
+    return torch.cat([*numbers, codes], -1).flatten(1)
+
+
+def _half_bytes(numbers_RG: Tensor) -> Tensor:
+    """[R, G, 2] uint8: the inverse of _half_floats."""
+    halves_RG = numbers_RG.half()
+    assert torch.equal(halves_RG.float(), numbers_RG), "scales and minimums are half floats"
+    return halves_RG.contiguous().view(torch.uint8).view(*numbers_RG.shape, 2)
 
 
 def _q4_k(blocks_RGB: Tensor, d: Tensor) -> Stored:

@@ -28,14 +28,17 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
 
-__all__ = ["Unit", "check_new", "convert", "plain_unit", "weights_of", "write_directory"]
+__all__ = ["Unit", "check_new", "check_space", "convert", "plain_unit", "weights_of", "write_directory"]
 
 OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
 """Keys of a config that tell how the files were stored that it was read from."""
 
 SHARD_BYTES = 5_000_000_000  # as transformers splits them
 Shape = tuple[int, ...]
-_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+_TYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"} | {
+    torch.uint8: "U8",
+    torch.int32: "I32",
+}
 _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_config.json special_tokens_map.json
     added_tokens.json vocab.json merges.txt chat_template.jinja""".split()
 
@@ -82,6 +85,14 @@ def check_new(out_dir: Path) -> None:
         raise ConfigError("output", str(out_dir), "a directory that is new or empty")
 
 
+def check_space(path: Path, needed: int) -> None:
+    """CapacityError where the disk has no space for so many bytes at a path, whose folder must exist."""
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        setting = "the output, the dtype or the scheme"
+        raise CapacityError(f"disk space for {path}", needed, free, setting, in_bytes=True)
+
+
 def write_directory(
     checkpoint: Checkpoint,
     out_dir: Path,
@@ -100,10 +111,7 @@ def write_directory(
     needed = sum(unit.num_bytes() for unit in units)
     with file_errors(out_dir, "written"):
         out_dir.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out_dir.parent).free
-        if free < needed:
-            setting = "the output directory, the dtype or the scheme"
-            raise CapacityError(f"disk space for {out_dir}", needed, free, setting, in_bytes=True)
+        check_space(out_dir, needed)
         with tempfile.TemporaryDirectory(dir=out_dir.parent, prefix=f".{out_dir.name}-") as temporary:
             directory = Path(temporary) / out_dir.name  # which gets its own name when all is in it
             directory.mkdir()

@@ -1,7 +1,7 @@
-"""Any checkpoint, rounded and written as a directory whose matrices are codes.
+"""Any checkpoint, rounded and written with matrices of codes.
 
-Each matrix is rounded to nearest; embeddings, norms, biases and the routers of experts stay in floating point.
-weights/quantized.py has the layout.
+Each matrix is rounded to nearest; embeddings, norms, biases and the routers of experts stay in floating point. Which
+files are written is the export's (export.py).
 """
 
 import math
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.checks import check_choice
+from tokenmill.checks import check_choice, check_flag
 from tokenmill.config import FUSIBLE
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
@@ -26,8 +26,9 @@ from tokenmill.quant.schemes import SCHEMES, Matrix, Scheme, find_scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import empty_decoder, match_tensors
-from tokenmill.weights.quantized import GROUPS, Layout, pack, part_shapes
-from tokenmill.weights.write.convert import Unit, plain_unit, weights_of, write_directory
+from tokenmill.weights.quantized import GROUPS
+from tokenmill.weights.write.convert import weights_of
+from tokenmill.weights.write.export import Export, Plan, find_export
 
 __all__ = ["Kind", "Rounder", "quantize"]
 
@@ -57,85 +58,93 @@ class Kind:
             return None
         return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
 
+    def add(self, name: str, numbers_RK: Tensor, stored: Stored) -> None:
+        """What rounding one matrix has lost. CheckpointError where numbers of it cannot be rounded."""
+        for first in range(0, len(numbers_RK), ROWS):
+            rows_RK = numbers_RK[first : first + ROWS].float()
+            values_RK = stored.map(partial(_rows, first)).values()
+            error = (values_RK[:, : rows_RK.shape[1]] - rows_RK).square_().sum(dtype=torch.float64).item()
+            if not math.isfinite(error):
+                raise CheckpointError(f"{name} cannot be rounded: it holds infinite, missing or far too large numbers")
+            self.squared_error += error
+            self.squared_norm += rows_RK.square().sum(dtype=torch.float64).item()
+
 
 def quantize(
     checkpoint: Checkpoint,
-    out_dir: Path,
+    out: Path,
     progress: Progress,
     scheme: str = "q4",
     group: int = 32,
     head: str | None = None,
     rounder: Rounder | None = None,
+    export: str = "tokenmill",
+    symmetric: bool = False,
 ) -> dict[str, Kind]:
-    """Write config, codes, floating-point tensors and tokenizer to `out_dir`, which must be new or empty.
+    """Write config, codes, floating-point tensors and tokenizer to `out`, which must be new.
 
     Returns what was written of each kind of tensor, by the kind's name.
-    scheme: "q4" or "q8". group: inputs that share a scale. head: of a head that is not the embedding, "q4", "q8" (also
-    None) or "none". rounder: rounds a matrix; by default to nearest, with a search for scales. Raises CapacityError
-    when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then nothing is
-    left behind.
+    scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head that is not the embedding, "q4", "q8" or
+    "none"; None is what the export prefers. rounder: rounds a matrix, on the grid that the export has for so many bits;
+    by default to nearest, with a search for scales. export: a key of EXPORTS. symmetric: codes of 4 bits without a
+    minimum or zero of their own, which exports alone have. Raises CapacityError when the disk has no space and
+    CheckpointError when writing fails or a matrix cannot be rounded; then nothing is left behind.
     """
-    model = read_config(checkpoint.config)
-    check_choice("scheme", scheme, BITS)
+    model, to = read_config(checkpoint.config), find_export(export)
+    check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
     check_choice("group", group, GROUPS)
     if head is not None:
         check_choice("head", head, (*BITS, "none"))
-    if head in BITS and model.tie_embeddings:
-        reason = "only for a head of its own; this model's is its embedding, which is not rounded"
-        raise ConfigError("head", head, reason)
-    rounder = rounder or (lambda name, numbers_RK, bits: round_to_nearest(numbers_RK, bits, group))
-    matrices, units = _matrices(checkpoint, model), []
+    to.check_output(out)
+    plan = _plan(checkpoint, model, to, scheme, group, head, check_flag("symmetric", symmetric))
+    to.check(plan)
     kinds: dict[str, Kind] = {}
-    for name, shape in weights_of(checkpoint).items():
-        bits = BITS.get(head or "q8") if matrices.get(name) == "head.weight" else BITS[scheme]
-        if name not in matrices or bits is None or len(shape) != 2 or (bits == 4 and shape[1] % 2):
-            kind = kinds.setdefault("the rest", Kind("the rest", model.dtype))
-            unit = plain_unit(name, shape, model.dtype)
-        else:
-            title = re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight"))
-            kind = kinds.setdefault(title, Kind(title, f"q{bits}"))
-            unit = _rounded_unit(name, shape, bits, group, kind, rounder)
-        kind.count, kind.bytes_after = kind.count + 1, kind.bytes_after + unit.num_bytes()
+    for name, shape in plan.shapes.items():
+        title, stored_as = _title(plan, name)
+        kind = kinds.setdefault(title, Kind(title, stored_as))
+        kind.count, kind.bytes_after = kind.count + 1, kind.bytes_after + to.num_bytes(plan, name)
         kind.bytes_before += prod(shape) * getattr(torch, model.dtype).itemsize
-        units.append(unit)
-    settings = {"quant_method": "tokenmill", "bits": BITS[scheme], "group_size": group, "version": 1}
-    config = {"torch_dtype": model.dtype, "quantization_config": settings}
-    write_directory(checkpoint, out_dir, units, config, progress, f"rounding to {scheme}, groups of {group}")
+
+    def nearest(name: str, rows_RK: Tensor, bits: int) -> Stored:
+        return round_to_nearest(rows_RK, bits, group, to.grid(bits, symmetric))
+
+    def rounded(name: str, rows_RK: Tensor) -> Stored:
+        stored = (rounder or nearest)(name, rows_RK, plan.bits[name])
+        kinds[_title(plan, name)[0]].add(name, rows_RK, stored)
+        return stored
+
+    to.write(plan, out, rounded, progress, f"rounding to {scheme}, groups of {group}")
     return kinds
 
 
-def _matrices(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, str]:
-    """The checkpoint's name of each matrix that tokens are multiplied with → the parameter that it fills."""
+def _plan(
+    checkpoint: Checkpoint, model: ModelConfig, to: Export, scheme: str, group: int, head: str | None, symmetric: bool
+) -> Plan:
+    """Which tensors become codes of how many bits."""
     decoder = empty_decoder(model, Scheme(), model.context, FUSIBLE)
     # A router is small, and its choices are all or nothing.
     paths = {path for path, module in decoder.named_modules() if isinstance(module, Matrix)}
-    weights = {f"{path}.weight" for path in paths if not path.endswith(".router")}
-    targets = match_tensors(checkpoint, decoder)
-    if any(target.transform == "transpose" and target.parameter in weights for target in targets.values()):
-        allowed = "a family whose files store matrices [out, in]; this one's are [in, out]"
-        raise ConfigError("model", f"{model.family} at {checkpoint.path}", allowed)
-    return {name: target.parameter for name, target in targets.items() if target.parameter in weights}
+    schemes = {f"{path}.weight": scheme for path in paths if not path.endswith(".router")}
+    schemes["head.weight"] = to.default_head if head is None else head
+    if model.tie_embeddings:
+        if head in BITS and not to.codes_embedding:
+            reason = "only for a head of its own; this model's is its embedding, which is not rounded"
+            raise ConfigError("head", head, reason)
+        schemes["embedding.weight"] = head or "none"
+    targets, shapes = match_tensors(checkpoint, decoder), weights_of(checkpoint)
+    bits = {
+        name: number
+        for name, target in targets.items()
+        if (number := BITS.get(schemes.get(target.parameter, "none"))) and not to.leaves(number, shapes[name])
+    }
+    return Plan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
 
 
-def _rounded_unit(name: str, shape: tuple[int, ...], bits: int, group: int, kind: Kind, rounder: Rounder) -> Unit:
-    """The parts of one matrix, rounded; what that loses is added to its kind."""
-    base = name.removesuffix(".weight")
-
-    def make(numbers_RK: Tensor) -> dict[str, Tensor]:
-        stored = rounder(name, numbers_RK, bits)
-        for first in range(0, shape[0], ROWS):
-            rows_RK = numbers_RK[first : first + ROWS].float()
-            values_RK = stored.map(partial(_rows, first)).values()[:, : shape[1]]
-            error = (values_RK - rows_RK).square_().sum(dtype=torch.float64).item()
-            if not math.isfinite(error):
-                raise CheckpointError(f"{name} cannot be rounded: it holds infinite, missing or far too large numbers")
-            kind.squared_error += error
-            kind.squared_norm += rows_RK.square().sum(dtype=torch.float64).item()
-        return {f"{base}.{part}": tensor for part, tensor in pack(stored, shape[1], group).items()}
-
-    shapes = part_shapes(Layout("tokenmill", bits, group), shape[0], shape[1], minimums=bits == 4)
-    types = {part: torch.uint8 if part == "codes" else torch.float16 for part in shapes}
-    return Unit(name, {f"{base}.{part}": (types[part], shapes[part]) for part in shapes}, make)
+def _title(plan: Plan, name: str) -> tuple[str, str]:
+    """The kind that a tensor belongs to, and what it is stored as."""
+    if name not in plan.bits:
+        return "the rest", plan.model.dtype
+    return re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight")), f"q{plan.bits[name]}"
 
 
 def _rows(first: int, tensor: Tensor) -> Tensor:

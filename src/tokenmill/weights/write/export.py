@@ -1,0 +1,96 @@
+"""Exports: the file formats that rounded matrices are written in.
+
+`quantize` decides which tensors become codes of how many bits and rounds them; an export only says what its format can
+hold, and writes it. So that any way of rounding goes with any format, the two meet in one function, which `quantize`
+passes on: (name, rows [outputs, inputs] in floating point) → the rows as codes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from tokenmill.hub.progress import Progress
+from tokenmill.model.config import ModelConfig
+from tokenmill.quant.stored import Stored
+from tokenmill.registry import lookup
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.names import Target
+
+__all__ = ["EXPORTS", "Export", "Plan", "Rounded", "find_export"]
+
+EXPORTS = {
+    "tokenmill": "tokenmill.weights.write.export_directory:OwnExport",
+    "gptq": "tokenmill.weights.write.export_directory:GPTQExport",
+    "gguf": "tokenmill.weights.write.export_gguf:GGUFExport",
+}
+"""By name, since gguf is slow to import."""
+
+Rounded = Callable[[str, Tensor], Stored]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written.
+
+    shapes: of every tensor, by the checkpoint's name. bits: of those that become codes. targets: which parameter each
+    tensor fills. scheme_bits: of the scheme, which a head may not have. group: inputs that share a scale. symmetric:
+    whether codes of 4 bits have no zero of their own.
+    """
+
+    checkpoint: Checkpoint
+    model: ModelConfig
+    shapes: Mapping[str, tuple[int, ...]]
+    bits: Mapping[str, int]
+    targets: Mapping[str, Target]
+    scheme_bits: int
+    group: int
+    symmetric: bool
+
+    def is_transposed(self, name: str) -> bool:
+        """Whether the checkpoint stores this tensor [inputs, outputs]."""
+        return name in self.targets and self.targets[name].transform == "transpose"
+
+
+class Export:
+    """One file format: what it can hold, and how it is written.
+
+    is_for_floats: whether a model may be written without any codes. codes_embedding: whether an embedding that is the
+    head too may become codes. default_head: the scheme of another head, where none is given.
+    """
+
+    is_for_floats = False
+    codes_embedding = False
+    default_head = "q8"
+
+    def grid(self, bits: int, symmetric: bool) -> str:
+        """The grid of quant/rtn.py whose codes the format holds."""
+        raise NotImplementedError
+
+    def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix of this shape stays in floating point."""
+        return False
+
+    def check_output(self, path: Path) -> None:
+        """ConfigError for a path that cannot be written to."""
+        raise NotImplementedError
+
+    def check(self, plan: Plan) -> None:
+        """ConfigError for a plan that the format cannot hold. Reads no tensor."""
+        raise NotImplementedError
+
+    def num_bytes(self, plan: Plan, name: str) -> int:
+        """Of one tensor as it is written."""
+        raise NotImplementedError
+
+    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+        """Write all of it. CapacityError when the disk has no space, CheckpointError when writing fails or a tensor
+        cannot be written; then nothing is left behind.
+        """
+        raise NotImplementedError
+
+
+def find_export(name: str) -> Export:
+    export: Export = lookup(EXPORTS, name, "export")()
+    return export

@@ -1,0 +1,120 @@
+"""Exports in Hugging Face layout: our own directories of codes, and GPTQ's, which other engines read.
+
+weights/quantized.py has both layouts, and reads them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.errors import ConfigError
+from tokenmill.hub.progress import Progress
+from tokenmill.weights.quantized import Layout, pack, part_shapes
+from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
+from tokenmill.weights.write.export import Export, Plan, Rounded
+
+__all__ = ["GPTQExport", "OwnExport"]
+
+_TYPES = dict.fromkeys(("scales", "minimums"), torch.float16) | {
+    "codes": torch.uint8
+}  # the others are words of 32 bits
+
+
+class DirectoryExport(Export):
+    """A directory whose matrices X.weight are replaced by parts X.…; every other tensor stays as it is."""
+
+    method: str
+    zero_offset = 0
+
+    def settings(self, plan: Plan) -> Mapping[str, Any]:
+        """quantization_config of config.json, without its method."""
+        raise NotImplementedError
+
+    def check_output(self, path: Path) -> None:
+        check_new(path)
+
+    def num_bytes(self, plan: Plan, name: str) -> int:
+        return self._unit(plan, name, None).num_bytes()
+
+    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+        units = [self._unit(plan, name, rounded) for name in plan.shapes]
+        settings = {"quant_method": self.method, **self.settings(plan)}
+        config = {"torch_dtype": plan.model.dtype, "quantization_config": settings}
+        write_directory(plan.checkpoint, path, units, config, progress, stage)
+
+    def _unit(self, plan: Plan, name: str, rounded: Rounded | None) -> Unit:
+        """What a tensor becomes; without `rounded`, only its types and shapes are of use."""
+        shape = plan.shapes[name]
+        if name not in plan.bits:
+            return plain_unit(name, shape, plan.model.dtype)
+        base, bits = name.removesuffix(".weight"), plan.bits[name]
+        layout = Layout(self.method, bits, plan.group, self.zero_offset)
+        shapes = part_shapes(layout, shape[0], shape[1], minimums=bits == 4)
+
+        def make(numbers_RK: Tensor) -> dict[str, Tensor]:
+            assert rounded is not None, "made to count bytes"
+            parts = pack(layout, rounded(name, numbers_RK), shape[1])
+            return {f"{base}.{part}": tensor for part, tensor in parts.items()}
+
+        return Unit(name, {f"{base}.{part}": (_TYPES.get(part, torch.int32), shapes[part]) for part in shapes}, make)
+
+
+class OwnExport(DirectoryExport):
+    """Our own layout, with a free minimum for each group of 4 bits."""
+
+    method = "tokenmill"
+
+    def grid(self, bits: int, symmetric: bool) -> str:
+        return "minimum"
+
+    def leaves(self, bits: int, shape: tuple[int, ...]) -> bool:
+        return bits == 4 and shape[1] % 2 == 1  # two codes to a byte
+
+    def check(self, plan: Plan) -> None:
+        _refuse_transposed(plan)
+        if plan.symmetric:
+            raise ConfigError("symmetric", True, "only with export gptq or gguf; our own layout stores minimums")
+
+    def settings(self, plan: Plan) -> dict[str, Any]:
+        return {"bits": plan.scheme_bits, "group_size": plan.group, "version": 1}
+
+
+class GPTQExport(DirectoryExport):
+    """GPTQ's layout in checkpoint_format "gptq", which is read most widely; it stores zeros less one, from 1 on."""
+
+    method = "gptq"
+    zero_offset = 1
+    default_head = "none"
+
+    def grid(self, bits: int, symmetric: bool) -> str:
+        return "symmetric" if symmetric or bits == 8 else "zero_point"
+
+    def check(self, plan: Plan) -> None:
+        _refuse_transposed(plan)
+        for name, bits in plan.bits.items():
+            if plan.targets[name].parameter == "head.weight":
+                raise ConfigError("head", f"q{bits}", "none: a GPTQ export keeps its head in floating point")
+            if bits != plan.scheme_bits:
+                raise ConfigError("scheme", f"q{bits} for {name}", f"only q{plan.scheme_bits}: a GPTQ export has one")
+            num_rows, num_inputs = plan.shapes[name]
+            if num_inputs % plan.group:
+                divisors = [group for group in (128, 64, 32) if not num_inputs % group]
+                allowed = f"one that divides the {num_inputs} inputs of {name}: {divisors or 'none does'}"
+                raise ConfigError("group", plan.group, allowed.replace("[", "").replace("]", ""))
+            if num_rows % (fields := 32 // bits):
+                allowed = f"one whose matrices have multiples of {fields} outputs; {name} has {num_rows}"
+                raise ConfigError("model", str(plan.checkpoint.path), f"for a GPTQ export, {allowed}")
+
+    def settings(self, plan: Plan) -> dict[str, Any]:
+        bits = plan.scheme_bits
+        numbers = {"bits": bits, "group_size": plan.group, "desc_act": False, "lm_head": False}
+        return numbers | {"sym": self.grid(bits, plan.symmetric) == "symmetric", "checkpoint_format": "gptq"}
+
+
+def _refuse_transposed(plan: Plan) -> None:
+    if any(plan.is_transposed(name) for name in plan.bits):
+        allowed = "a family whose files store matrices [out, in]; this one's are [in, out]. Use export gguf"
+        raise ConfigError("model", f"{plan.model.family} at {plan.checkpoint.path}", allowed)

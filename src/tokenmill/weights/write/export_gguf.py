@@ -1,0 +1,222 @@
+"""GGUF files, which llama.cpp reads: Q4_0 (symmetric codes), Q4_1 and Q8_0, everything else in floating point.
+
+The header is written first, then tensor by tensor as it is read and rounded, so memory holds one matrix. Norms, biases,
+learned positions and the routers of experts are F32, which llama.cpp wants; embeddings are in the model's own type.
+"""
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import gguf
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError, ConfigError, file_errors
+from tokenmill.hub.progress import Progress
+from tokenmill.memory.atomic_file import writing
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import find_family
+from tokenmill.quant.stored import GROUP
+from tokenmill.text.gguf_vocab import gguf_of_tokenizer
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.generation import gguf_of_defaults
+from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
+from tokenmill.weights.gguf.codes import encode
+from tokenmill.weights.gguf.config import FLOATS
+from tokenmill.weights.gguf.header import TensorInfo
+from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
+from tokenmill.weights.write.convert import check_space
+from tokenmill.weights.write.export import Export, Plan, Rounded
+from tokenmill.weights.write.gguf_metadata import (
+    ARCHITECTURES,
+    check_read_back,
+    metadata_of,
+    rope_factors,
+    write_header,
+)
+
+__all__ = ["GGUFExport"]
+
+log = logging.getLogger(__name__)
+
+KIND = gguf.GGMLQuantizationType
+FILE = gguf.LlamaFileType
+ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
+_KIND_OF = {name: kind for kind, name in FLOATS.items()}
+_FILE_TYPES = {
+    KIND.Q4_0: FILE.MOSTLY_Q4_0,
+    KIND.Q4_1: FILE.MOSTLY_Q4_1,
+    KIND.Q8_0: FILE.MOSTLY_Q8_0,
+    KIND.F32: FILE.ALL_F32,
+    KIND.F16: FILE.MOSTLY_F16,
+    KIND.BF16: FILE.MOSTLY_BF16,
+}
+_ALWAYS_F32 = ("position_embedding.weight", ".router.weight")  # parameters that llama.cpp wants so
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor of the file and what it is made of: tensors of the checkpoint, several where experts are stacked."""
+
+    info: TensorInfo
+    names: tuple[str, ...]
+    transform: Transform
+
+
+class GGUFExport(Export):
+    """Codes of 4 bits as Q4_1, or Q4_0 where they are symmetric, and of 8 as Q8_0."""
+
+    is_for_floats = True
+    codes_embedding = True
+
+    def grid(self, bits: int, symmetric: bool) -> str:
+        return "symmetric" if symmetric or bits == 8 else "minimum"
+
+    def check_output(self, path: Path) -> None:
+        if path.exists():
+            raise ConfigError("output", str(path), "a file that does not exist yet")
+        if path.suffix != ".gguf":
+            raise ConfigError("output", str(path), "a file whose name ends in .gguf")
+
+    def check(self, plan: Plan) -> None:
+        model = plan.model
+        if model.family not in ARCHITECTURES:
+            raise ConfigError("model", model.family, f"for a GGUF file one of {', '.join(ARCHITECTURES)}")
+        if plan.group != GROUP and plan.bits:
+            raise ConfigError("group", plan.group, f"{GROUP}, which all types of GGUF that can be written have")
+        for name in plan.bits:
+            num_inputs = plan.shapes[name][0 if plan.is_transposed(name) else 1]
+            if num_inputs % GROUP:
+                what = f"for a GGUF file, one whose matrices have {GROUP} · n inputs; {name} has {num_inputs}"
+                raise ConfigError("model", str(plan.checkpoint.path), what)
+        if model.family == "gpt_neox" and not model.qkv_bias:
+            raise ConfigError("model", model.family, "for a GGUF file, one with biases, which llama.cpp requires")
+        check_read_back(plan.checkpoint.path, model, metadata_of(model), [source.info for source in _sources(plan)])
+
+    def num_bytes(self, plan: Plan, name: str) -> int:
+        return _size(_kind(plan, name), plan.shapes[name]) if name in plan.targets else 0
+
+    def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
+        sources = _sources(plan)
+        infos = [source.info for source in sources]
+        metadata = {**_general(plan, path), **metadata_of(plan.model), **_vocabulary(plan.checkpoint, plan.model)}
+        if (window := plan.model.windows[0]) is not None:
+            log.warning("llama.cpp has no window for this architecture: after %d tokens its text differs", window)
+        with file_errors(path, "written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            check_space(path, sum(_padded(info.num_bytes) for info in infos))
+            with writing(path) as out:
+                write_header(Path(out.name), metadata, infos)
+                out.seek(0, os.SEEK_END)
+                progress.stage(stage)
+                for number, source in enumerate(sources, 1):
+                    _pad(out)
+                    for part in _parts(plan, source, rounded):
+                        out.write(part.contiguous().view(-1).view(torch.uint8).numpy().data)
+                    progress.advance(number, len(sources))
+                _pad(out)
+
+
+def _sources(plan: Plan) -> list[_Source]:
+    """The tensors of the file in order, with the place of each."""
+    stacks: dict[str, list[str]] = {}
+    transforms: dict[str, Transform] = {}
+    stored_names, prefix = _stored_names(plan.model), find_family({"model_type": plan.model.family}).prefix
+    for name in plan.targets:
+        base, _, suffix = name.removeprefix(prefix).rpartition(".")
+        stored, kind = stored_names[base]
+        stacks.setdefault(f"{stored}.{suffix}", []).append(name)
+        transforms[f"{stored}.{suffix}"] = find_transform(plan.model.family, kind)
+    factors = rope_factors(plan.model.rope)
+    sources = [] if factors is None else [_Source(_info(ROPE_FREQS, (len(factors),), KIND.F32, 0), (), Transform())]
+    for stored, names in stacks.items():
+        shape, last = plan.shapes[names[0]], sources[-1].info if sources else None
+        shape = shape[::-1] if transforms[stored].transposes else shape
+        shape = (len(names), *shape) if "_exps." in stored else shape
+        offset = 0 if last is None else _padded(last.offset + last.num_bytes)
+        info = _info(stored, shape, _kind(plan, names[0]), offset)
+        sources.append(_Source(info, tuple(names), transforms[stored]))
+    return sources
+
+
+def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
+    """Hugging Face's name, without prefix and suffix, → GGUF's name, and the kind that find_transform takes."""
+    prefix = find_family({"model_type": model.family}).prefix
+    found = {}
+    for kind, base in hf_bases(ARCHITECTURES[model.family], model.family).items():
+        for layer in range(model.num_layers if "{i}" in base else 1):
+            for expert in range(model.num_experts if "{e}" in base else 1):
+                name = base.removeprefix(prefix).replace("{i}", str(layer)).replace("{e}", str(expert))
+                found[name] = (kind.replace("{i}", str(layer)), kind)
+    return found
+
+
+def _info(name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, offset: int) -> TensorInfo:
+    return TensorInfo(name, shape, kind, offset, _size(kind, shape))
+
+
+def _kind(plan: Plan, name: str) -> gguf.GGMLQuantizationType:
+    if name in plan.bits:
+        return KIND.Q8_0 if plan.bits[name] == 8 else KIND.Q4_0 if plan.symmetric else KIND.Q4_1
+    small = len(plan.shapes[name]) == 1 or plan.targets[name].parameter.endswith(_ALWAYS_F32)
+    return KIND.F32 if small else _KIND_OF[plan.model.dtype]
+
+
+def _size(kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> int:
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    return int(prod(shape) // block * block_bytes)
+
+
+def _padded(size: int) -> int:
+    return int(-(-size // ALIGNMENT) * ALIGNMENT)
+
+
+def _pad(out: BinaryIO) -> None:
+    out.write(bytes(-out.tell() % ALIGNMENT))
+
+
+def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
+    """The data of one tensor, expert after expert."""
+    if not source.names:
+        yield torch.tensor(rope_factors(plan.model.rope))
+    sizes = {"num_attention_heads": plan.model.num_heads, "num_key_value_heads": plan.model.num_kv_heads}
+    for name in source.names:
+        numbers = plan.checkpoint.read(name)
+        if not numbers.is_floating_point():
+            raise CheckpointError(f"{name} holds {numbers.dtype}: quantised exports of this kind cannot be converted")
+        if name not in plan.bits:
+            yield source.transform.to_gguf(numbers, sizes).to(getattr(torch, FLOATS[source.info.type]))
+            continue
+        if source.transform.transposes:
+            yield encode(rounded(name, numbers.t()), source.info.type)
+        else:
+            stored = rounded(name, numbers).map(lambda part: source.transform.to_gguf(part, sizes))
+            yield encode(stored, source.info.type)
+
+
+def _general(plan: Plan, path: Path) -> dict[str, Any]:
+    most = Counter(_kind(plan, name) for name in plan.bits or plan.targets if len(plan.shapes[name]) > 1)
+    return {
+        "general.type": "model",
+        "general.name": path.stem,
+        "general.file_type": int(_FILE_TYPES[most.most_common(1)[0][0]]),
+        "general.quantization_version": gguf.GGML_QUANT_VERSION,
+        **gguf_of_defaults(plan.checkpoint.generation_defaults()),
+    }
+
+
+def _vocabulary(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
+    """The keys `tokenizer.…`: another GGUF file's own, or made from the tokenizer."""
+    if isinstance(checkpoint, GGUFCheckpoint):
+        return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
+    tokenizer = checkpoint.tokenizer()
+    if tokenizer is None:
+        log.warning("%s has no tokenizer, so the file has no vocabulary", checkpoint.path)
+        return {"tokenizer.ggml.model": "no_vocab"}
+    return gguf_of_tokenizer(tokenizer, model.vocab_size, model.eos_token_ids)

@@ -1,0 +1,143 @@
+"""What a GGUF file says of a model: the inverse of weights/gguf/config.py.
+
+Whatever is not said in these keys must follow from them for every reader. So the keys are read back, and a model whose
+config would then differ is refused by field: GGUF's architectures have no key for most departures.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.families import read_config
+from tokenmill.model.rope import KINDS
+from tokenmill.weights.gguf.config import read_gguf_config
+from tokenmill.weights.gguf.header import Header, TensorInfo
+
+__all__ = ["ARCHITECTURES", "check_read_back", "metadata_of", "rope_factors", "write_header"]
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gpt_neox": "gptneox",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "starcoder",
+}
+"""By model_type."""
+# Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
+_MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
+_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+
+
+def metadata_of(model: ModelConfig) -> dict[str, Any]:
+    """The keys of the architecture, with its name before each."""
+    pairs: dict[str, Any] = {
+        "block_count": model.num_layers,
+        "context_length": model.max_position_embeddings,
+        "embedding_length": model.hidden_size,
+        "feed_forward_length": model.intermediate_size,
+        "vocab_size": model.vocab_size,
+        "attention.head_count": model.num_heads,
+        "attention.head_count_kv": model.num_kv_heads,
+    }
+    if model.norm == "rms":
+        pairs |= {"attention.layer_norm_rms_epsilon": model.norm_eps}
+        pairs |= dict.fromkeys(("attention.key_length", "attention.value_length"), model.head_dim)
+    else:
+        pairs |= {"attention.layer_norm_epsilon": model.norm_eps}
+    if model.family == "gpt_neox":
+        pairs |= {"use_parallel_residual": model.residual == "parallel"}
+    if model.num_experts:
+        pairs |= {"expert_count": model.num_experts, "expert_used_count": model.num_experts_per_token}
+    if ARCHITECTURES[model.family] == "llama" and model.windows[0] is not None:
+        pairs |= {"attention.sliding_window": model.windows[0]}
+    if model.rope is not None:
+        pairs |= {"rope.dimension_count": model.rope.dim, "rope.freq_base": model.rope.theta} | _scaling(model.rope)
+    arch = ARCHITECTURES[model.family]
+    return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in pairs.items()}}
+
+
+def rope_factors(rope: Rope | None) -> list[float] | None:
+    """What rope_freqs.weight holds: divisors of the frequencies, where a rope is not one of GGUF's own kinds."""
+    numbers = {} if rope is None else dict(rope.scaling)
+    if rope is None or rope.kind not in ("llama3", "factors"):
+        return None
+    if rope.kind == "factors":
+        return list(numbers["factors"])
+    plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim)
+    return [float(factor) for factor in (plain / KINDS["llama3"][2](plain, numbers)).float()]
+
+
+def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
+    """ConfigError, by field, for a model that another reader of these keys would take for a different one."""
+    factors = rope_factors(model.rope)
+    try:
+        header = Header(dict(metadata), {info.name: info for info in infos}, 0)
+        again = read_config(read_gguf_config(path, header, factors))
+    except CheckpointError as error:
+        raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
+    if factors is not None and model.rope is not None:
+        model = replace(model, rope=replace(model.rope, kind="factors", scaling=(("factors", tuple(factors)),)))
+    names = [entry.name for entry in fields(model) if entry.name not in _MAY_DIFFER]
+    pairs = {name: (getattr(model, name), getattr(again, name)) for name in names}
+    differ = [
+        f"{name} = {have!r}, read as {found!r}" for name, (have, found) in pairs.items() if not _same(have, found)
+    ]
+    if differ:
+        raise ConfigError("model", model.family, f"one that GGUF can describe; it has no key for {'; '.join(differ)}")
+
+
+def write_header(path: Path, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
+    """Everything before the tensors' data, which begins at the next multiple of the alignment."""
+    writer = gguf.GGUFWriter(None, metadata["general.architecture"])
+    for key, value in metadata.items():
+        if key != "general.architecture":  # which the writer has added
+            _ADD[type(value)](writer, key, value)
+    for info in infos:
+        writer.add_tensor_info(info.name, info.shape, None, info.num_bytes, info.type)
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+
+
+_ADD = {
+    bool: gguf.GGUFWriter.add_bool,
+    int: gguf.GGUFWriter.add_uint32,
+    float: gguf.GGUFWriter.add_float32,
+    str: gguf.GGUFWriter.add_string,
+    list: gguf.GGUFWriter.add_array,
+}
+
+
+def _scaling(rope: Rope) -> dict[str, Any]:
+    """rope.scaling of the two kinds that GGUF names; the check finds what of the others is lost."""
+    numbers = dict(rope.scaling)
+    if rope.kind not in ("linear", "yarn") or "factor" not in numbers:
+        return {}
+    pairs: dict[str, Any] = {"type": rope.kind, "factor": float(numbers["factor"])}
+    if rope.kind == "yarn":
+        pairs |= {"original_context_length": numbers["original_max_position_embeddings"]}
+        pairs |= {key: float(numbers[name]) for name, key in _YARN.items() if name in numbers}
+    return {f"rope.scaling.{key}": value for key, value in pairs.items()}
+
+
+def _same(have: Any, found: Any) -> bool:
+    """Equal but for the rounding of numbers to 32 bits."""
+    if isinstance(have, Rope) and isinstance(found, Rope):
+        alike = [_same(getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have)]
+        return all(alike)
+    if isinstance(have, tuple) and isinstance(found, tuple):
+        return len(have) == len(found) and all(map(_same, have, found))
+    if isinstance(have, float) and isinstance(found, float):
+        return math.isclose(have, found, rel_tol=1e-6)
+    return bool(have == found)
