@@ -1,14 +1,14 @@
 """Rounds one matrix by the inputs that it has: by how much each input counts, or by GPTQ."""
 
 import logging
-import math
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from tokenmill.quant.gptq import NotInvertible, gptq
+from tokenmill.kernels.threads import over_rows
+from tokenmill.quant.gptq import Compensation, NotInvertible, compensation, gptq
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 
@@ -22,52 +22,71 @@ COLUMNS = 256  # of the products of inputs, computed at a time: what lies above 
 
 @dataclass
 class Rounding:
-    """How matrices are rounded, and what each has lost: `error` is the mean square of the change of its outputs over
-    the mean square of the outputs, by tensor; `plain_error` the same for rounding to nearest.
+    """How matrices are rounded, and what each has lost.
 
     algorithm: "importance" searches scales with squared errors weighted by the mean square of each input; "gptq" also
     has later inputs make good the errors of earlier ones. group, grid: see round_to_nearest.
+    changes: by tensor the mean square of the change of its outputs over the mean square of the outputs, first when it
+    is rounded to nearest, then as it was rounded.
     """
 
     algorithm: str
     group: int
     grid: str
-    bits: dict[str, int] = field(default_factory=dict)
-    error: dict[str, float] = field(default_factory=dict)
-    plain_error: dict[str, float] = field(default_factory=dict)
-    _last: tuple[Tensor, Tensor] | None = None
+    changes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _last: "_Seen | None" = None
 
     def round(self, name: str, numbers_RK: Tensor, inputs_TK: Tensor | None, bits: int) -> Stored:
         """Without inputs, or with inputs of which nothing can be computed, to nearest; this is said."""
-        plain = round_to_nearest(numbers_RK, bits, self.group, self.grid)
+        numbers_RK = numbers_RK.float()
         if inputs_TK is None:
-            log.warning("%s got none of the calibration tokens: rounded to nearest", name)
-            return plain
-        hessian_KK = self._hessian(inputs_TK)
+            return self._to_nearest(name, numbers_RK, bits, "none of the calibration tokens reach it")
+        if self._last is None or self._last.inputs_TK is not inputs_TK:  # once for all matrices with these inputs
+            self._last = _Seen(inputs_TK)
         try:
-            stored = self._calibrated(numbers_RK, hessian_KK, bits)
+            stored = self._calibrated(numbers_RK, self._last, bits)
         except NotInvertible as error:
-            log.warning("%s: %s; rounded to nearest", name, error)
-            return plain
-        output = _squares(numbers_RK.float(), hessian_KK)
-        for errors, found in ((self.error, stored), (self.plain_error, plain)):
-            change_RK = found.values()[:, : numbers_RK.shape[1]] - numbers_RK.float()
-            errors[name] = _squares(change_RK, hessian_KK) / output if output else 0.0
-        # The damping of GPTQ may cost more than it gains where few inputs were seen.
-        return stored if self.error[name] <= self.plain_error[name] else plain
+            return self._to_nearest(name, numbers_RK, bits, str(error))
+        plain = round_to_nearest(numbers_RK, bits, self.group, self.grid, quick=self.grid == "minimum")
+        before, after = (self._last.change(each, numbers_RK) for each in (plain, stored))
+        if after > before:
+            return self._to_nearest(name, numbers_RK, bits, "what the calibration tokens say of it makes it worse")
+        self.changes[name] = before, after
+        return stored
 
-    def _calibrated(self, numbers_RK: Tensor, hessian_KK: Tensor, bits: int) -> Stored:
-        if self.algorithm == "gptq":
-            return gptq(numbers_RK, bits, self.group, self.grid, hessian_KK)
-        if not torch.isfinite(hessian_KK.diagonal()).all():
-            raise NotInvertible("the inputs of the matrix hold infinite or missing numbers")
-        return round_to_nearest(numbers_RK, bits, self.group, self.grid, hessian_KK.diagonal())
+    def _to_nearest(self, name: str, numbers_RK: Tensor, bits: int, why: str) -> Stored:
+        log.warning("%s is rounded to nearest: %s", name, why)
+        return round_to_nearest(numbers_RK, bits, self.group, self.grid)
 
-    def _hessian(self, inputs_TK: Tensor) -> Tensor:
-        """Of the inputs of several matrices, one after the other, this is computed once."""
-        if self._last is None or self._last[0] is not inputs_TK:
-            self._last = inputs_TK, _products(inputs_TK)
-        return self._last[1]
+    def _calibrated(self, numbers_RK: Tensor, seen: "_Seen", bits: int) -> Stored:
+        if not torch.isfinite(seen.products_KK).all():
+            raise NotInvertible("its inputs hold infinite or missing numbers")
+        if self.algorithm == "importance":
+            return round_to_nearest(numbers_RK, bits, self.group, self.grid, seen.products_KK.diagonal())
+        how = partial(gptq, bits=bits, group=self.group, grid=self.grid, compensated=seen.compensation(self.group))
+        return Stored.joined(over_rows(how, numbers_RK))
+
+
+class _Seen:
+    """The inputs of one matrix or of several, and what is computed of them."""
+
+    def __init__(self, inputs_TK: Tensor) -> None:
+        self.inputs_TK, self.products_KK = inputs_TK, _products(inputs_TK)
+        self._compensation: Compensation | None = None
+
+    def compensation(self, group: int) -> Compensation:
+        if self._compensation is None:
+            self._compensation = compensation(self.products_KK, group)
+        return self._compensation
+
+    def change(self, stored: Stored, numbers_RK: Tensor) -> float:
+        """See Rounding.changes."""
+        outputs = self._squares(numbers_RK)
+        return self._squares(stored.values()[:, : numbers_RK.shape[1]] - numbers_RK) / outputs if outputs else 0.0
+
+    def _squares(self, rows_RK: Tensor) -> float:
+        """The sum over rows w of w H wᵀ: the mean square of the outputs, times their number."""
+        return float(((rows_RK @ self.products_KK) * rows_RK).sum(dtype=torch.float64))
 
 
 def _products(inputs_TK: Tensor) -> Tensor:
@@ -75,12 +94,7 @@ def _products(inputs_TK: Tensor) -> Tensor:
     num_inputs = inputs_TK.shape[1]
     found_KK = torch.empty(num_inputs, num_inputs)
     for first in range(0, num_inputs, COLUMNS):
-        part_TC = inputs_TK[:, first : first + COLUMNS]
-        torch.mm(inputs_TK[:, first:].t(), part_TC, out=found_KK[first:, first : first + COLUMNS])
-        found_KK[first : first + COLUMNS, first:] = found_KK[first:, first : first + COLUMNS].t()
+        part_LC = torch.mm(inputs_TK[:, first:].t(), inputs_TK[:, first : first + COLUMNS])
+        found_KK[first:, first : first + COLUMNS] = part_LC
+        found_KK[first : first + COLUMNS, first:] = part_LC.t()
     return found_KK.div_(len(inputs_TK))
-
-
-def _squares(rows_RK: Tensor, hessian_KK: Tensor) -> float:
-    """The sum over rows w of w H wᵀ: the mean square of the outputs, times their number."""
-    return float(((rows_RK @ hessian_KK) * rows_RK).sum(dtype=torch.float64))

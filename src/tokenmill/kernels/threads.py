@@ -1,11 +1,16 @@
 """The number of threads in which torch computes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-__all__ = ["torch_threads"]
+__all__ = ["over_rows", "torch_threads"]
+
+Found = TypeVar("Found")
 
 
 @contextmanager
@@ -17,3 +22,14 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def over_rows(function: Callable[[Tensor], Found], rows: Tensor) -> list[Found]:
+    """The function of as many shares of the rows as torch has threads, computed side by side, each by one of them.
+
+    For many small operations one after the other: torch's own threads would wait for each other after each of them.
+    """
+    count = torch.get_num_threads()
+    shares = torch.tensor_split(rows, min(count, max(len(rows), 1)))
+    with torch_threads(1), ThreadPoolExecutor(count) as pool:
+        return list(pool.map(function, shares))

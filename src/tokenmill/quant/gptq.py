@@ -9,6 +9,9 @@ the large ones can be made good by many. As each group stays together and its sc
 order has to be stored.
 """
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,7 +19,7 @@ from torch.nn import functional as F
 from tokenmill.quant.grid import Fit, fit, round_on
 from tokenmill.quant.stored import GROUP, Stored
 
-__all__ = ["NotInvertible", "gptq"]
+__all__ = ["Compensation", "NotInvertible", "compensation", "gptq"]
 
 DAMPING = 0.01  # of the mean of H's diagonal, added to it: inputs that were hardly seen still have a weight
 MAX_DAMPING = 1.0
@@ -26,22 +29,37 @@ class NotInvertible(ArithmeticError):
     """H has numbers that are missing or infinite, or no Cholesky factor even when it is damped."""
 
 
-def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, hessian_KK: Tensor) -> Stored:
-    """[R, K] values rounded so that the outputs for the inputs that `hessian_KK` was made of change least.
+class Compensation(NamedTuple):
+    """How errors are made good, for all matrices that have the same inputs; made by `compensation`.
 
-    bits, group, grid: see round_to_nearest; 8 bits are symmetric. hessian_KK: X Xᵀ, times any factor; it is not
-    changed. NotInvertible where nothing can be computed from it.
+    order_K: the inputs in the order in which they are rounded. bounds: where in it the groups begin, and its end.
+    factor_KK: the upper Cholesky factor of the inverse of the damped H, in that order.
     """
-    num_rows, num_inputs = numbers_RK.shape
+
+    order_K: Tensor
+    bounds: list[int]
+    factor_KK: Tensor
+
+
+def compensation(hessian_KK: Tensor, group: int) -> Compensation:
+    """hessian_KK: X Xᵀ, times any factor. NotInvertible where nothing can be computed from it."""
     order_K, bounds = _order(hessian_KK.diagonal(), group)
-    hessian_KK = hessian_KK[order_K][:, order_K]
-    factor_KK = _factor(hessian_KK)
+    return Compensation(order_K, bounds, _factor(hessian_KK[order_K][:, order_K]))
+
+
+def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Compensation) -> Stored:
+    """[R, K] values rounded so that the outputs for the inputs that the compensation was made of change least.
+
+    bits, group, grid: see round_to_nearest; 8 bits are symmetric.
+    """
+    order_K, bounds, factor_KK = compensated
+    num_rows, num_inputs = numbers_RK.shape
     left_RK = numbers_RK.float()[:, order_K]
     codes_RK = torch.empty(num_rows, num_inputs, dtype=torch.uint8)
     num_groups = len(bounds) - 1
     scales_RG, minimums_RG = torch.empty(num_rows, num_groups), torch.empty(num_rows, num_groups)
-    for number, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
-        part_RC, factor_CC = left_RK[:, first:end].clone(), factor_KK[first:end, first:end]
+    for first, end in pairwise(bounds):
+        part_RC, factor_CC = left_RK[:, first:end], factor_KK[first:end, first:end]
         # What an error costs in the end, when the inputs that follow have made good what they can.
         weights_C = factor_CC.diagonal().square().reciprocal()
         found = fit(part_RC, bits, "symmetric" if bits == 8 else grid, weights_C)
@@ -86,7 +104,7 @@ def _factor(hessian_KK: Tensor) -> Tensor:
 
 
 def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes, and errors in units of the factor's diagonal, of one group; `part_RC` is used up."""
+    """Codes, and errors in units of the factor's diagonal, of one group."""
     codes_CR, errors_CR = torch.empty(part_RC.shape[::-1]), torch.empty(part_RC.shape[::-1])
     part_CR = part_RC.t().contiguous()  # so that an input is a row of memory
     scales_R, minimums_R = found.scales[:, 0], found.minimums[:, 0]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokenmill.kernels.threads import over_rows
 from tokenmill.quant.grid import fit, round_on
 from tokenmill.quant.stored import GROUP, Stored
 
@@ -38,7 +39,11 @@ def round_to_nearest(
         weights_K = torch.ones(numbers_RK.shape[1]) if weights_K is None else weights_K.float()
         weights_K = F.pad(weights_K, (0, missing))  # what is padded is never multiplied
         at_a_time = max(SEARCHED // padded_RK.shape[1], 1)
-        pieces = [_search_rows(rows, bits, group, grid, weights_K) for rows in torch.split(padded_RK, at_a_time)]
+
+        def search(share_RK: Tensor) -> list[list[Tensor]]:
+            return [_search_rows(rows, bits, group, grid, weights_K) for rows in torch.split(share_RK, at_a_time)]
+
+        pieces = [piece for share in over_rows(search, padded_RK) for piece in share]
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Stored(bits, None, codes, scales, None if bits == 8 or grid == "symmetric" else minimums)
 

@@ -8,7 +8,7 @@ Every integer scheme and every quantised file can be written as one of these:
 so that codes of a file can be kept by a scheme, and nothing is rounded twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,6 +41,13 @@ class Stored:
     @property
     def num_rows(self) -> int:
         return next(len(each) for each in (self.numbers, self.codes, self.halves) if each is not None)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Stored"]) -> "Stored":
+        """The rows of all parts, which are stored alike."""
+        names = ("numbers", "codes", "scales", "minimums", "halves")
+        tensors = ([getattr(part, name) for part in parts] for name in names)
+        return cls(parts[0].bits, *(None if each[0] is None else torch.cat(each) for each in tensors))
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> "Stored":
         tensors = (self.numbers, self.codes, self.scales, self.minimums, self.halves)
