@@ -187,7 +187,7 @@ def test_a_tokenizer_that_splits_in_an_unknown_way_is_refused(sources, tmp_path)
     settings = json.loads((path / "tokenizer.json").read_text())
     settings["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     (path / "tokenizer.json").write_text(json.dumps(settings))
-    with pytest.raises(CheckpointError, match="none of the known pre-tokenizers .* splits as it does"):
+    with pytest.raises(CheckpointError, match=r"none of the known pre-tokenizers .* splits as it does"):
         export(path, tmp_path / "out.gguf", "gguf")
     assert entries(tmp_path) == ["model"]
 
@@ -262,7 +262,7 @@ def test_a_path_that_is_taken_or_no_gguf_file_is_refused(sources, tmp_path):
     (tmp_path / "out.gguf").write_text("mine")
     with pytest.raises(ConfigError, match="a file that does not exist yet"):
         export(sources("llama"), tmp_path / "out.gguf", "gguf")
-    with pytest.raises(ConfigError, match="a file whose name ends in .gguf"):
+    with pytest.raises(ConfigError, match=r"a file whose name ends in .gguf"):
         export(sources("llama"), tmp_path / "out", "gguf")
     assert (tmp_path / "out.gguf").read_text() == "mine"
 

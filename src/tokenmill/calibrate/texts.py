@@ -46,9 +46,7 @@ def written_texts(engine: Engine, count: int, length: int, seed: int, progress: 
     return Texts([texts[index] for index in sorted(texts)], f"written by the model, seed {seed}")
 
 
-def cut_text(
-    written: str, name: str, tokenizer: Tokenizer, count: int, length: int, held_out: int
-) -> tuple[Texts, Texts]:
+def cut_text(written: str, name: str, tokenizer: Tokenizer, count: int, length: int, held_out: int) -> tuple[Texts, Texts]:
     """Up to `count` texts of `length` tokens for calibration, spread over a file, and up to `held_out` from its end.
 
     RequestError where the file is too short for two of each.

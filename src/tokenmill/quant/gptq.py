@@ -99,7 +99,9 @@ def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> t
     return codes_CR.t().to(torch.uint8), errors_CR.t()
 
 
-def _stored(codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str) -> Stored:
+def _stored(
+    codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str
+) -> Stored:
     """As round_to_nearest gives them: padded to whole groups of 32, scales repeated for each of these."""
     missing = -codes_RK.shape[1] % GROUP
     codes_RK = F.pad(codes_RK, (0, missing))
