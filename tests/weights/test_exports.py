@@ -1,7 +1,8 @@
-"""Exports of rounded matrices: a GPTQ directory and a GGUF file hold the codes that rounding gave, and the same model."""
+"""Exports of rounded matrices: GPTQ directories and GGUF files hold the codes of rounding, and the same model."""
 
 import json
 from dataclasses import fields
+from types import SimpleNamespace
 
 import gguf
 import pytest
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import gguf_files
-from tests.tiny_models import FAMILY_NAMES, TINY, prompt, save
+from tests.tiny_models import TINY, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -148,3 +149,146 @@ def test_what_gguf_has_no_key_for_is_refused(models, tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         without_codes(save(name, models), tmp_path / "out.gguf")
     assert entries(tmp_path) == []
+
+
+def test_a_tied_embedding_becomes_codes_when_it_is_asked_for(sources, tmp_path):
+    export(sources("llama-tied"), tmp_path / "plain.gguf", "gguf")
+    export(sources("llama-tied"), tmp_path / "q8.gguf", "gguf", head="q8")
+    assert read_header(tmp_path / "plain.gguf").tensors["token_embd.weight"].type == Kind.F32
+    assert read_header(tmp_path / "q8.gguf").tensors["token_embd.weight"].type == Kind.Q8_0
+    again, source = open_checkpoint(tmp_path / "q8.gguf"), open_checkpoint(sources("llama-tied"))
+    wanted = round_to_nearest(source.read("model.embed_tokens.weight"), 8)
+    assert torch.equal(again.read_codes("model.embed_tokens.weight").codes, wanted.codes)
+
+
+def test_the_vocabulary_is_the_same_tokenizer(sources, tmp_path):
+    export(sources("llama"), tmp_path / "out.gguf", "gguf", scheme="none")
+    have, found = open_checkpoint(sources("llama")).tokenizer(), open_checkpoint(tmp_path / "out.gguf").tokenizer()
+    for text in (*PROBES, "the<|endoftext|> end"):
+        assert found.encode(text) == have.encode(text)
+    assert found.eos_token_ids == have.eos_token_ids
+
+
+def test_the_vocabulary_of_another_gguf_file_is_copied(sources, tmp_path):
+    first, second = tmp_path / "first.gguf", tmp_path / "second.gguf"
+    gguf_files.write(first, "qwen3", metadata={"tokenizer.ggml.pre": "qwen2", "tokenizer.chat_template": "{{ 1 }}"})
+    export(first, second, "gguf")
+    told = [read_header(path).metadata for path in (first, second)]
+    kept = [{key: value for key, value in each.items() if key.startswith("tokenizer.")} for each in told]
+    assert kept[0] == kept[1]
+    assert dict(open_checkpoint(first).shapes) == dict(open_checkpoint(second).shapes)
+
+
+def test_a_tokenizer_that_splits_in_an_unknown_way_is_refused(sources, tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    for file in sources("llama").iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((path / "tokenizer.json").read_text())
+    settings["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    (path / "tokenizer.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"none of the known pre-tokenizers .* splits as it does"):
+        export(path, tmp_path / "out.gguf", "gguf")
+    assert entries(tmp_path) == ["model"]
+
+
+# ---- GPTQ
+
+
+@pytest.mark.parametrize(
+    ("scheme", "group", "symmetric"), [("q4", 32, False), ("q4", 64, True), ("q4", 64, False), ("q8", 32, False)]
+)
+def test_a_gptq_directory_holds_the_codes(sources, tmp_path, scheme, group, symmetric):
+    export(sources("llama"), tmp_path / "out", "gptq", scheme=scheme, group=group, symmetric=symmetric)
+    source, again = open_checkpoint(sources("llama")), open_checkpoint(tmp_path / "out")
+    assert dict(again.shapes) == dict(source.shapes)
+    bits = int(scheme[1])
+    for label in source.shapes:
+        if "proj" not in label:
+            assert torch.equal(again.read(label), source.read(label))
+            continue
+        wanted = round_to_nearest(source.read(label), bits, group, "symmetric" if symmetric else "zero_point")
+        found = again.read_codes(label)
+        assert torch.equal(found.codes, wanted.codes)
+        assert torch.equal(found.values(), wanted.values())
+    told = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    wanted = {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "lm_head": False}
+    assert told == wanted | {"sym": symmetric or bits == 8, "checkpoint_format": "gptq"}
+
+
+def test_gptq_as_its_documentation_reads_it(sources, tmp_path):
+    """By the words themselves: eight codes from the low bits up, zeros stored less one, (code - zero) · scale."""
+    export(sources("llama"), tmp_path / "out", "gptq")
+    label = "model.layers.0.mlp.down_proj"
+    parts = load_file(tmp_path / "out" / "model.safetensors")
+    words, zeros, scales, groups = (parts[f"{label}.{part}"] for part in ("qweight", "qzeros", "scales", "g_idx"))
+    values = open_checkpoint(tmp_path / "out").read(f"{label}.weight")
+    for row, column in ((0, 0), (3, 17), (63, 255), (40, 128)):
+        code = int(words[column // 8, row]) >> 4 * (column % 8) & 15
+        group = int(groups[column])
+        zero = (int(zeros[group, row // 8]) >> 4 * (row % 8) & 15) + 1
+        assert (code - zero) * float(scales[group, row]) == float(values[row, column])
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "settings", "message"),
+    [
+        ("llama", "gguf", {"group": 64}, "group = 64 is not allowed: 32"),
+        ("llama", "gptq", {"group": 128}, "group = 128 is not allowed: one that divides the 64 inputs .*: 64, 32"),
+        ("llama", "gptq", {"head": "q8"}, "head = 'q8' is not allowed: none: a GPTQ export keeps its head"),
+        ("gpt2", "gptq", {}, "this one's are .in, out.. Use export gguf"),
+        ("llama", "tokenmill", {"symmetric": True}, "symmetric = True is not allowed: only with export gptq or gguf"),
+        ("llama", "tokenmill", {"scheme": "none"}, "scheme = 'none' is not allowed: use one of q4, q8"),
+        ("llama", "awq", {}, "export = 'awq' is not allowed: use one of gguf, gptq, tokenmill"),
+    ],
+)
+def test_what_a_format_cannot_hold_is_refused_before_anything_is_read(sources, tmp_path, name, how, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        export(sources(name), tmp_path / ("out.gguf" if how == "gguf" else "out"), how, **settings)
+    assert entries(tmp_path) == []
+
+
+def test_rows_that_no_block_divides_are_refused(models, tmp_path):
+    with pytest.raises(ConfigError, match=r"whose matrices have 32 · n inputs; .* has 48 inputs"):
+        export(save("llama", models), tmp_path / "out.gguf", "gguf")
+    with pytest.raises(ConfigError, match=r"divides the 48 inputs of .*: none does"):
+        export(save("llama", models), tmp_path / "out", "gptq")
+
+
+def test_a_path_that_is_taken_or_no_gguf_file_is_refused(sources, tmp_path):
+    (tmp_path / "out.gguf").write_text("mine")
+    with pytest.raises(ConfigError, match="a file that does not exist yet"):
+        export(sources("llama"), tmp_path / "out.gguf", "gguf")
+    with pytest.raises(ConfigError, match=r"a file whose name ends in .gguf"):
+        export(sources("llama"), tmp_path / "out", "gguf")
+    assert (tmp_path / "out.gguf").read_text() == "mine"
+
+
+@pytest.mark.parametrize("how", ["gguf", "gptq"])
+def test_nothing_is_left_behind(sources, tmp_path, monkeypatch, how):
+    """Not by a disk that is full, nor by an interrupt in the middle of the tensors."""
+    out = tmp_path / ("out.gguf" if how == "gguf" else "out")
+
+    class Stops(Silent):
+        def advance(self, done, total):
+            if done == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(open_checkpoint(sources("llama")), out, Stops(), export=how)
+    assert entries(tmp_path) == []
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(CapacityError, match="disk space"):
+        export(sources("llama"), out, how)
+    assert entries(tmp_path) == []
+
+
+def test_the_command_says_what_it_wrote(sources, tmp_path, capsys):
+    command = ["quantize", str(sources("llama")), "--export", "gguf", "--json", "-o", str(tmp_path / "out.gguf")]
+    assert main([*command, "--quiet"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["export"] == "gguf"
+    assert told["num_bytes"] == (tmp_path / "out.gguf").stat().st_size

@@ -128,7 +128,8 @@ def _sources(plan: Plan) -> list[_Source]:
     stacks: dict[str, list[str]] = {}
     transforms: dict[str, Transform] = {}
     stored_names, prefix = _stored_names(plan.model), find_family({"model_type": plan.model.family}).prefix
-    for name in plan.targets:
+    order = {base: number for number, base in enumerate(stored_names)}
+    for name in sorted(plan.targets, key=lambda name: order[name.removeprefix(prefix).rpartition(".")[0]]):
         base, _, suffix = name.removeprefix(prefix).rpartition(".")
         stored, kind = stored_names[base]
         stacks.setdefault(f"{stored}.{suffix}", []).append(name)
@@ -146,14 +147,18 @@ def _sources(plan: Plan) -> list[_Source]:
 
 
 def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Hugging Face's name, without prefix and suffix, → GGUF's name, and the kind that find_transform takes."""
+    """Hugging Face's name, without prefix and suffix, → GGUF's name, and the kind that find_transform takes.
+
+    In the order of layers and experts.
+    """
     prefix = find_family({"model_type": model.family}).prefix
     found = {}
-    for kind, base in hf_bases(ARCHITECTURES[model.family], model.family).items():
-        for layer in range(model.num_layers if "{i}" in base else 1):
+    bases = hf_bases(ARCHITECTURES[model.family], model.family).items()
+    for layer in range(model.num_layers):
+        for kind, base in bases:
             for expert in range(model.num_experts if "{e}" in base else 1):
                 name = base.removeprefix(prefix).replace("{i}", str(layer)).replace("{e}", str(expert))
-                found[name] = (kind.replace("{i}", str(layer)), kind)
+                found.setdefault(name, (kind.replace("{i}", str(layer)), kind))
     return found
 
 

@@ -84,11 +84,12 @@ def quantize(
     """Write config, codes, floating-point tensors and tokenizer to `out`, which must be new.
 
     Returns what was written of each kind of tensor, by the kind's name.
-    scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head that is not the embedding, "q4", "q8" or
-    "none"; None is what the export prefers. rounder: rounds a matrix, on the grid that the export has for so many bits;
-    by default to nearest, with a search for scales. export: a key of EXPORTS. symmetric: codes of 4 bits without a
-    minimum or zero of their own, which exports alone have. Raises CapacityError when the disk has no space and
-    CheckpointError when writing fails or a matrix cannot be rounded; then nothing is left behind.
+    scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head
+    that is not the embedding, "q4", "q8" or "none"; None is what the export prefers. rounder: rounds a matrix, on the
+    grid that the export has for so many bits; by default to nearest, with a search for scales. export: a key of
+    EXPORTS. symmetric: codes of 4 bits without a minimum or zero of their own, which exports alone have. Raises
+    CapacityError when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then
+    nothing is left behind.
     """
     model, to = read_config(checkpoint.config), find_export(export)
     check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
@@ -125,7 +126,7 @@ def _plan(
     # A router is small, and its choices are all or nothing.
     paths = {path for path, module in decoder.named_modules() if isinstance(module, Matrix)}
     schemes = {f"{path}.weight": scheme for path in paths if not path.endswith(".router")}
-    schemes["head.weight"] = to.default_head if head is None else head
+    schemes["head.weight"] = head or ("none" if scheme == "none" else to.default_head)
     if model.tie_embeddings:
         if head in BITS and not to.codes_embedding:
             reason = "only for a head of its own; this model's is its embedding, which is not rounded"
