@@ -30,6 +30,7 @@ RANKS = [
     {"sample"},
     {"speculate"},
     {"engine"},
+    {"calibrate"},
     {"measure"},
     {"bench"},
     {"serve"},

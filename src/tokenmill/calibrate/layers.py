@@ -1,7 +1,7 @@
 """A model computed layer by layer, over all calibration texts at once, with the weights of one layer in memory.
 
-Everything is in float32. A layer's matrices get their weights at the moment when their inputs are known, so that whoever
-chooses the weights can look at the inputs first.
+Everything is in float32. A layer's matrices get their weights at the moment when their inputs are known, so that
+whoever chooses the weights can look at the inputs first.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from tokenmill.weights.names import TRANSFORMS, Target, part_of
 __all__ = ["Choose", "LayerWalk"]
 
 Choose = Callable[[str, Tensor, Tensor | None], Tensor]
-"""The values of a matrix: given its name, its rows in the checkpoint and its inputs [T, K], or None if it saw none."""
+"""The values [outputs, inputs] of a matrix: given its name, those of the checkpoint, and its inputs [T, K] or None."""
 
 
 class _Rows:
@@ -93,14 +93,16 @@ class LayerWalk:
         allocate(matrix, torch.float32, torch.device("cpu"), only=("weight",))
         for name, target in self._weights[matrix]:
             values = self._checkpoint.read(name).float()
+            is_transposed = target.transform == "transpose"
+            values = values.t() if is_transposed else values
             if name in self._rounded:
                 values = choose(name, values, inputs_TK)
             place = part_of(matrix.get_parameter("weight"), target.part, self._decoder.config)
-            place.copy_(TRANSFORMS[target.transform](values, self._decoder.config))
+            place.copy_(TRANSFORMS["" if is_transposed else target.transform](values, self._decoder.config))
 
 
 def _weights_by_matrix(targets: dict[str, Target], decoder: nn.Module) -> dict[nn.Module, list[tuple[str, Target]]]:
-    found = defaultdict(list)
+    found: dict[nn.Module, list[tuple[str, Target]]] = defaultdict(list)
     for name, target in targets.items():
         path, _, kind = target.parameter.rpartition(".")
         if kind == "weight" and isinstance(module := decoder.get_submodule(path), Matrix):

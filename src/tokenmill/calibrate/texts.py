@@ -7,6 +7,7 @@ whatever languages the model knows, and is the same every time, since the seed d
 
 from typing import NamedTuple
 
+from tokenmill.config import SamplingParams
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
@@ -35,10 +36,12 @@ def written_texts(engine: Engine, count: int, length: int, seed: int, progress: 
     bos = None if engine.tokenizer is None else engine.tokenizer.bos_token_id
     vocab_size = engine.model_config.vocab_size
     prompts = [[bos]] if bos is not None else [[(seed + number * 7919) % vocab_size] for number in range(count)]
-    sampling = {"temperature": 1.0, "ignore_eos": True, "max_new_tokens": length - 1, "seed": seed}
+    sampling = SamplingParams(
+        temperature=1.0, ignore_eos=True, max_new_tokens=length - 1, seed=seed, n=count // len(prompts)
+    )
     texts: dict[int, list[int]] = {}
     done, total = 0, count * (length - 1)
-    for piece in engine.stream(prompts, n=count // len(prompts), **sampling):
+    for piece in engine.stream(prompts, sampling):
         done += len(piece.tokens)
         progress.advance(done, total)
         if piece.done is not None:
@@ -46,7 +49,9 @@ def written_texts(engine: Engine, count: int, length: int, seed: int, progress: 
     return Texts([texts[index] for index in sorted(texts)], f"written by the model, seed {seed}")
 
 
-def cut_text(written: str, name: str, tokenizer: Tokenizer, count: int, length: int, held_out: int) -> tuple[Texts, Texts]:
+def cut_text(
+    written: str, name: str, tokenizer: Tokenizer, count: int, length: int, held_out: int
+) -> tuple[Texts, Texts]:
     """Up to `count` texts of `length` tokens for calibration, spread over a file, and up to `held_out` from its end.
 
     RequestError where the file is too short for two of each.

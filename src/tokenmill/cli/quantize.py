@@ -1,122 +1,196 @@
 """`tokenmill quantize`: a model with matrices in 4 or 8 bits, as a directory or a GGUF file."""
 
-from dataclasses import asdict
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.display import print_json, progress_on_stderr, remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.prompts import read_text
+from tokenmill.cli.quantize_report import Report, document, show
 from tokenmill.config import DEFAULT_MODEL
-from tokenmill.units import size
 
-if TYPE_CHECKING:  # imports torch
-    from tokenmill.weights.write.quantize import Kind
+if TYPE_CHECKING:  # these import torch
+    from tokenmill.cli.quantize_texts import TextSettings
+    from tokenmill.hub.progress import Progress
+    from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
-    "tokenmill quantize Qwen/Qwen3-0.6B -o qwen3-q4",
-    "tokenmill quantize Qwen/Qwen3-0.6B --scheme q4 --group 128 -o qwen3-q4-128",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm importance --text book.txt --group 128 -o qwen3-q4-128",
     "tokenmill quantize model-directory --scheme q8 --head none -o model-q8",
-    "tokenmill quantize Qwen/Qwen3-0.6B --export gptq --group 128 -o qwen3-gptq",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --export gptq --group 128 -o qwen3-gptq",
     "tokenmill quantize Qwen/Qwen3-0.6B --export gguf -o qwen3-q4_1.gguf",
 )
+CALIBRATION = "Calibration"
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="The new directory, in Hugging Face layout; with --export gguf the new file.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+SchemeName = Annotated[
+    str,
+    typer.Option(
+        "--scheme",
+        metavar="NAME",
+        help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
+        rich_help_panel=MODEL,
+    ),
+]
+Group = Annotated[
+    int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="NAME",
+        help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
+        "With --export gguf also of an embedding that is the head, by default none.",
+        rich_help_panel=MODEL,
+    ),
+]
+ExportName = Annotated[
+    str,
+    typer.Option(
+        "--export",
+        metavar="NAME",
+        help="The format: tokenmill's own, gptq (a directory for other engines) or gguf (a file for llama.cpp).",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Symmetric = Annotated[
+    bool,
+    typer.Option(
+        "--symmetric",
+        help="Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).",
+        rich_help_panel=MODEL,
+    ),
+]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        "--algorithm",
+        metavar="NAME",
+        help="rtn rounds each number to the nearest level, in seconds; importance also looks at how much each input "
+        "counts; gptq makes good the error of one input by the next ones, in minutes, and loses least.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--text",
+        metavar="FILE",
+        help="Calibrate on this text, in UTF-8, and measure on its end. Default: on what the model itself writes.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+NumTexts = Annotated[
+    int, typer.Option("--num-texts", min=2, max=4096, help="Calibration texts.", rich_help_panel=CALIBRATION)
+]
+TextLength = Annotated[
+    int, typer.Option("--text-length", min=16, help="Tokens of each text.", rich_help_panel=CALIBRATION)
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Of the texts that the model writes.", rich_help_panel=CALIBRATION)
+]
+Evaluate = Annotated[
+    bool | None,
+    typer.Option(
+        "--evaluate/--no-evaluate",
+        help="Compare with the source on text that was not calibrated on. Default: unless the algorithm is rtn.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
 
 
 def command(
     *,
     model: Model = DEFAULT_MODEL,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="The new directory, in Hugging Face layout; with --export gguf the new file.",
-            rich_help_panel=OUTPUT,
-        ),
-    ],
-    scheme: Annotated[
-        str,
-        typer.Option(
-            "--scheme",
-            metavar="NAME",
-            help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
-            rich_help_panel=MODEL,
-        ),
-    ] = "q4",
-    group: Annotated[
-        int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
-    ] = 32,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            "--head",
-            metavar="NAME",
-            help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
-            "With --export gguf also of an embedding that is the head, by default none.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    export: Annotated[
-        str,
-        typer.Option(
-            "--export",
-            metavar="NAME",
-            help="The format: tokenmill's own, gptq (a directory for other engines) or gguf (a file for llama.cpp).",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = "tokenmill",
-    symmetric: Annotated[
-        bool,
-        typer.Option(
-            "--symmetric",
-            help="Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).",
-            rich_help_panel=MODEL,
-        ),
-    ] = False,
+    output: Output,
+    scheme: SchemeName = "q4",
+    group: Group = 32,
+    head: Head = None,
+    export: ExportName = "tokenmill",
+    symmetric: Symmetric = False,
+    algorithm: Algorithm = "rtn",
+    text: TextFile = None,
+    num_texts: NumTexts = 32,
+    text_length: TextLength = 512,
+    seed: Seed = 0,
+    evaluate: Evaluate = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Round the matrices of a model to 4 or 8 bits and write them as a directory, or as a GGUF file.
 
-    Each is rounded to nearest, with the scale that leaves the smallest error, and kept exactly when the model is
-    loaded. Embeddings, norms and biases stay as they are. A model that is quantised already is rounded once more.
+    What is written is kept exactly when the model is loaded. Embeddings, norms and biases stay as they are. A
+    calibration that is interrupted goes on when the same command is given again.
     """
     with uninterrupted():
+        from tokenmill.calibrate.rounding import ALGORITHMS
+        from tokenmill.checks import check_choice
+        from tokenmill.cli.quantize_texts import TextSettings
         from tokenmill.weights.write.export import find_export
-        from tokenmill.weights.write.quantize import quantize
 
+    check_choice("algorithm", algorithm, ALGORITHMS)
     find_export(export).check_output(output)
+    if not quiet:
+        say_on_stderr()
+    written = None if text is None else read_text(text)
+    texts = TextSettings(model, None if text is None else str(text), written, num_texts, text_length, seed)
+    settings = {"scheme": scheme, "group": group, "head": head, "export": export, "symmetric": symmetric}
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        found = quantize(checkpoint, output, progress, scheme, group, head, export=export, symmetric=symmetric)
-    files = output.iterdir() if output.is_dir() else [output]
-    num_bytes = sum(file.stat().st_size for file in files)
-    kinds = sorted(found.values(), key=lambda kind: kind.error is None)  # what stayed numbers comes last
+        wanted = algorithm != "rtn" if evaluate is None else evaluate
+        report = _quantize(checkpoint, output, progress, algorithm, texts, wanted, settings)
     if json:
-        told = {"path": str(output), "export": export, "scheme": scheme, "group": group, "num_bytes": num_bytes}
-        print_json({**told, "tensors": list(map(_facts, kinds))})
-        return
-    header = ("tensors", "count", "stored as", "relative error", "before", "after")
-    print_table(f"{model} in {scheme}, groups of {group}", [*map(_row, kinds), _total(kinds)], header)
-    typer.echo(f"{output}: {size(num_bytes)}")
+        print_json(document(report))
+    else:
+        show(report)
 
 
-def _row(kind: "Kind") -> tuple[str, ...]:
-    error = "" if kind.error is None else f"{kind.error:.2%}"
-    return kind.name, str(kind.count), kind.stored_as, error, size(kind.bytes_before), size(kind.bytes_after)
+def _quantize(
+    checkpoint: "Checkpoint",
+    output: Path,
+    progress: "Progress",
+    algorithm: str,
+    texts: "TextSettings",
+    evaluated: bool,
+    settings: dict[str, Any],
+) -> Report:
+    from tokenmill.calibrate.run import quantize_calibrated
+    from tokenmill.cli.quantize_texts import compared, held_out
+    from tokenmill.measure.memory import peak_bytes
+    from tokenmill.weights.write.quantize import quantize
 
-
-def _total(kinds: list["Kind"]) -> tuple[str, ...]:
-    before, after = (sum(getattr(kind, name) for kind in kinds) for name in ("bytes_before", "bytes_after"))
-    return "total", str(sum(kind.count for kind in kinds)), "", "", size(before), size(after)
-
-
-def _facts(kind: "Kind") -> dict[str, Any]:
-    facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
-    return {**facts, "relative_error": kind.error}
+    started_s = time.perf_counter()
+    texts.fit(checkpoint)
+    if "stored_as_codes" in checkpoint.config:
+        remark(f"{texts.model} is quantised already: rounding its codes again loses more than rounding their source")
+    report = Report(texts.model, output, algorithm, settings)
+    if algorithm == "rtn":
+        report.kinds = quantize(checkpoint, output, progress, **settings)
+        kept = {}
+    else:
+        made = lambda: texts.make(checkpoint, progress)  # noqa: E731
+        found = quantize_calibrated(checkpoint, output, progress, algorithm, made, texts.described, **settings)
+        report.kinds, report.changes, kept = found.kinds, found.changes, dict(found.texts)
+    report.seconds, report.peak_bytes = time.perf_counter() - started_s, peak_bytes()
+    if evaluated:
+        text = kept.get("held out") or held_out(texts, checkpoint, progress)
+        report.comparison, report.measured_on = compared(checkpoint, output, text, progress), text
+    return report

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from tokenmill.text.tokenizer import Tokenizer
 __all__ = [
     "Comparison",
     "Perplexity",
+    "Place",
     "Text",
     "Window",
     "choose_window",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 DEFAULT_WINDOW = 1024
+NUM_WORST = 10
 CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
 
 
@@ -120,13 +123,26 @@ class Perplexity:
         return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
 
 
+class Place(NamedTuple):
+    """A scored token, by its position in the text. kl_divergence: as Comparison's, there."""
+
+    position: int
+    kl_divergence: float
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """One engine beside a reference. kl_divergence: KL(reference ‖ ours) in nats, mean over the scored positions."""
+    """One engine beside a reference.
+
+    kl_divergence: KL(reference ‖ ours) in nats, mean over the scored positions. agreement: the share of positions where
+    both have the same likeliest token. worst: the places of the largest divergence, the largest first.
+    """
 
     ours: Perplexity
     reference: Perplexity
     kl_divergence: float
+    agreement: float
+    worst: tuple[Place, ...]
 
     @property
     def ratio(self) -> float:
@@ -154,11 +170,18 @@ def compare(
 ) -> Comparison:
     """Perplexity of both, and how far the first's probabilities are from the reference's, window by window."""
     ours, theirs = _Reader(engine, tokens), _Reader(reference, tokens)
-    divergence = 0.0
+    places: list[Place] = []
+    num_equal, divergence = 0, 0.0
     for span in _watched(tokens, window, stride, progress):
-        divergence += _kl_sum(theirs.read(span), ours.read(span))
+        reference_RV, logits_RV = theirs.read(span), ours.read(span)
+        num_equal += int((reference_RV.argmax(-1) == logits_RV.argmax(-1)).sum())
+        kl_R = _kl(reference_RV, logits_RV)
+        divergence += float(kl_R.sum(dtype=torch.float64))
+        places += [Place(span.first + row, found) for row, found in enumerate(kl_R.tolist())]
     result = ours.result()
-    return Comparison(result, theirs.result(), divergence / result.num_scored)
+    worst = nlargest(NUM_WORST, places, key=lambda place: place.kl_divergence)
+    share = num_equal / result.num_scored
+    return Comparison(result, theirs.result(), divergence / result.num_scored, share, tuple(worst))
 
 
 def _watched(tokens: Sequence[int], window: int, stride: int, progress: Progress | None) -> Iterator[Window]:
@@ -213,10 +236,10 @@ def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
     return total.item()
 
 
-def _kl_sum(reference_RV: Tensor, logits_RV: Tensor) -> float:
-    """KL(reference ‖ ours) over the rows, summed in float64."""
-    total = torch.zeros((), dtype=torch.float64)
+def _kl(reference_RV: Tensor, logits_RV: Tensor) -> Tensor:
+    """KL(reference ‖ ours) of each row, [R]."""
+    found = []
     for reference_CV, logits_CV in zip(_chunks(reference_RV), _chunks(logits_RV), strict=True):
         p_CV, q_CV = (F.log_softmax(each.float(), dim=-1) for each in (reference_CV, logits_CV))
-        total += (p_CV.exp() * (p_CV - q_CV)).sum(dtype=torch.float64)
-    return total.item()
+        found.append((p_CV.exp() * (p_CV - q_CV)).sum(-1, dtype=torch.float64))
+    return torch.cat(found)

@@ -1,8 +1,8 @@
 """GPTQ: codes are chosen one input after the other, and what rounding an input loses is made good by those that follow.
 
 The loss is |(W - Q) X|² over the inputs X that the matrix sees, which is the sum over rows of e H eᵀ with H = X Xᵀ. A
-rounding error of one input moves the best values of all inputs that are not rounded yet, by a row of the Cholesky factor
-of H⁻¹ (Frantar et al. 2022, arXiv 2210.17323). Rows do not depend on each other.
+rounding error of one input moves the best values of all inputs that are not rounded yet, by a row of the Cholesky
+factor of H⁻¹ (Frantar et al. 2022, arXiv 2210.17323). Rows do not depend on each other.
 
 Groups are rounded in the order of how much their inputs count, and so are the inputs within a group, so that errors of
 the large ones can be made good by many. As each group stays together and its scale is found when its turn comes, no
@@ -96,6 +96,7 @@ def _factor(hessian_KK: Tensor) -> Tensor:
         lower_KK, failed = torch.linalg.cholesky_ex(damped_KK)
         if not failed:
             inverse_KK = torch.cholesky_inverse(lower_KK)
+            factor_KK: Tensor
             factor_KK, failed = torch.linalg.cholesky_ex(inverse_KK, upper=True)
             if not failed:
                 return factor_KK
@@ -117,9 +118,7 @@ def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> t
     return codes_CR.t().to(torch.uint8), errors_CR.t()
 
 
-def _stored(
-    codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str
-) -> Stored:
+def _stored(codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str) -> Stored:
     """As round_to_nearest gives them: padded to whole groups of 32, scales repeated for each of these."""
     missing = -codes_RK.shape[1] % GROUP
     codes_RK = F.pad(codes_RK, (0, missing))

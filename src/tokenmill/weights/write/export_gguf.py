@@ -152,7 +152,7 @@ def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
     In the order of layers and experts.
     """
     prefix = find_family({"model_type": model.family}).prefix
-    found = {}
+    found: dict[str, Any] = {}
     bases = hf_bases(ARCHITECTURES[model.family], model.family).items()
     for layer in range(model.num_layers):
         for kind, base in bases:

@@ -30,7 +30,7 @@ from tokenmill.weights.quantized import GROUPS
 from tokenmill.weights.write.convert import weights_of
 from tokenmill.weights.write.export import Export, Plan, find_export
 
-__all__ = ["Kind", "Rounder", "quantize"]
+__all__ = ["Kind", "Rounder", "kind_of", "plan_quantization", "quantize"]
 
 Rounder = Callable[[str, Tensor, int], Stored]
 """Rounds the matrix of that name, [R, K] in any floating type, to so many bits."""
@@ -46,6 +46,7 @@ class Kind:
     name: str
     stored_as: str
     count: int = 0
+    num_weights: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     squared_error: float = 0.0
@@ -91,20 +92,14 @@ def quantize(
     CapacityError when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then
     nothing is left behind.
     """
-    model, to = read_config(checkpoint.config), find_export(export)
-    check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
-    check_choice("group", group, GROUPS)
-    if head is not None:
-        check_choice("head", head, (*BITS, "none"))
-    to.check_output(out)
-    plan = _plan(checkpoint, model, to, scheme, group, head, check_flag("symmetric", symmetric))
-    to.check(plan)
+    plan, to = plan_quantization(checkpoint, out, scheme, group, head, export, symmetric)
     kinds: dict[str, Kind] = {}
     for name, shape in plan.shapes.items():
         title, stored_as = _title(plan, name)
         kind = kinds.setdefault(title, Kind(title, stored_as))
         kind.count, kind.bytes_after = kind.count + 1, kind.bytes_after + to.num_bytes(plan, name)
-        kind.bytes_before += prod(shape) * getattr(torch, model.dtype).itemsize
+        kind.num_weights += prod(shape)
+        kind.bytes_before += prod(shape) * getattr(torch, plan.model.dtype).itemsize
 
     def nearest(name: str, rows_RK: Tensor, bits: int) -> Stored:
         return round_to_nearest(rows_RK, bits, group, to.grid(bits, symmetric))
@@ -116,6 +111,27 @@ def quantize(
 
     to.write(plan, out, rounded, progress, f"rounding to {scheme}, groups of {group}")
     return kinds
+
+
+def plan_quantization(
+    checkpoint: Checkpoint,
+    out: Path,
+    scheme: str = "q4",
+    group: int = 32,
+    head: str | None = None,
+    export: str = "tokenmill",
+    symmetric: bool = False,
+) -> tuple[Plan, Export]:
+    """What `quantize` would write, and the export that writes it; ConfigError where it cannot. Reads no tensor."""
+    model, to = read_config(checkpoint.config), find_export(export)
+    check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
+    check_choice("group", group, GROUPS)
+    if head is not None:
+        check_choice("head", head, (*BITS, "none"))
+    to.check_output(out)
+    plan = _plan(checkpoint, model, to, scheme, group, head, check_flag("symmetric", symmetric))
+    to.check(plan)
+    return plan, to
 
 
 def _plan(
@@ -145,7 +161,12 @@ def _title(plan: Plan, name: str) -> tuple[str, str]:
     """The kind that a tensor belongs to, and what it is stored as."""
     if name not in plan.bits:
         return "the rest", plan.model.dtype
-    return re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight")), f"q{plan.bits[name]}"
+    return kind_of(name), f"q{plan.bits[name]}"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a tensor: its name without that of its layer or expert."""
+    return re.sub(r"^.*\.\d+\.", "", name.removesuffix(".weight"))
 
 
 def _rows(first: int, tensor: Tensor) -> Tensor:

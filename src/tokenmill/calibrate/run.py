@@ -1,0 +1,129 @@
+"""Quantises a checkpoint by what its layers see of calibration texts; a run that was interrupted goes on."""
+
+import logging
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tokenmill.calibrate.layers import LayerWalk
+from tokenmill.calibrate.partial import Partial
+from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
+from tokenmill.calibrate.texts import Texts
+from tokenmill.checks import check_choice
+from tokenmill.errors import CapacityError, file_errors
+from tokenmill.hub.progress import Progress
+from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.write.export import Export, Plan
+from tokenmill.weights.write.quantize import Kind, plan_quantization, quantize
+
+__all__ = ["Calibrated", "GetTexts", "quantize_calibrated"]
+
+log = logging.getLogger(__name__)
+
+GetTexts = Callable[[], Mapping[str, Texts]]
+"""Makes the texts: "calibration", and any others that are to be kept with them."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """kinds: see `quantize`. changes: see Rounding. texts: as they were made, or kept from an earlier run."""
+
+    kinds: dict[str, Kind]
+    changes: dict[str, tuple[float, float]]
+    texts: Mapping[str, Texts]
+
+
+def quantize_calibrated(
+    checkpoint: Checkpoint,
+    out: Path,
+    progress: Progress,
+    algorithm: str,
+    get_texts: GetTexts,
+    text_settings: Mapping[str, Any],
+    **settings: Any,
+) -> Calibrated:
+    """As `quantize`, whose `settings` these are, with matrices rounded by what they see of the texts.
+
+    algorithm: "importance" or "gptq". text_settings: what decides the texts, as JSON; they are made once, and kept with
+    the layers that are done in OUT.partial until everything is written.
+    """
+    check_choice("algorithm", algorithm, ALGORITHMS[1:])
+    plan, to = plan_quantization(checkpoint, out, **settings)
+    _check_space(plan, to, out)
+    described = {"algorithm": algorithm, "model": fingerprint(checkpoint.path), **text_settings, **settings}
+    partial = Partial(out, described, plan.group)
+    try:
+        texts = partial.texts() or get_texts()
+        partial.keep_texts(texts)
+        rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
+        changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
+        kinds = quantize(checkpoint, out, progress, rounder=_Reader(plan, to, partial), **settings)
+    except KeyboardInterrupt:
+        log.warning("%s keeps what is done: the same command goes on from there", partial.path)
+        raise
+    partial.remove()
+    return Calibrated(kinds, changes, texts)
+
+
+def _check_space(plan: Plan, to: Export, out: Path) -> None:
+    """What is kept of the layers takes about as much as they do in the end, and is there beside it."""
+    needed = 2 * sum(to.num_bytes(plan, name) for name in plan.shapes)
+    with file_errors(out, "written"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(out.parent).free
+    if free < needed:
+        setting = "the output directory, the dtype or the scheme"
+        raise CapacityError(f"disk space for {out} and what is kept on the way", needed, free, setting, in_bytes=True)
+
+
+def _round_layers(
+    plan: Plan, texts: Texts, rounding: Rounding, partial: Partial, progress: Progress
+) -> dict[str, tuple[float, float]]:
+    """Round, or read, layer after layer; Rounding.changes of all."""
+    walk = LayerWalk(plan.checkpoint, texts.tokens, set(plan.bits))
+    total = sum(prod(plan.shapes[name]) for number in range(walk.num_layers) for name in walk.names(number))
+    progress.stage(f"{rounding.algorithm}: {walk.num_layers} layers over {texts.num_tokens:,} tokens")
+    done, changes = 0, dict[str, tuple[float, float]]()
+    for number in range(walk.num_layers):
+        found: dict[str, Stored] = {}
+
+        def choose(name: str, numbers_RK: Tensor, inputs_TK: Tensor | None) -> Tensor:
+            nonlocal done
+            kept = partial.matrix(name)
+            stored = kept or rounding.round(name, numbers_RK, inputs_TK, plan.bits[name])
+            found[name] = stored  # noqa: B023  (called before the loop goes on)
+            done += numbers_RK.numel()
+            progress.advance(done, total)
+            return stored.values()[:, : numbers_RK.shape[1]]
+
+        if partial.has_layer(number):
+            changes |= partial.read_layer(number)
+            walk.through(number, choose)
+        else:
+            walk.through(number, choose)
+            new = {name: rounding.changes[name] for name in found if name in rounding.changes}
+            partial.keep_layer(number, found, new)
+            changes |= new
+    return changes
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Gives `quantize` the matrices of layers as they were rounded, and rounds others, a head for one, to nearest."""
+
+    plan: Plan
+    to: Export
+    partial: Partial
+
+    def __call__(self, name: str, numbers_RK: Tensor, bits: int) -> Stored:
+        kept = self.partial.matrix(name)
+        grid = self.to.grid(bits, self.plan.symmetric)
+        return kept or round_to_nearest(numbers_RK, bits, self.plan.group, grid)
