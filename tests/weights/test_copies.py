@@ -145,7 +145,9 @@ def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path
     assert opened == ["model"] * 4
 
 
-def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opened, caplog):
+@pytest.mark.parametrize("num_places", [4, pytest.param(64, marks=pytest.mark.long)])
+def test_copies_damaged_anywhere_are_refused_and_made_again(num_places, llama, folder, opened, caplog):
+    """At so many places of each part of the file: its front, the weights, and header with tokenizer."""
     want = load(llama).logits(LONG)
     (path,) = folder.glob("*.packed")
     data = path.read_bytes()
@@ -153,10 +155,9 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opene
     front, weights = range(len(begin_file(0, 0))), range(BEGIN, BEGIN + facts["payload_bytes"])
     numbers = random.Random(1)
     places = [
-        *front,
-        len(data) - 1,
-        *numbers.sample(weights, 88),
-        *numbers.sample(range(weights.stop, len(data)), 88),
+        *numbers.choices(front, k=num_places + 8),
+        *numbers.sample(weights, num_places),
+        *numbers.sample(range(weights.stop, len(data)), num_places),
     ]
     for at in places:
         flipped = bytearray(data)
