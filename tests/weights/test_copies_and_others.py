@@ -71,14 +71,21 @@ def start_writing(model, how):
 
 
 def test_a_copy_that_another_process_writes_is_left_to_it(llama, folder, capsys):
-    """Others load the model and clear the cache meanwhile; neither takes away what is being written."""
-    want = load(llama, packed_cache=False).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash
+    """Others find a damaged copy in its place, or clear the cache; neither takes away what is being written."""
+    want = load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash
+    (path,) = folder.glob("*.packed")
+    damaged = bytearray(path.read_bytes())
+    damaged[BEGIN] ^= 1
+    path.unlink()
     with start_writing(llama, "pause") as writer:
         assert writer.stdout.readline() == "writing\n"
-        for _ in range(2):
-            assert load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash == want
-            assert there(folder) == [] and len(halves(folder)) == 1
-            assert main(["cache", "clear"]) == 0
+        path.write_bytes(damaged)
+        assert load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash == want
+        assert there(folder) == [] and len(halves(folder)) == 1
+        path.write_bytes(damaged)
+        assert main(["cache", "clear"]) == 0
+        load(llama)
+        assert there(folder) == [] and len(halves(folder)) == 1
         said, warned = writer.communicate("go on\n")
     assert (said.strip(), warned) == (want, "")
     assert len(there(folder)) == 1 and halves(folder) == []
