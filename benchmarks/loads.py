@@ -4,8 +4,9 @@ Run: python benchmarks/loads.py FILE... [--rounds 7] [--new 1] [--peer PYTHON] [
 
 In each round, one after the other, for each file: a first load into an empty cache folder, a second start from the
 copy, and one with --no-packed-cache; beside them `import torch` alone and, with --peer, llama.cpp (the Python of an
-environment with the xllamacpp wheel). Medians over the rounds of seconds and of the largest resident memory. --cold
-takes the files out of the system's page cache before each process. At last the memory of one process and of two, that
+environment with the xllamacpp wheel). Medians over the rounds of seconds, of processor time, which other programs
+change less, and of the largest resident memory. --cold takes the files out of the system's page cache before each
+process. At last the memory of one process and of two, that
 of shared pages divided among those that share them, and tokens per second of both ways.
 """
 
@@ -21,13 +22,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 import tokenmill
 
 PROMPT, NEW = "The sea", 48
+Figures = tuple[float, float, int]  # of a process: seconds, seconds of processor time, bytes of memory at its peak
 TORCH = [sys.executable, "-c", "import torch"]
 PEER = """
 import sys, xllamacpp
@@ -47,8 +48,8 @@ sys.stdin.read()
 """
 
 
-def run(command: list[str], cache: Path, uncached: list[Path]) -> tuple[float, int]:
-    """Seconds of a process and its largest resident memory in bytes; uncached: files that it finds on disk alone."""
+def run(command: list[str], cache: Path, uncached: list[Path]) -> Figures:
+    """What a process takes; uncached: files that it finds on disk alone."""
     for file in uncached:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -65,7 +66,7 @@ def run(command: list[str], cache: Path, uncached: list[Path]) -> tuple[float, i
     _, status, usage = os.wait4(child.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(command)}: {said.decode()[-500:]}")
-    return time.perf_counter() - begun_s, 1024 * usage.ru_maxrss
+    return time.perf_counter() - begun_s, usage.ru_utime + usage.ru_stime, 1024 * usage.ru_maxrss
 
 
 def generate(file: Path, options: argparse.Namespace, *more: str) -> list[str]:
@@ -73,7 +74,7 @@ def generate(file: Path, options: argparse.Namespace, *more: str) -> list[str]:
     return [*command, "--ignore-eos", "--max-length", "256", "--threads", str(options.threads), *more]
 
 
-def one_round(options: argparse.Namespace, cache: Path, number: int) -> Iterator[tuple[str, tuple[float, int]]]:
+def one_round(options: argparse.Namespace, cache: Path, number: int) -> Iterator[tuple[str, Figures]]:
     """What each process is called, and its figures. The order is turned round in every other round."""
     jobs = [("import torch", TORCH, cache)]
     for file in options.files:
@@ -90,15 +91,15 @@ def one_round(options: argparse.Namespace, cache: Path, number: int) -> Iterator
         yield name, run(command, folder, cold)
 
 
-def show(found: dict[str, list[tuple[float, int]]]) -> None:
-    torch_s = statistics.median(seconds for seconds, _ in found["import torch"])
+def show(found: dict[str, list[Figures]]) -> None:
+    torch_s = statistics.median(seconds for seconds, *_ in found["import torch"])
     width = max(map(len, found))
-    print(f"{'':{width}} {'s':>6} {'least':>6} {'most':>6} {'of import torch':>15} {'peak MB':>8}")
+    print(f"{'':{width}} {'s':>6} {'least':>6} {'most':>6} {'of import torch':>15} {'processor s':>11} {'peak MB':>8}")
     for name, figures in found.items():
-        seconds = [each for each, _ in figures]
-        middle, peak = statistics.median(seconds), statistics.median(size for _, size in figures)
+        seconds = [each for each, *_ in figures]
+        middle, busy, peak = map(statistics.median, zip(*figures, strict=True))
         spread = f"{min(seconds):>6.2f} {max(seconds):>6.2f}"
-        print(f"{name:{width}} {middle:>6.2f} {spread} {middle / torch_s:>15.2f} {peak / 1e6:>8.0f}")
+        print(f"{name:{width}} {middle:>6.2f} {spread} {middle / torch_s:>15.2f} {busy:>11.2f} {peak / 1e6:>8.0f}")
 
 
 # ---- memory of two processes, and speed
@@ -165,9 +166,9 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--no-extras", action="store_true", help="only the processes")
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {options.threads} threads, ", end="")
+    print(f"torch {version('torch')}, Python {platform.python_version()}, {options.threads} threads, ", end="")
     print(f"{options.rounds} rounds, {options.new} new tokens{', page cache cold' if options.cold else ''}", flush=True)
-    found: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    found: dict[str, list[Figures]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=Path.home() / ".cache") as folder:
         cache = Path(folder) / "cache"
         for file in options.files:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch: its idle threads would spin beside the other worker
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -12,7 +13,8 @@ import transformers
 from hypothesis import HealthCheck, settings
 
 from tests.tiny_models import save
-from tokenmill.hub.names import locate
+from tokenmill.hub.download import cache_folder
+from tokenmill.hub.names import SHORT_NAMES, locate
 
 # No test may depend on how fast the machine is.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,6 +27,22 @@ def pytest_collection_finish():
     """What is imported by now stays: a quarter of a second less for each full collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def users_cache(tmp_path_factory):
+    """The user's own cache folder. The tests have a temporary one, with the model that was fetched before in it.
+
+    So packed copies, measured limits of the machine, sessions and stored blocks are written nowhere else.
+    """
+    users, ours = cache_folder(), tmp_path_factory.mktemp("cache")
+    for model in SHORT_NAMES.values():
+        if (file := users / model.file_name).is_file():
+            (ours / file.name).symlink_to(file.absolute())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMILL_CACHE", str(ours))
+        yield users
+    shutil.rmtree(ours)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +58,11 @@ def llama(models):
 
 
 @pytest.fixture(scope="session")
-def real_model():
-    """Path of SmolLM2-135M-Instruct; fetched on the first run, from the cache afterwards."""
-    return locate("smollm2-135m")
+def real_model(users_cache):
+    """Path of SmolLM2-135M-Instruct; fetched on the first run, from the user's cache folder afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOKENMILL_CACHE", str(users_cache))
+        return locate("smollm2-135m")
 
 
 @pytest.fixture(scope="session")

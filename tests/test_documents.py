@@ -13,7 +13,6 @@ import pytest
 import typer
 
 from tokenmill.cli.main import main
-from tokenmill.hub.download import cache_folder
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
@@ -68,17 +67,16 @@ def section(title):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, real_model):
+def folder(tmp_path, monkeypatch, real_model, users_cache):
     """A folder with what the commands of the documents read, and `tokenmill` on the path.
 
     It has a cache of its own: limits of this machine that are measured beside other tests are not kept for later.
     """
-    assert real_model.parent == cache_folder()
     shutil.copy(ROOT / "README.md", tmp_path)
     (tmp_path / "notes.txt").write_text("The mill stands beside the river.\n")
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     (tmp_path / "cache").mkdir()
-    for path in (real_model, cache_folder() / "peers"):
+    for path in (real_model, users_cache / "peers"):
         (tmp_path / "cache" / path.name).symlink_to(path)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -27,8 +27,8 @@ def watched(text="", **settings):
         globals()["first"] = sorted(sys.modules)
     echo(text, **settings)
 if sys.argv[1] == "small":  # so is the model, and gets a copy all the same
-    from tokenmill.engine import pack
-    pack.SMALLEST = 0
+    from tokenmill.engine import packed_copy
+    packed_copy.SMALLEST = 0
     del sys.argv[1]
 typer.echo = watched
 code = main.main(sys.argv[1:])
@@ -41,8 +41,8 @@ import sys
 from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
 with without_meta_kernels():
     from tokenmill import SamplingParams, load
-    from tokenmill.engine import pack
-pack.SMALLEST = 0
+    from tokenmill.engine import packed_copy
+packed_copy.SMALLEST = 0
 prompt, settings = [3, 1, 4, 1, 5], {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0.8, "seed": 1}
 for path in sys.argv[1:]:
     for chosen in ({"dtype": "float32"}, {"dtype": "bfloat16", "scheme": "q4", "cache_format": "int8"}):

@@ -8,15 +8,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import torch
 
 from tests.tiny_models import prompt, save
 from tokenmill.config import EngineConfig
-from tokenmill.engine import load as loading
-from tokenmill.engine import pack as packing
+from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.program.native import abi
@@ -25,6 +23,7 @@ from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
 LONG = prompt(60, seed=5)
+FIELDS = ("is no packed model", "its header", "of its weights do not match", "its tokenizer does not match", "sizes (")
 
 pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
 
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library 
 def folder(tmp_path, monkeypatch):
     """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packing, "SMALLEST", 0)
+    monkeypatch.setattr(packed_copy, "SMALLEST", 0)
     monkeypatch.setattr(verified, "SETTLED_S", -1.0)
     return tmp_path / "cache" / "packed"
 
@@ -45,14 +44,14 @@ def llama(tmp_path):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The kinds of checkpoints that engines were built from."""
-    kinds, build = [], loading.build
+    """The kinds of checkpoints that models were loaded from."""
+    kinds, real = [], packed_copy.load_model
 
-    def building(checkpoint, *rest, **named):
+    def load_model(checkpoint, *rest, **named):
         kinds.append("copy" if isinstance(checkpoint, PackedCheckpoint) else "model")
-        return build(checkpoint, *rest, **named)
+        return real(checkpoint, *rest, **named)
 
-    monkeypatch.setattr(loading, "build", building)
+    monkeypatch.setattr(packed_copy, "load_model", load_model)
     return kinds
 
 
@@ -95,13 +94,38 @@ def test_other_settings_share_the_copy(llama, folder, opened):
     assert len(there(folder)) == 1
 
 
-def test_a_draft_model_of_the_same_weights_is_read_from_the_model(llama, opened):
+@pytest.mark.parametrize("which", ["q8", "the same", "another"])
+def test_a_draft_model_has_a_copy_of_its_own(which, llama, tmp_path, folder, opened):
+    name = {"q8": "q8", "the same": str(llama), "another": str(save("qwen2", tmp_path / "other"))}[which]
+    texts = []
+    for draft in (None, name, name):
+        settings = {} if draft is None else {"draft_model": draft, "speculate": "draft_model"}
+        engine = load(llama, max_length=128, **settings)
+        texts.append(engine.generate([LONG], max_new_tokens=20, ignore_eos=True)[0].tokens)
+    assert texts[0] == texts[1] == texts[2]
+    shared = which == "the same"
+    assert opened == ["model", "copy", "copy" if shared else "model", "copy", "copy"]
+    assert len(there(folder)) == 2 - shared
+
+
+def test_a_draft_model_without_copies(llama, folder, opened):
+    load(llama, draft_model="q8", speculate="draft_model", max_length=128, packed_cache=False)
+    assert opened == ["model", "model"] and not folder.exists()
+
+
+def test_a_damaged_copy_of_a_draft_model_is_made_again(llama, folder, opened, caplog):
     load(llama)
-    drafted = load(llama, draft_model="q8", speculate="draft_model", max_length=128)
-    assert opened == ["model", "copy"]
-    plain = load(llama, speculate="off", max_length=128)
-    texts = [engine.generate([LONG], max_new_tokens=20, ignore_eos=True)[0].tokens for engine in (drafted, plain)]
-    assert texts[0] == texts[1]
+    (own,) = there(folder)
+    drafted = {"draft_model": "q8", "speculate": "draft_model", "max_length": 128}
+    load(llama, **drafted)
+    (path,) = (path for path in folder.glob("*.packed") if path.name != own)
+    data = bytearray(path.read_bytes())
+    data[BEGIN] ^= 1
+    path.write_bytes(data)
+    opened.clear()
+    load(llama, **drafted)
+    assert opened == ["copy", "copy", "model"]
+    assert caplog.text.count("another copy is made") == 1
 
 
 def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path):
@@ -121,7 +145,9 @@ def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path
     assert opened == ["model"] * 4
 
 
-def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opened, caplog):
+@pytest.mark.parametrize("num_places", [4, pytest.param(64, marks=pytest.mark.long)])
+def test_copies_damaged_anywhere_are_refused_and_made_again(num_places, llama, folder, opened, caplog):
+    """At so many places of each part of the file: its front, the weights, and header with tokenizer."""
     want = load(llama).logits(LONG)
     (path,) = folder.glob("*.packed")
     data = path.read_bytes()
@@ -129,10 +155,9 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opene
     front, weights = range(len(begin_file(0, 0))), range(BEGIN, BEGIN + facts["payload_bytes"])
     numbers = random.Random(1)
     places = [
-        *front,
-        len(data) - 1,
-        *numbers.sample(weights, 88),
-        *numbers.sample(range(weights.stop, len(data)), 88),
+        *numbers.choices(front, k=num_places + 8),
+        *numbers.sample(weights, num_places),
+        *numbers.sample(range(weights.stop, len(data)), num_places),
     ]
     for at in places:
         flipped = bytearray(data)
@@ -142,7 +167,8 @@ def test_copies_damaged_anywhere_are_refused_and_made_again(llama, folder, opene
         opened.clear()
         assert torch.equal(load(llama).logits(LONG), want)
         assert opened[-1] == "model"
-        assert len([record for record in caplog.records if "another copy is made" in record.getMessage()]) == 1
+        (said,) = (text for text in caplog.messages if "another copy is made" in text)
+        assert any(field in said for field in FIELDS)
         assert path.read_bytes() == data
         load(llama)
         assert opened[-1] == "copy"
@@ -189,7 +215,7 @@ def test_the_copy_that_was_not_used_for_longest_goes_first(llama, folder, monkey
         (path,) = (copy.path for copy in copies.copies() if copy.kind.endswith(scheme))
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     size = sum(copy.num_bytes for copy in copies.copies())
-    monkeypatch.setattr(packing, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
+    monkeypatch.setattr(packed_copy, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
     load(llama, dtype="bfloat16", scheme="q8")
     assert sorted(copy.kind for copy in copies.copies()) == ["native bfloat16 q8", "native float32 q4"]
 
@@ -225,8 +251,8 @@ def test_a_disk_that_fills_while_the_copy_is_written(llama, folder, opened, capl
 
 
 def test_files_that_are_replaced_while_they_are_read_have_no_copy(llama, folder, monkeypatch):
-    real, names = packing.copy_name, []
-    monkeypatch.setattr(packing, "copy_name", lambda *given: names.append(1) or f"{len(names)}{real(*given)}")
+    real, names = packed_copy.copy_name, []
+    monkeypatch.setattr(packed_copy, "copy_name", lambda *given: names.append(1) or f"{len(names)}{real(*given)}")
     assert load(llama).logits(LONG) is not None
     assert [path.name for path in folder.iterdir() if not path.name.endswith(".lock")] == []
 
@@ -253,9 +279,9 @@ def test_two_at_once(llama, folder):
 
 KILLED = """
 import os, sys
-from tokenmill.engine import load, pack
+from tokenmill.engine import load, packed_copy
 from tokenmill.weights.packed import writer
-pack.SMALLEST = 0
+packed_copy.SMALLEST = 0
 left, write = int(sys.argv[2]), os.pwrite
 writer.PART = 1000  # so that there are many writes
 def dying(file, data, at):
@@ -303,13 +329,3 @@ def test_the_model_must_still_be_there(llama):
     shutil.rmtree(llama)
     with pytest.raises(CheckpointError):
         load(llama)
-
-
-def test_what_a_killed_process_left_of_any_model_is_deleted_after_an_hour(llama, folder):
-    folder.mkdir(parents=True)
-    old, new = (folder / f".other-{age}.packed.77-abcd" for age in ("old", "new"))
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (time.time() - 7200,) * 2)
-    load(llama)
-    assert new.exists() and not old.exists()  # which may be another process's

@@ -10,7 +10,7 @@ from tokenmill.cli.options import Json, Quiet, examples
 from tokenmill.errors import RequestError
 from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.units import size
-from tokenmill.weights.packed.copies import Copy, copies, copies_folder, delete_copy
+from tokenmill.weights.packed.copies import Copy, copies, copies_folder, delete_copy, delete_leftovers
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -38,6 +38,8 @@ def command(
             raise RequestError(f"{name} has no packed copy in {copies_folder()}; there are: {there}")
     for copy in chosen:
         delete_copy(copy.path)
+    if not models:
+        delete_leftovers()
     freed = sum(copy.num_bytes for copy in chosen)
     if json:
         print_json({"deleted": [copy.path.name for copy in chosen], "num_bytes": freed})

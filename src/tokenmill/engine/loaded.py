@@ -22,7 +22,7 @@ __all__ = ["LoadedModel"]
 
 @dataclass(eq=False)
 class LoadedModel:
-    """Made by `build.load_model`, from resolved settings.
+    """Made by `load_model`, from resolved settings.
 
     program_name, program_reason and kernel_name say what was chosen. fingerprint: digests of the files that the model
     came from, taken when it was loaded; see weights/fingerprint.py. generation_defaults: sampling settings that stand

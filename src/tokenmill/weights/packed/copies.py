@@ -7,17 +7,17 @@ copy that is being read may be deleted or replaced: its readers keep the old fil
 
 import fcntl
 import logging
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
-from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, is_packed_model, read_header
@@ -29,6 +29,7 @@ __all__ = [
     "copies_folder",
     "copy_name",
     "delete_copy",
+    "delete_leftovers",
     "make_room",
     "say_unusable",
     "start_reading",
@@ -110,22 +111,24 @@ def make_room(num_bytes: int, limit_bytes: int) -> None:
 def writing_copy(path: Path) -> Iterator[bool]:
     """Inside, this process alone writes that copy; False if another one does. What killed ones left is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_of(path).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        for left in path.parent.glob(f".{path.name}.*-*"):
-            left.unlink(missing_ok=True)
-        remove_leftovers(path.parent.parent, SUFFIX)  # of other models
-        yield True
+    delete_leftovers()
+    with _locked(path) as is_alone:
+        yield is_alone
+
+
+def delete_leftovers() -> None:
+    """Delete what processes have written of copies before they were killed."""
+    for left in copies_folder().glob(f".*{SUFFIX}.*-*"):
+        name = left.name[1 : left.name.rindex(SUFFIX)] + SUFFIX
+        with suppress(OSError), _locked(left.with_name(name)) as is_dead:
+            if is_dead:
+                left.unlink(missing_ok=True)
 
 
 def copies() -> list[Copy]:
     """All copies that are there, also of other versions."""
     found = []
-    for path in sorted(copies_folder().glob(f"*{SUFFIX}")):
+    for path in sorted(file for file in copies_folder().glob(f"*{SUFFIX}") if file.is_file()):
         try:
             facts, _ = read_header(path)
             source, kind = facts["source"], f"{facts['program']} {facts['dtype']} {facts['scheme']}"
@@ -140,8 +143,35 @@ def copies() -> list[Copy]:
 
 def delete_copy(path: Path) -> None:
     path.unlink(missing_ok=True)
-    _lock_of(path).unlink(missing_ok=True)
     forget(path)
+    with suppress(OSError), _locked(path) as is_alone:
+        if is_alone:
+            _lock_of(path).unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether this process has the lock of a copy, which its writer has, for as long as this context lasts."""
+    name = _lock_of(path)
+    while True:
+        with name.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            if not _is_there(name, lock):  # who had it before has deleted it meanwhile, and others take a new one
+                continue
+            yield True
+            return
+
+
+def _is_there(name: Path, lock: TextIO) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(name.stat(), os.fstat(lock.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _lock_of(path: Path) -> Path:

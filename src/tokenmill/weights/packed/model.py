@@ -17,7 +17,7 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked
-from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header
+from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
 
 __all__ = ["PackedCheckpoint"]
@@ -63,15 +63,14 @@ class PackedCheckpoint(Checkpoint):
         raise PackedModelError(f"{self.file} is a packed model, whose {name} cannot be read: give the model, {source}")
 
     def tokenizer(self) -> Tokenizer | None:
-        with self.file.open("rb") as opened:
-            opened.seek(self._tokenizer_at)
-            text = opened.read(self.facts["tokenizer_bytes"])
+        reader = self.reader
+        text = reader.tokenizer_text if reader else read_tokenizer(self.file, self.facts, self._tokenizer_at)
         if zlib.crc32(text) != self.facts["tokenizer_checksum"]:
             raise PackedModelError(f"{self.file} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError).inside("tokenizer", required=True)
-        template, special_texts = reader.take("chat_template", None), dict(reader.inside("special_texts").values)
+        header = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError).inside("tokenizer", required=True)
+        template, special_texts = header.take("chat_template", None), dict(header.inside("special_texts").values)
         if not all(isinstance(value, str) for value in (template or "", *special_texts.values())):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
         try:
@@ -80,8 +79,8 @@ class PackedCheckpoint(Checkpoint):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer cannot be read; {REMEDY}") from error
         return Tokenizer(
             backend,
-            bos_token_id=reader.count("bos_token_id", None, minimum=0),
-            eos_token_ids=reader.token_ids("eos_token_ids"),
+            bos_token_id=header.count("bos_token_id", None, minimum=0),
+            eos_token_ids=header.token_ids("eos_token_ids"),
             chat_template=template,
             special_texts=special_texts,
         )

@@ -20,7 +20,17 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.packed.verified import is_verified, remember
 
-__all__ = ["BEGIN", "FORMAT", "MAGIC", "REMEDY", "PackedReader", "begin_file", "is_packed_model", "read_header"]
+__all__ = [
+    "BEGIN",
+    "FORMAT",
+    "MAGIC",
+    "REMEDY",
+    "PackedReader",
+    "begin_file",
+    "is_packed_model",
+    "read_header",
+    "read_tokenizer",
+]
 
 MAGIC, FORMAT = b"TMIMAGE\n", 3
 BEGIN = HUGE_PAGE  # of the weights in the file
@@ -82,6 +92,17 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     return facts, end
 
 
+def read_tokenizer(path: Path, facts: dict[str, Any], end: int) -> bytes:
+    """The tokenizer, unverified; the facts and where the header ends are what read_header has given."""
+    with file_errors(path, "read"), path.open("rb") as opened:
+        return _read_at(opened, end, facts["tokenizer_bytes"])
+
+
+def _read_at(opened: BinaryIO, begin: int, size: int) -> bytes:
+    opened.seek(begin)
+    return opened.read(size)
+
+
 def begin_file(header_at: int, header_bytes: int) -> bytes:
     """The first bytes of a packed model."""
     return MAGIC + header_at.to_bytes(8, "little") + header_bytes.to_bytes(8, "little")
@@ -90,7 +111,8 @@ def begin_file(header_at: int, header_bytes: int) -> bytes:
 class PackedReader:
     """Maps the weights when it is made, and reads them in the background while torch is imported.
 
-    Their checksums are verified meanwhile, unless they were and the file is still the same.
+    Their checksums are verified meanwhile, unless they were and the file is still the same. All is read from the file
+    that had this name then, which others may delete or replace. tokenizer_text: unverified.
     """
 
     def __init__(self, path: Path, again: bool = False) -> None:
@@ -98,6 +120,7 @@ class PackedReader:
         with file_errors(path, "read"), ExitStack() as until_verified:
             opened = until_verified.enter_context(path.open("rb"))
             self.facts, self.header_end = _header_of(path, opened)
+            self.tokenizer_text = _read_at(opened, self.header_end, self.facts["tokenizer_bytes"])
             self._memory = map_file(opened, BEGIN, self.facts["payload_bytes"])
             until_verified.pop_all()
         thread = ThreadPoolExecutor(1)  # one thread: the others import torch and make the tokenizer meanwhile

@@ -64,6 +64,7 @@ class PackedWriter:
         """See Allocation: a mapping of the file."""
         self._append(self._last)
         self._wait(0)
+        self._scratch = torch.empty(0, dtype=torch.uint8)  # not beside all the weights
         with self._errors():
             self._write(self._part[: self._filled], len(self._sums))
             mapped = map_file(self._file, BEGIN, max(self.used, 1))

@@ -1,0 +1,153 @@
+"""A LoadedModel from the packed copy of a model if there is one; otherwise a copy is kept for the next load."""
+
+import logging
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tokenmill.config import EngineConfig
+from tokenmill.engine.load_model import load_model
+from tokenmill.engine.loaded import LoadedModel
+from tokenmill.engine.pack import finish_packed
+from tokenmill.engine.resolve import foresee
+from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
+from tokenmill.memory.arena import Allocation, unreserved
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
+from tokenmill.weights.load import Progress, return_memory
+from tokenmill.weights.packed.copies import (
+    SMALLEST,
+    copies_folder,
+    copy_name,
+    delete_copy,
+    make_room,
+    say_unusable,
+    start_reading,
+    writing_copy,
+)
+from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import PackedReader
+from tokenmill.weights.packed.writer import PackedWriter
+
+__all__ = ["load_with_copy", "open_model"]
+
+log = logging.getLogger(__name__)
+
+
+def open_model(path: Path, config: EngineConfig, reader: PackedReader | None = None) -> Checkpoint:
+    """The packed copy of a model, if there is one that these settings would make on this machine, else its own files.
+
+    `reader` is what start_reading gave for them, if that was called before.
+    """
+    reader = reader or start_reading(path, config)
+    if reader is None or reader.path == path:
+        return open_checkpoint(path, reader)
+    try:
+        copy = PackedCheckpoint(reader.path, reader, copy_of=path)
+        if _is_made_for(copy, config):
+            return copy
+    except PackedModelError as error:
+        _give_up(reader.path, error)
+    return open_checkpoint(path)
+
+
+def load_with_copy(
+    checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None
+) -> tuple[LoadedModel, Checkpoint]:
+    """The model, and the checkpoint that it was loaded from: another one if that is a copy which is damaged.
+
+    Its weights are packed into a copy, unless they come from one.
+    """
+    if isinstance(checkpoint, PackedCheckpoint) and checkpoint.is_copy:
+        try:
+            return load_model(checkpoint, config, progress), checkpoint
+        except PackedModelError as error:
+            _give_up(checkpoint.file, error)
+            checkpoint = open_checkpoint(checkpoint.path)
+    with _Keeper(checkpoint, config) as keeper:
+        try:
+            loaded = load_model(checkpoint, config, progress, allocate=keeper.allocate)
+        except CheckpointError as error:
+            if not keeper.has_failed:
+                raise
+            keeper.say(error)
+            return load_model(checkpoint, config, progress), checkpoint
+        keeper.finish(loaded)
+    return loaded, checkpoint
+
+
+def _is_made_for(copy: PackedCheckpoint, config: EngineConfig) -> bool:
+    _, resolved, forms = foresee(config, copy.config)
+    wanted = {"program": forms.program_name, "dtype": resolved.dtype, "scheme": forms.scheme_name}
+    return all(copy.facts[name] == value for name, value in wanted.items())
+
+
+def _give_up(copy: Path, error: PackedModelError) -> None:
+    """Say what is wrong with a copy, and delete it where that is permitted."""
+    say_unusable(error)
+    with suppress(OSError):
+        delete_copy(copy)
+
+
+def _num_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
+    """What the packed weights are estimated to take."""
+    model, resolved, forms = foresee(config, checkpoint.config)
+    return forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
+
+
+class _Keeper:
+    """Keeps the packed copy of a model that is loaded: its weights are packed into the copy and read from there.
+
+    What prevents it is said; then the weights are packed into memory, and the next start takes as long as this one.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
+        self._checkpoint, self._config = checkpoint, config
+        is_wanted = config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
+        self._name = copy_name(checkpoint.path, config) if is_wanted else None
+        self._writer: PackedWriter | None = None
+        self._until_kept = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._until_kept.close()
+        return_memory()  # of the writer
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the system has refused to write what was packed, so that the weights must be packed again."""
+        return self._writer is not None and self._writer.failed
+
+    def allocate(self, num_bytes: int, num_pieces: int) -> Allocation:
+        """The copy, if it can be kept, otherwise memory. See Allocate."""
+        try:
+            self._begin()
+        except (OSError, CapacityError, CheckpointError) as error:
+            self.say(error)
+        return self._writer or unreserved(num_bytes, num_pieces)
+
+    def _begin(self) -> None:
+        if self._name is None or (size := _num_bytes(self._checkpoint, self._config)) < SMALLEST:
+            return
+        path = copies_folder() / self._name
+        if self._until_kept.enter_context(writing_copy(path)):
+            make_room(size, self._config.packed_limit * 1_000_000)
+            self._writer = self._until_kept.enter_context(closing(PackedWriter(path, sync=False)))
+
+    def finish(self, loaded: LoadedModel) -> None:
+        """Put the copy in its place, unless the model's files were replaced or deleted meanwhile."""
+        if self._writer is None:
+            return
+        try:
+            if copy_name(self._checkpoint.path, self._config) == self._name:
+                finish_packed(self._writer, loaded, self._checkpoint)
+        except CheckpointError as error:
+            self.say(error)
+
+    def say(self, error: Exception) -> None:
+        """Why no copy is kept."""
+        log.warning("no packed copy of %s is kept, so it will not start faster: %s", self._checkpoint.path.name, error)

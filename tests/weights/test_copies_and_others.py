@@ -1,0 +1,230 @@
+"""Packed copies while other processes write, delete and replace them, or the files that they were made of."""
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.tiny_models import prompt, save
+from tokenmill.cli.main import main
+from tokenmill.config import EngineConfig
+from tokenmill.engine import packed_copy
+from tokenmill.engine.load import load
+from tokenmill.engine.packed_copy import load_with_copy, open_model
+from tokenmill.program.native import abi
+from tokenmill.weights.packed import verified
+from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.packed.reader import BEGIN
+
+LONG = prompt(60, seed=5)
+
+pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packed_copy, "SMALLEST", 0)
+    monkeypatch.setattr(verified, "SETTLED_S", -1.0)
+    return tmp_path / "cache" / "packed"
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return save("llama", tmp_path)
+
+
+def there(folder):
+    return sorted(path.name for path in folder.glob("*.packed"))
+
+
+def halves(folder):
+    return [path.name for path in folder.glob(".*-*") if not path.name.endswith(".lock")]
+
+
+WRITES = """
+import os, sys
+from tokenmill.engine import load, packed_copy
+from tokenmill.weights.packed import writer
+packed_copy.SMALLEST = 0
+write, pauses = os.pwrite, [sys.argv[2] == "pause"]
+writer.PART = 1000
+def pausing(*given):
+    if pauses.pop() if pauses else False:
+        print("writing", flush=True)
+        sys.stdin.readline()
+    return write(*given)
+writer.os.pwrite = pausing
+print(load.load(sys.argv[1]).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash)
+"""
+
+
+def start_writing(model, how):
+    command = [sys.executable, "-c", WRITES, str(model), how]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_copy_that_another_process_writes_is_left_to_it(llama, folder, capsys):
+    """Others find a damaged copy in its place, or clear the cache; neither takes away what is being written."""
+    want = load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash
+    (path,) = folder.glob("*.packed")
+    damaged = bytearray(path.read_bytes())
+    damaged[BEGIN] ^= 1
+    path.unlink()
+    with start_writing(llama, "pause") as writer:
+        assert writer.stdout.readline() == "writing\n"
+        path.write_bytes(damaged)
+        assert load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash == want
+        assert there(folder) == [] and len(halves(folder)) == 1
+        path.write_bytes(damaged)
+        assert main(["cache", "clear"]) == 0
+        load(llama)
+        assert there(folder) == [] and len(halves(folder)) == 1
+        said, warned = writer.communicate("go on\n")
+    assert (said.strip(), warned) == (want, "")
+    assert len(there(folder)) == 1 and halves(folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("_", range(20))
+def test_four_processes_write_at_once(_, llama, folder):
+    writers = [start_writing(llama, "") for _ in range(4)]
+    results = [(*writer.communicate(), writer.returncode) for writer in writers]
+    assert len({said for said, *_ in results}) == 1
+    assert {tuple(rest) for _, *rest in results} == {("", 0)}
+    assert len(there(folder)) == 1 and halves(folder) == []
+    assert isinstance(open_model(llama, EngineConfig(model=str(llama))), PackedCheckpoint)
+
+
+def test_who_maps_a_copy_keeps_it_when_it_is_deleted(llama, folder, capsys):
+    want = load(llama).logits(LONG)
+    engine = load(llama)
+    assert main(["cache", "clear"]) == 0
+    assert "1 packed copy deleted" in capsys.readouterr().out and there(folder) == []
+    assert torch.equal(engine.logits(LONG), want)
+
+
+@pytest.mark.parametrize("then", ["deleted", "replaced"])
+def test_a_copy_that_is_gone_before_all_of_it_is_read(llama, folder, caplog, then):
+    load(llama)
+    config = EngineConfig(model=str(llama))
+    checkpoint = open_model(llama, config)
+    (path,) = folder.glob("*.packed")
+    if then == "replaced":
+        path.with_name("new").write_bytes(b"x" * path.stat().st_size)
+        path.with_name("new").replace(path)
+    else:
+        shutil.rmtree(folder)
+    _, source = load_with_copy(checkpoint, config, None)
+    assert isinstance(source, PackedCheckpoint) and caplog.text == ""
+
+
+@pytest.mark.parametrize("what", ["model.safetensors", ""])
+def test_a_model_that_is_deleted_while_it_is_loaded(llama, folder, caplog, what):
+    want = load(llama, packed_cache=False).logits(LONG)
+    file = llama / what
+
+    def delete(done, total):
+        if done == total:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    assert torch.equal(load(llama, progress=delete).logits(LONG), want)
+    assert there(folder) == [] and halves(folder) == []
+
+
+def test_a_damaged_copy_in_a_folder_that_is_read_only(llama, folder, caplog, monkeypatch):
+    want = load(llama).logits(LONG)
+    (path,) = folder.glob("*.packed")
+    with path.open("r+b") as copy:
+        copy.seek(BEGIN)
+        copy.write(b"damaged")
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(packed_copy, "delete_copy", refuse)
+    monkeypatch.setattr(packed_copy, "writing_copy", refuse)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert caplog.text.count("is damaged") == 1 and caplog.text.count("Read-only file system") == 1
+
+
+def test_a_verified_copy_in_a_folder_that_is_read_only(llama, folder, monkeypatch):
+    for _ in range(2):
+        load(llama)
+    (path,) = folder.glob("*.packed")
+
+    def refuse(*_, **__):
+        raise PermissionError
+
+    monkeypatch.setattr(verified.os, "utime", refuse)
+    with path.open("rb") as opened:
+        assert verified.is_verified(path, opened.fileno())
+
+
+def test_what_killed_processes_left_is_deleted_and_what_others_write_is_not(llama, folder, capsys):
+    for delete in (lambda: load(llama), lambda: main(["cache", "clear"])):
+        folder.mkdir(parents=True, exist_ok=True)
+        dead, alive = (folder / f".a[1]-{name}.packed.77-abcd" for name in ("dead", "alive"))
+        dead.write_bytes(b"half")
+        alive.write_bytes(b"half")
+        with (folder / ".a[1]-alive.packed.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            delete()
+            assert alive.exists() and not dead.exists()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_who_is_told_of_the_progress_may_raise(llama, folder, kind):
+    """Also in the thread that reads matrices: the load ends with that error and leaves nothing."""
+
+    def stop(done, total):
+        if done == total:
+            raise kind("enough")
+
+    with pytest.raises(kind, match="enough"):
+        load(llama, progress=stop)
+    assert there(folder) == [] and halves(folder) == []
+    assert load(llama).logits(LONG) is not None
+    assert len(there(folder)) == 1
+
+
+def test_a_cache_folder_that_is_a_link(llama, folder, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "link"))
+    want = load(llama).logits(LONG)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert len(there(tmp_path / "elsewhere" / "packed")) == 1
+    assert main(["cache", "clear", "--quiet"]) == 0 and there(tmp_path / "elsewhere" / "packed") == []
+
+
+def test_times_that_go_back_are_another_model(llama, folder):
+    load(llama)
+    file = llama / "model.safetensors"
+    before = file.stat()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns - 10**12))
+    load(llama)
+    assert len(there(folder)) == 2
+
+
+@pytest.mark.parametrize("place", ["a file", "a link to nothing", "a folder in the copy's place"])
+def test_a_place_where_no_copy_can_lie(llama, folder, caplog, place, capsys):
+    if place == "a file":
+        folder.parent.write_text("a file")
+    elif place == "a link to nothing":
+        folder.parent.symlink_to(folder.parent.with_name("nothing"))
+    else:
+        load(llama)
+        (path,) = folder.glob("*.packed")
+        path.unlink()
+        path.mkdir()
+    assert load(llama).logits(LONG) is not None
+    assert caplog.text.count("will not start faster") == 1
+    for verb in ("list", "clear"):
+        assert main(["cache", verb]) == 0
