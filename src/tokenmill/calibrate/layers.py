@@ -61,6 +61,11 @@ class LayerWalk:
         self._x_TD, self._angles = self._decoder.begin(self._step)
 
     @property
+    def hidden_TD(self) -> Tensor:
+        """The hidden states after the layers that were computed, of all texts one after the other."""
+        return self._x_TD
+
+    @property
     def num_layers(self) -> int:
         return len(self._decoder.layers)
 

@@ -28,12 +28,10 @@ class Partial:
     def __init__(self, out: Path, settings: Mapping[str, Any], group: int) -> None:
         self.path, self._step = out.with_name(f"{out.name}.partial"), group // GROUP
         self._files: dict[str, Path] = {}
-        file, wanted = self.path / "settings.json", json.loads(json.dumps(settings))
-        with file_errors(self.path, "written"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            if not file.exists():
-                _write(file, json.dumps(wanted, indent=2).encode())
-                return
+        file, self._settings = self.path / "settings.json", json.loads(json.dumps(settings))
+        wanted = self._settings
+        if not file.exists():
+            return
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -55,7 +53,10 @@ class Partial:
             raise self._damaged(file, error) from None
 
     def keep_texts(self, texts: Mapping[str, Texts]) -> None:
+        """The first that is kept; with it the directory is made."""
         with file_errors(self.path, "written"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            _write(self.path / "settings.json", json.dumps(self._settings, indent=2).encode())
             _write(self.path / "texts.json", json.dumps(texts).encode())
 
     def has_layer(self, number: int) -> bool:

@@ -21,7 +21,18 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Perplexity, Text
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["EXAMPLES", "command"]
+__all__ = [
+    "EVALUATED",
+    "EXAMPLES",
+    "OWN",
+    "MaxTokens",
+    "Stride",
+    "WindowSize",
+    "command",
+    "load_to_read",
+    "read_tokens",
+    "read_written",
+]
 
 EXAMPLES = examples(
     "tokenmill eval perplexity smollm2-135m book.txt",
@@ -103,7 +114,7 @@ def command(
     Each window scores the tokens that none has scored before, with at least window minus stride tokens before them. The
     smaller the stride, the lower and truer the figure, and the longer it takes.
     """
-    written = _read(file)
+    written = read_written(file)
     with uninterrupted():
         from tokenmill.measure.perplexity import choose_window, compare, perplexity
         from tokenmill.model.families import read_config
@@ -113,13 +124,13 @@ def command(
         checkpoint = find_checkpoint(model, progress)
         context = read_config(checkpoint.config).context
         window, stride = choose_window(window, stride, context)
-        text = _tokenize(written, file, checkpoint, model, max_tokens)
+        text = read_tokens(written, file, checkpoint, model, max_tokens)
         engine = replace(engine, model=model, max_length=window, prefix_cache=False)
-        loaded = _load(checkpoint, engine, progress)
+        loaded = load_to_read(checkpoint, engine, progress)
         arguments = (text.tokens, window, stride, progress)
         compared: Comparison | None = None
         if compare_dense:
-            dense = _load(
+            dense = load_to_read(
                 checkpoint,
                 replace(engine, dtype="float32", scheme=REFERENCE),
                 progress,
@@ -138,7 +149,7 @@ def command(
         )
 
 
-def _read(file: str) -> str:
+def read_written(file: str) -> str:
     """The text as it stands, its last line break too."""
     text = read_stdin(MAX_BYTES) if file == "-" else read_text(Path(file), MAX_BYTES)
     if not text:
@@ -150,7 +161,7 @@ def _called(file: str) -> str:
     return "the input" if file == "-" else file
 
 
-def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None) -> "Text":
+def read_tokens(written: str, file: str, checkpoint: "Checkpoint", model: str, max_tokens: int | None) -> "Text":
     from tokenmill.measure.perplexity import read_text
 
     tokenizer = checkpoint.tokenizer()
@@ -162,7 +173,7 @@ def _tokenize(written: str, file: str, checkpoint: "Checkpoint", model: str, max
     return text
 
 
-def _load(checkpoint: "Checkpoint", config: EngineConfig, progress: Progress) -> "Engine":
+def load_to_read(checkpoint: "Checkpoint", config: EngineConfig, progress: Progress) -> "Engine":
     from tokenmill.engine.build import build
 
     progress.stage(f"loading {checkpoint.path.name}")
@@ -189,6 +200,7 @@ def _rows(
             ("perplexity, dense float32", f"{compared.reference.perplexity:.4f}"),
             ("perplexity ratio", f"{compared.ratio:.5f}"),
             ("mean KL divergence", f"{compared.kl_divergence:.3g} nats per token"),
+            ("same likeliest token", f"{compared.agreement:.2%}"),
         ]
     return rows
 
@@ -206,6 +218,7 @@ def _document(
         "nll_per_token": compared.reference.nll_per_token,
         "perplexity_ratio": compared.ratio,
         "kl_divergence": compared.kl_divergence,
+        "agreement": compared.agreement,
     }
     return {
         "file": file,
