@@ -152,7 +152,7 @@ def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
     In the order of layers and experts.
     """
     prefix = find_family({"model_type": model.family}).prefix
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[str, str]] = {}
     bases = hf_bases(ARCHITECTURES[model.family], model.family).items()
     for layer in range(model.num_layers):
         for kind, base in bases:
