@@ -7,11 +7,11 @@ from tokenmill.registry import lookup
 
 __all__ = ["command"]
 
-VERBS = {"perplexity": "tokenmill.cli.eval_perplexity"}
+VERBS = {"perplexity": "tokenmill.cli.eval_perplexity", "tasks": "tokenmill.cli.eval_tasks"}
 
 
 class _Eval(VerbGroup):
-    """So far one verb."""
+    """Each verb measures in its own way."""
 
     names = tuple(VERBS)
 
