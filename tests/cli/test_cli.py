@@ -98,6 +98,9 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
+    "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
+        --output -o --quiet -q --seed --system-instruction
+        {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",

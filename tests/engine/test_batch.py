@@ -36,7 +36,7 @@ def greedy(reference, context, count):
 
 
 def pairs_of_all_kinds(reference):
-    """Contexts that are equal, and that begin alike; tails that are equal, begin alike, lie within others, are greedy."""
+    """Equal contexts and ones that begin alike; tails that are equal, begin alike, lie within others, are greedy."""
     start, long = prompt(9), prompt(70)
     said = greedy(reference, start, 6)
     tails = [said, said[:1], said[:3], [*said[:3], *prompt(4)], prompt(1), prompt(5), prompt(5), [*prompt(5), 7]]

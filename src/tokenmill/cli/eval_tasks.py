@@ -3,6 +3,7 @@
 import json as json_text
 import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -23,6 +24,7 @@ from tokenmill.errors import ConfigError, TokenmillError
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.harness.model import TokenmillLM
+    from tokenmill.measure.harness.tasks import TaskSettings
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -37,7 +39,7 @@ MODULES = ("lm_eval", "datasets", "evaluate", "yaml", "tqdm")  # what the extra 
 Tasks = Annotated[
     list[str],
     typer.Argument(
-        metavar="TASK...",
+        metavar="TASK",
         help="Names of tasks or groups, * for any letters, or YAML files. `lm_eval ls tasks` lists them.",
         rich_help_panel=EVALUATED,
     ),
@@ -58,9 +60,7 @@ Limit = Annotated[
 ]
 Template = Annotated[
     bool,
-    typer.Option(
-        "--apply-chat-template", help="Ask through the model's chat template.", rich_help_panel=EVALUATED
-    ),
+    typer.Option("--apply-chat-template", help="Ask through the model's chat template.", rich_help_panel=EVALUATED),
 ]
 System = Annotated[
     str | None,
@@ -76,13 +76,12 @@ Seed = Annotated[
     ),
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write all results as JSON.", rich_help_panel=OUTPUT)
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write all results as JSON.", rich_help_panel=OUTPUT),
 ]
 LogSamples = Annotated[
     bool,
-    typer.Option(
-        "--log-samples", help="With every document and answer in the JSON.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--log-samples", help="With every document and answer in the JSON.", rich_help_panel=OUTPUT),
 ]
 
 
@@ -141,14 +140,19 @@ def command(
         loaded = TokenmillLM(
             load_engine(fitted, progress, chat_template), seed=SEED if seed is None else seed, progress=progress
         )
+        started_s = time.perf_counter()
         results = evaluate(loaded, found, settings)
-    document = _document(loaded, settings, results)
+    document = _document(loaded, settings, results, time.perf_counter() - started_s)
     if output is not None:
         write_atomically(output, (_as_json(document) + "\n").encode(), "--output")
     if json:
         print_json(json_text.loads(_as_json(document)))
     else:
-        print_table(f"{model}, {loaded.engine.program_name} {loaded.engine.config.dtype}", _rows(results), HEADER)
+        print_table(
+            f"{model}, {loaded.engine.program_name} {loaded.engine.config.dtype}",
+            _rows(results, loaded.generated),
+            HEADER,
+        )
 
 
 def _silence() -> None:
@@ -161,9 +165,9 @@ def _silence() -> None:
 HEADER = ("task", "metric", "value", "± stderr", "documents", "hash of texts")
 
 
-def _rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _rows(results: Mapping[str, Any], generated: Mapping[str, str]) -> list[tuple[str, ...]]:
     """A line for each metric of each task."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, found in results["results"].items():
         metrics = [key for key, value in found.items() if isinstance(value, float) and "_stderr" not in key]
         count = results.get("n-samples", {}).get(name, {}).get("effective", "")
@@ -172,26 +176,30 @@ def _rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
             error = found.get(f"{metric}_stderr,{kind}")
             shown = metric if kind in ("none", "") else f"{metric} ({kind})"
             spread = f"{error:.4f}" if isinstance(error, float) else ""
-            once = ("", "", "") if number else (name, str(count), results["generated"].get(name, ""))
+            once = ("", "", "") if number else (name, str(count), generated.get(name, ""))
             rows.append((once[0], shown, f"{found[key]:.4f}", spread, *once[1:]))
     return rows
 
 
-def _document(model: "TokenmillLM", settings: Any, results: Mapping[str, Any]) -> dict[str, Any]:
-    """The harness' results, and what else somebody needs who wants to repeat them."""
+def _document(
+    model: "TokenmillLM", settings: "TaskSettings", results: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """The harness' results, and under `tokenmill` what else somebody needs who wants to repeat them."""
     from tokenmill.bench.rows import commit
 
     engine = model.engine
-    return {
-        **results,
+    ours = {
         "model": engine.config.model,
         "fingerprint": dict(engine.fingerprint),
         "commit": commit(),
         "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
         "settings": asdict(engine.config),
         "evaluation": asdict(settings),
+        "generated": model.generated,
+        "seconds": seconds,
         "versions": {**versions(), "lm_eval": version("lm_eval"), "datasets": version("datasets")},
     }
+    return {**results, "tokenmill": ours}
 
 
 def _as_json(document: Mapping[str, Any]) -> str:

@@ -14,16 +14,21 @@ __all__ = ["GenerationSettings", "read_settings"]
 
 MAX_NEW_TOKENS = 256  # the harness' own default
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-WITHOUT_EFFECT: Mapping[str, Any] = {"num_beams": 1, "use_cache": True, "num_return_sequences": 1, "early_stopping": False}
+WITHOUT_EFFECT: Mapping[str, Any] = {
+    "num_beams": 1,
+    "use_cache": True,
+    "num_return_sequences": 1,
+    "early_stopping": False,
+}
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """stop: texts that end it, at most max_new_tokens. sampling: fields of SamplingParams. seed: the task's own, if any."""
+    """stop: texts that end a text. sampling: more fields of SamplingParams. seed: the task's own, if it has one."""
 
     stop: tuple[str, ...]
     max_new_tokens: int
-    sampling: Mapping[str, float]
+    sampling: Mapping[str, Any]
     seed: int | None
 
     def params(self, seed: int, context: str, repetition: int) -> SamplingParams:

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
@@ -57,11 +58,14 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         prefix_token_id: int | None = None,
         add_bos_token: bool | None = None,
         progress: Progress | None = None,
+        device: str = "auto",
         **settings: Any,
     ) -> None:
         super().__init__()
-        self.engine = pretrained if isinstance(pretrained, Engine) else _load(
-            pretrained, batch_size, max_batch_size, settings
+        self.engine = (
+            pretrained
+            if isinstance(pretrained, Engine)
+            else _load(pretrained, batch_size, max_batch_size, {**settings, "device": _there(device)})
         )
         if (tokenizer := self.engine.tokenizer) is None:
             raise RequestError(f"{self.engine.config.model} has no tokenizer, which tasks need: their data is text")
@@ -192,14 +196,16 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         for request, settings in zip(requests, wanted, strict=True):
             context = request.args[0]
             key = repr(request.args)  # a task may ask for several continuations of one context
-            queue.append(core.request(self._context(context, settings), settings.params(self._seed, context, times[key])))
+            queue.append(
+                core.request(self._context(context, settings), settings.params(self._seed, context, times[key]))
+            )
             times[key] += 1
         ends = [self.tokenizer.decode([number], skip_special=False) for number in self.tokenizer.eos_token_ids[:1]]
         texts: dict[int, str] = {}
         tokens: dict[int, tuple[int, ...]] = {}
         for number, done in generate_each(core, queue):
-            stops = [*wanted[number].stop, *ends]
-            text = postprocess_generated_text(self.tokenizer.decode(done.tokens), stops, None)
+            said = done.tokens[:-1] if done.finish_reason == "eos" else done.tokens
+            text = postprocess_generated_text(self.tokenizer.decode(said), [*wanted[number].stop, *ends], None)
             texts[number], tokens[number] = text, done.tokens
             self.cache_hook.add_partial("generate_until", requests[number].args, text)
             self._progress.advance(len(texts), len(requests))
@@ -211,8 +217,8 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         most, tokens = self.max_length - settings.max_new_tokens, self.tok_encode(text) or [self.prefix_token_id]
         if most < 1:
             raise RequestError(
-                f"a task asks for {settings.max_new_tokens} new tokens (max_gen_toks), which leaves nothing of max_length "
-                f"of {self.max_length} for its context"
+                f"a task asks for {settings.max_new_tokens} new tokens (max_gen_toks), which leaves nothing of "
+                f"max_length of {self.max_length} for its context"
             )
         if len(tokens) > most:
             message = "a context of %d tokens is cut to its last %d, since %d new ones follow and max_length is %d"
@@ -232,6 +238,14 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
         engine = self.engine
         named = {"program": engine.program_name, "dtype": engine.config.dtype, "scheme": engine.config.scheme}
         return {**named, "max_length": self.max_length, "fingerprint": dict(engine.fingerprint)}
+
+
+def _there(device: str) -> str:
+    """The device; where there is no CUDA, auto in its place, because the harness says cuda unless it is told otherwise."""
+    if not device.startswith("cuda") or torch.cuda.is_available():
+        return device
+    log.warning("device %s: this machine has no CUDA device, so it is auto", device)
+    return "auto"
 
 
 def _load(name: str, batch_size: int | str, max_batch_size: int | None, settings: Mapping[str, Any]) -> Engine:

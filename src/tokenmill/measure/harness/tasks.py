@@ -4,7 +4,6 @@ A task is somebody's YAML, Python and data, and can fail in every way. What fail
 model is loaded.
 """
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,7 +23,11 @@ LOCAL = (
     "a task reads local data if it stands in a folder given by --include-path, with dataset_path: json and "
     "dataset_kwargs: {data_files: …}"
 )
-LEFT_OUT = ("pretty_env_info", "upper_git_hash", "git_hash")  # facts about folders and machines that are not ours to tell
+LEFT_OUT = (
+    "pretty_env_info",
+    "upper_git_hash",
+    "git_hash",
+)  # facts about folders and machines that are not ours to tell
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,8 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
 
 
 def evaluate(model: TokenmillLM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
-    """What the harness' simple_evaluate gives, with `seconds` and `generated`: see TokenmillLM."""
+    """What the harness' simple_evaluate gives."""
     seeds = {} if settings.seed is None else _seeds(settings.seed)
-    started_s = time.perf_counter()
     found = simple_evaluate(
         model=model,
         tasks=list(tasks),
@@ -77,8 +79,7 @@ def evaluate(model: TokenmillLM, tasks: Sequence[Any], settings: TaskSettings) -
         **seeds,
     )
     assert found is not None, "there is one process"
-    results = {key: value for key, value in dict(found).items() if key not in LEFT_OUT}
-    return results | {"seconds": time.perf_counter() - started_s, "generated": model.generated}
+    return {key: value for key, value in dict(found).items() if key not in LEFT_OUT}
 
 
 def _seeds(seed: int) -> dict[str, int]:
@@ -124,7 +125,9 @@ def _matching(manager: Any, name: str, include_path: Path | None) -> list[str]:
     near = get_close_matches(name, manager.all_tasks, n=3) or [one for one in manager.all_tasks if name in one][:3]
     hint = f"; near it are {', '.join(near)}" if near else ""
     folder = f", nor in {include_path}" if include_path is not None else ""
-    raise ConfigError("TASK", name, f"no task of that name is in the harness{folder}{hint}; `lm_eval ls tasks` lists all")
+    raise ConfigError(
+        "TASK", name, f"no task of that name is in the harness{folder}{hint}; `lm_eval ls tasks` lists all"
+    )
 
 
 def _load(manager: Any, name: str) -> list[Any]:
@@ -144,7 +147,11 @@ def _load(manager: Any, name: str) -> list[Any]:
 def _is_about_data(error: BaseException | None) -> bool:
     """Whether a file or an address could not be read, directly or as the cause of what was raised."""
     while error is not None:
-        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in ("datasets", "httpx", "huggingface_hub"):
+        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in (
+            "datasets",
+            "httpx",
+            "huggingface_hub",
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
