@@ -12,7 +12,7 @@ import pytest
 
 import tokenmill
 from tests.empty import check_empty
-from tests.tiny_models import prompt, save
+from tests.tiny_models import VOCABULARY, prompt, save
 from tests.word_model import save_word_model
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
@@ -61,6 +61,8 @@ def model(tmp_path_factory):
     path = save_word_model(tmp_path_factory.mktemp("models"), TEMPLATE, ("user", "assistant", "system", END))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": TEMPLATE}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
+    # Without this transformers goes on after the end of a text for as long as another of its batch does.
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": VOCABULARY - 1}))
     return str(path)
 
 

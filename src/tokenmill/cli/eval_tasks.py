@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,6 +35,11 @@ EXAMPLES = examples(
 )
 EVALUATED = "What is evaluated"
 MODULES = ("lm_eval", "datasets", "evaluate", "yaml", "tqdm")  # what the extra installs
+
+WORDS = {
+    "max_sequences": "Maximum number of sequences in one step. Default: by processors. It changes no result.",
+    "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, if they fit.",
+}
 
 Tasks = Annotated[
     list[str],
@@ -85,7 +90,7 @@ LogSamples = Annotated[
 ]
 
 
-@with_settings(without=("max_waiting",), engine=EngineConfig)
+@with_settings(without=("max_waiting",), words=WORDS, engine=EngineConfig)
 def command(
     context: typer.Context,
     engine: EngineConfig,
@@ -110,10 +115,45 @@ def command(
     """
     if limit is not None and not limit > 0:
         raise ConfigError("limit", limit, "a number of documents above 0, or a share below 1")
+    with uninterrupted():
+        from tokenmill.measure.files import check_appendable, write_atomically
+    if output is not None:
+        check_appendable(output, "--output")
+    how: dict[str, Any] = {
+        "num_fewshot": num_fewshot,
+        "limit": limit,
+        "template": apply_chat_template or chat_template is not None,
+        "system_instruction": system_instruction,
+        "seed": seed,
+        "log_samples": log_samples,
+    }
+    number = engine.max_sequences if is_given(context, "max_sequences") else None
+    found = _evaluate(replace(engine, model=model), number, chat_template, (tasks, include_path), how, quiet)
+    if output is not None:
+        write_atomically(output, (_as_json(found.document) + "\n").encode(), "--output")
+    if json:
+        print_json(json_text.loads(_as_json(found.document)))
+    else:
+        print_table(found.title, _rows(found.document), HEADER)
+
+
+class _Found(NamedTuple):
+    title: str
+    document: dict[str, Any]
+
+
+def _evaluate(
+    config: EngineConfig,
+    number: int | None,
+    chat_template: Path | None,
+    tasks: tuple[list[str], Path | None],
+    how: Mapping[str, Any],
+    quiet: bool,
+) -> _Found:
+    """Find the tasks, load the model, evaluate. number: of sequences in flight; None is by memory and processors."""
     _silence()
     with uninterrupted():
         from tokenmill.engine.fit import fit_for_many
-        from tokenmill.measure.files import check_appendable, write_atomically
 
         try:
             from tokenmill.measure.harness.model import SEED, TokenmillLM
@@ -122,37 +162,17 @@ def command(
             if (error.name or "").partition(".")[0] not in MODULES:
                 raise
             raise TokenmillError(f"eval tasks needs {error.name}: pip install 'tokenmill[eval]'") from None
-    if output is not None:
-        check_appendable(output, "--output")
-    settings = TaskSettings(
-        num_fewshot=num_fewshot,
-        limit=limit,
-        template=apply_chat_template or chat_template is not None,
-        system_instruction=system_instruction,
-        seed=seed,
-        log_samples=log_samples,
-    )
     with progress_on_stderr(quiet) as progress:
         progress.stage("loading tasks")
-        found = find_tasks(tasks, include_path)
-        number = engine.max_sequences if is_given(context, "max_sequences") else None
-        fitted = fit_for_many(replace(engine, model=model), read_model_config(model, progress), number)
-        loaded = TokenmillLM(
-            load_engine(fitted, progress, chat_template), seed=SEED if seed is None else seed, progress=progress
-        )
+        found, settings = find_tasks(*tasks), TaskSettings(**how)
+        fitted = fit_for_many(config, read_model_config(config.model, progress), number)
+        engine = load_engine(fitted, progress, chat_template)
+        model = TokenmillLM(engine, seed=SEED if settings.seed is None else settings.seed, progress=progress)
         started_s = time.perf_counter()
-        results = evaluate(loaded, found, settings)
-    document = _document(loaded, settings, results, time.perf_counter() - started_s)
-    if output is not None:
-        write_atomically(output, (_as_json(document) + "\n").encode(), "--output")
-    if json:
-        print_json(json_text.loads(_as_json(document)))
-    else:
-        print_table(
-            f"{model}, {loaded.engine.program_name} {loaded.engine.config.dtype}",
-            _rows(results, loaded.generated),
-            HEADER,
-        )
+        results = evaluate(model, found, settings)
+    seconds = time.perf_counter() - started_s
+    title = f"{config.model}, {engine.program_name} {engine.config.dtype}"
+    return _Found(title, _document(model, settings, results, seconds))
 
 
 def _silence() -> None:
@@ -165,18 +185,18 @@ def _silence() -> None:
 HEADER = ("task", "metric", "value", "± stderr", "documents", "hash of texts")
 
 
-def _rows(results: Mapping[str, Any], generated: Mapping[str, str]) -> list[tuple[str, ...]]:
+def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line for each metric of each task."""
     rows: list[tuple[str, ...]] = []
-    for name, found in results["results"].items():
+    for name, found in document["results"].items():
         metrics = [key for key, value in found.items() if isinstance(value, float) and "_stderr" not in key]
-        count = results.get("n-samples", {}).get(name, {}).get("effective", "")
+        count = document.get("n-samples", {}).get(name, {}).get("effective", "")
         for number, key in enumerate(metrics):
             metric, _, kind = key.partition(",")
             error = found.get(f"{metric}_stderr,{kind}")
             shown = metric if kind in ("none", "") else f"{metric} ({kind})"
             spread = f"{error:.4f}" if isinstance(error, float) else ""
-            once = ("", "", "") if number else (name, str(count), generated.get(name, ""))
+            once = ("", "", "") if number else (name, str(count), document["tokenmill"]["generated"].get(name, ""))
             rows.append((once[0], shown, f"{found[key]:.4f}", spread, *once[1:]))
     return rows
 

@@ -241,7 +241,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
 
 
 def _there(device: str) -> str:
-    """The device; where there is no CUDA, auto in its place, because the harness says cuda unless it is told otherwise."""
+    """The device. The harness says cuda unless it is told otherwise, so without CUDA that is auto."""
     if not device.startswith("cuda") or torch.cuda.is_available():
         return device
     log.warning("device %s: this machine has no CUDA device, so it is auto", device)
