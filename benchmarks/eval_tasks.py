@@ -2,10 +2,11 @@
 
     python benchmarks/eval_tasks.py [--rounds 3] [--threads 2] [--hf-batch 8] [--size 1.0] [--model smollm2-135m]
 
-Both have the same float32 weights: the model is converted once into a temporary folder. The data is Python's own
+Both have the same float32 weights: a file is converted once into a temporary folder. The data is Python's own
 documentation (pydoc_data.topics). Three tasks: which of four texts goes on after a beginning, perplexity of whole
 texts, and texts that are continued for 48 tokens. Prints the figures of both, the largest difference of any
-log-probability, how many texts are equal, seconds by task, medians and their ratio. Loading is not counted.
+log-probability, how many texts are equal, seconds and processor seconds by task, medians, and their ratio. Loading is
+not counted.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from tokenmill.measure.harness.model import TokenmillLM
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.convert import convert
 
-COMMON = "dataset_path: json\ndataset_kwargs: {{data_files: {{test: {file}}}}}\ntest_split: test\n"
+COMMON = "dataset_path: json\ndataset_kwargs: {{data_files: {{test: {file}}}}}\ntest_split: test\nnum_fewshot: 0\n"
 TASKS = {
     "choice": COMMON
     + """task: choice
@@ -79,16 +80,14 @@ def documents(size: float) -> dict[str, list[dict[str, Any]]]:
     return {"choice": choices, "rolling": rolling, "writing": writing}
 
 
-def evaluated(model: Any, name: str, manager: TaskManager) -> tuple[float, dict[str, float], list[Any]]:
-    """Seconds, figures, and the answers in the order of the documents."""
-    started = time.perf_counter()
-    found = lm_eval.simple_evaluate(
-        model=model, tasks=[name], task_manager=manager, log_samples=True, bootstrap_iters=0
-    )
-    seconds = time.perf_counter() - started
+def evaluated(model: Any, name: str, manager: TaskManager) -> tuple[tuple[float, float], dict[str, float], list[Any]]:
+    """Seconds and processor seconds, figures, and the answers in the order of the documents."""
+    started, worked = time.perf_counter(), time.process_time()
+    found = lm_eval.evaluate(lm=model, task_dict=manager.load([name]), log_samples=True, bootstrap_iters=0)
+    seconds, work = time.perf_counter() - started, time.process_time() - worked
     figures = {key: value for key, value in found["results"][name].items() if isinstance(value, float)}
     samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
-    return seconds, figures, [answer for sample in samples for answer in sample["filtered_resps"]]
+    return (seconds, work), figures, [answer for sample in samples for answer in sample["filtered_resps"]]
 
 
 def difference(name: str, ours: list[Any], theirs: list[Any]) -> str:
@@ -121,18 +120,20 @@ def main() -> None:
             file = folder / f"{task}.jsonl"
             file.write_text("".join(json.dumps(row) + "\n" for row in rows))
             (folder / f"{task}.yaml").write_text(TASKS[task].format(file=file))
-        convert(open_checkpoint(locate(options.model)), folder / "model", "float32", Silent())
-        measure(folder, options)
+        weights = locate(options.model)
+        if not weights.is_dir():
+            weights = convert(open_checkpoint(weights), folder / "model", "float32", Silent())
+        measure(folder, str(weights), options)
 
 
-def measure(folder: Path, options: argparse.Namespace) -> None:
+def measure(folder: Path, weights: str, options: argparse.Namespace) -> None:
     """Load all models, then let them take turns."""
     own = {"dtype": "float32", "threads": options.threads, "max_length": options.max_length, "packed_cache": False}
     models: dict[str, Any] = {}
     for program in options.programs.split(","):
-        models[program] = TokenmillLM(str(folder / "model"), program=program, **own)
+        models[program] = TokenmillLM(weights, program=program, **own)
     models["hf"] = HFLM(
-        pretrained=str(folder / "model"),
+        pretrained=weights,
         dtype="float32",
         device="cpu",
         batch_size=options.hf_batch,
@@ -140,7 +141,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     )
     torch.set_num_threads(options.threads)
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    times: dict[tuple[str, str], list[float]] = {}
+    times: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for number in range(options.rounds):
         for task in TASKS:
             found = {}
@@ -149,20 +150,20 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
                 times.setdefault((task, name), []).append(seconds)
             if number == 0:
                 show(task, found)
-    print()
-    for task in TASKS:
-        medians = {name: statistics.median(times[task, name]) for name in models}
-        ratios = ", ".join(
-            f"{name} {medians['hf'] / value:.2f} times as fast as hf" for name, value in medians.items() if name != "hf"
-        )
-        print(
-            f"{task:8}",
-            *(f"{name} {' '.join(f'{value:.2f}' for value in times[task, name])} s" for name in models),
-            ratios,
-            sep=" | ",
-        )
-    totals = {name: sum(statistics.median(times[task, name]) for task in TASKS) for name in models}
-    print("all", *(f"{name} {value:.2f} s, {totals['hf'] / value:.2f}" for name, value in totals.items()), sep=" | ")
+    for number, kind in enumerate(("seconds", "processor seconds")):
+        print(f"\n{kind}, median of {options.rounds}, {options.threads} threads", *models, "hf over each", sep=" | ")
+        sums = dict.fromkeys(models, 0.0)
+        for task in TASKS:
+            medians = {name: statistics.median(pair[number] for pair in times[task, name]) for name in models}
+            sums = {name: sums[name] + value for name, value in medians.items()}
+            print_row(task, medians)
+        print_row("all", sums)
+
+
+def print_row(task: str, medians: dict[str, float]) -> None:
+    """Seconds of each model, and how many times as long hf takes."""
+    ratios = (f"{medians['hf'] / value:.2f}" for value in medians.values())
+    print(task, *(f"{value:.2f}" for value in medians.values()), " ".join(ratios), sep=" | ", flush=True)
 
 
 def show(task: str, found: dict[str, Any]) -> None:

@@ -88,15 +88,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def evaluated(folder):
     """Figures and answers of one task, by a model of the harness."""
-    import lm_eval
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    from tokenmill.measure.harness.tasks import TaskSettings, evaluate, find_tasks
 
     def run(lm, name, **how):
-        found = lm_eval.simple_evaluate(
-            model=lm, tasks=[name], task_manager=manager, log_samples=True, bootstrap_iters=0, **how
-        )
+        found = evaluate(lm, find_tasks([name], folder), TaskSettings(log_samples=True, **how))
         samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
         return found["results"][name], [sample["resps"] for sample in samples]
 
@@ -122,7 +117,7 @@ def flat(answers):
 def test_figures_are_those_of_hf(model, peer, evaluated, name, program, chat):
     from tokenmill.measure.harness.model import TokenmillLM
 
-    how = {"apply_chat_template": chat, "num_fewshot": 2 if chat else 0, "fewshot_as_multiturn": chat}
+    how = {"template": chat, "num_fewshot": 2 if chat else 0}
     how |= {"system_instruction": "w5 w6"} if chat else {}
     wanted, theirs = evaluated(peer, name, **how)
     with tokenmill.load(model, program=program, dtype="float32", threads=1, max_sequences=4) as engine:
@@ -265,9 +260,10 @@ def test_the_command_prints_a_table_and_writes_everything(tm, model, folder, tmp
     assert "scoring 16 continuations" in err
     found = json.loads(file.read_text())
     assert set(found["results"]) == {"choice", "rolling", "writing"} and len(found["samples"]["choice"]) == 4
-    assert found["config"]["fewshot_seed"] == 3
     ours = found["tokenmill"]
-    assert ours["settings"]["max_sequences"] == 2 and ours["evaluation"]["limit"] == 4
+    assert (
+        ours["settings"]["max_sequences"] == 2 and ours["evaluation"]["limit"] == 4 and ours["evaluation"]["seed"] == 3
+    )
     assert ours["generated"]["writing"] in out and len(ours["generated"]["writing"]) == 8
     assert set(ours["versions"]) >= {"tokenmill", "torch", "lm_eval", "datasets"} and ours["fingerprint"]
     assert ours["seconds"] > 0 and "commit" in ours

@@ -4,18 +4,22 @@ A task is somebody's YAML, Python and data, and can fail in every way. What fail
 model is loaded.
 """
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import lm_eval
+import numpy
+import torch
 import yaml
-from lm_eval import simple_evaluate
+from lm_eval.api.model import LM
 from lm_eval.tasks import TaskManager
 
 from tokenmill.errors import ConfigError, RequestError, TokenmillError
-from tokenmill.measure.harness.model import TokenmillLM
+from tokenmill.measure.harness.model import SEED
 
 __all__ = ["TaskSettings", "evaluate", "find_tasks"]
 
@@ -23,11 +27,7 @@ LOCAL = (
     "a task reads local data if it stands in a folder given by --include-path, with dataset_path: json and "
     "dataset_kwargs: {data_files: …}"
 )
-LEFT_OUT = (
-    "pretty_env_info",
-    "upper_git_hash",
-    "git_hash",
-)  # facts about folders and machines that are not ours to tell
+FIRST_SEED = 0  # of Python's own random numbers, by default, as in the harness
 
 
 @dataclass(frozen=True)
@@ -63,27 +63,36 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
     return loaded
 
 
-def evaluate(model: TokenmillLM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
-    """What the harness' simple_evaluate gives."""
-    seeds = {} if settings.seed is None else _seeds(settings.seed)
-    found = simple_evaluate(
-        model=model,
-        tasks=list(tasks),
-        num_fewshot=settings.num_fewshot,
+def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
+    """What the harness' `evaluate` gives. The harness' simple_evaluate adds what `pip list` and the compiler say, which
+    takes longer than many an evaluation; otherwise this does the same.
+    """
+    loaded = TaskManager(include_defaults=False).load(list(tasks))
+    for task in loaded["tasks"].values():
+        _configure(task, settings)
+    first, other = (FIRST_SEED, SEED) if settings.seed is None else (settings.seed, settings.seed)
+    random.seed(first)
+    numpy.random.seed(other % 2**32)
+    torch.manual_seed(other)
+    found = lm_eval.evaluate(
+        lm=model,
+        task_dict=loaded,
         limit=settings.limit,
         apply_chat_template=settings.template,
         fewshot_as_multiturn=settings.template,
         system_instruction=settings.system_instruction,
         log_samples=settings.log_samples,
-        task_manager=TaskManager(include_defaults=False),
-        **seeds,
     )
     assert found is not None, "there is one process"
-    return {key: value for key, value in dict(found).items() if key not in LEFT_OUT}
+    return dict(found)
 
 
-def _seeds(seed: int) -> dict[str, int]:
-    return {f"{name}_seed": seed for name in ("random", "numpy_random", "torch_random", "fewshot_random")}
+def _configure(task: Any, settings: TaskSettings) -> None:
+    """The number of examples and their seed. A task whose number is 0 wants none."""
+    number = task.get_config("num_fewshot")
+    if number is None or (number and settings.num_fewshot is not None):
+        task.set_config(key="num_fewshot", value=settings.num_fewshot or 0)
+    task.set_fewshot_seed(seed=SEED if settings.seed is None else settings.seed)
 
 
 def _check_folder(folder: Path) -> None:
