@@ -98,6 +98,9 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
+    "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
+        --output -o --quiet -q --seed --system-instruction
+        {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "profile": f"""--force --generation-config --json --level --output -o --prompt -p --quiet -q --tokens {ENGINE}
         {SAMPLING.replace("--ignore-eos", "")}""",
     "pack": "--dtype --json --output -o --program --quiet -q --scheme",
@@ -491,3 +494,13 @@ def test_the_default_model_answers(tm):
     assert facts["num_parameters"] == 134_515_008
     assert facts["types"]["Q4_1"]["count"] == 210
     assert facts["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
+
+
+def test_tasks_without_the_extra_say_what_to_install(tm, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("tokenmill.measure.harness")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+    monkeypatch.setenv("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    code, _, err = tm("eval", "tasks", "no-such-model", "arc_easy")
+    assert code == 2 and "eval tasks needs lm_eval" in err and "pip install 'tokenmill[eval]'" in err

@@ -119,7 +119,7 @@ def test_score_is_teacher_forcing_and_computes_the_prompt_once(path):
     start, choices = prompt(40), [prompt(3, 1), prompt(7, 2), prompt(1, 3)]
     fed = count_fed(engine)
     scores = engine.score(start, choices)
-    assert sum(fed) == 40 + 3 + (1 + 7) + (1 + 1)
+    assert sum(fed) == 40 + 2 + 6  # no last token is fed, and the row of the prompt's end tells all first tokens
     for choice, score in zip(choices, scores, strict=True):
         with torch.no_grad():
             logits = reference("llama")(torch.tensor([start + choice])).logits[0]

@@ -11,7 +11,7 @@ from tests.text.test_chat import TEMPLATES
 from tests.text.test_tokenizer import CORPUS, FIRST_SPACES, trained
 from tokenmill.errors import RequestError
 from tokenmill.text.chat import render_chat
-from tokenmill.text.literal import encode_chat
+from tokenmill.text.literal import chat_text, encode_chat
 from tokenmill.text.tokenizer import Tokenizer
 
 CHATML = TEMPLATES["chatml"]
@@ -234,6 +234,10 @@ def test_an_open_last_message_ends_as_in_transformers(template, last):
     tokenizer = byte_level(TEMPLATES[template])
     ids = encode_chat(tokenizer, messages, add_generation_prompt=False, continue_final_message=True)
     assert tokenizer.decode(ids, skip_special=False) == wanted
+    assert chat_text(tokenizer, messages, add_generation_prompt=False, continue_final_message=True) == wanted
+    for begins in (False, True):
+        wanted = reference.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins)
+        assert chat_text(tokenizer, messages, add_generation_prompt=begins) == wanted
     closed = encode_chat(tokenizer, messages, add_generation_prompt=False)
     extra = len(control_of(tokenizer, closed)) - len(control_of(tokenizer, ids))
     assert extra == len(control_of(tokenizer, closed[-2:]))  # the end of the message and nothing of its text

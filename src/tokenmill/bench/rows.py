@@ -23,7 +23,7 @@ from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.version import __version__
 
-__all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "provenance", "read_rows"]
+__all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "commit", "provenance", "read_rows"]
 
 VERSION = 1
 

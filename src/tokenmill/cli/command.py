@@ -24,6 +24,7 @@ ALIASES = {
     "--max-model-len": "--max-length",
     "--max-num-seqs": "--max-sequences",
     "--parallel": "--max-sequences",
+    "--batch-size": "--max-sequences",
     "--max-num-batched-tokens": "--max-step-tokens",
     "--kv-cache-dtype": "--cache-format",
     "--enable-prefix-caching": "--prefix-cache",

@@ -38,12 +38,12 @@ class _Remarks(logging.Handler):
         remark(("warning: " if record.levelno >= logging.WARNING else "") + record.getMessage())
 
 
-def say_on_stderr() -> None:
-    """From here on, long work within a step says what it is about."""
-    log = logging.getLogger("tokenmill")
+def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
+    """From here on, what this package logs is said: by default also what long work within a step is about."""
+    log = logging.getLogger(name)
     if not log.handlers:
         log.addHandler(_Remarks())
-        log.setLevel(logging.INFO)
+        log.setLevel(level)
 
 
 def print_json(document: Any) -> None:

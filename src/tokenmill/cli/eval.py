@@ -7,7 +7,11 @@ from tokenmill.registry import lookup
 
 __all__ = ["command"]
 
-VERBS = {"perplexity": "tokenmill.cli.eval_perplexity", "compare": "tokenmill.cli.eval_compare"}
+VERBS = {
+    "perplexity": "tokenmill.cli.eval_perplexity",
+    "compare": "tokenmill.cli.eval_compare",
+    "tasks": "tokenmill.cli.eval_tasks",
+}
 
 
 class _Eval(VerbGroup):

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from tokenmill.checks import check_flag
 from tokenmill.config import SamplingParams
+from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Prompt, Request, batch_of, for_each, token_ids
-from tokenmill.engine.scoring import last_logits, score
+from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import ConfigError
@@ -114,6 +115,14 @@ class Engine:
     def score(self, prompt: Prompt, choices: List[Prompt]) -> list[float]:
         """Log-probability of each choice as the continuation of the prompt; the prompt is computed once."""
         return score(self.core, prompt, choices)
+
+    def score_pairs(self, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
+        """Of each (context, continuation): the log-probability of every token of the continuation, and whether each is
+        the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
+
+        A pair may have one token more than max_length, since its last one is not fed.
+        """
+        return score_pairs(self.core, pairs)
 
     def session(self, prompt: Prompt | None = None, *, salt: bytes = b"") -> Session:
         """A text that grows from call to call, its rows kept. See Session. salt: see Core.request."""

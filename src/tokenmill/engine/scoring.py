@@ -1,20 +1,21 @@
 """Reading without sampling: logits after every token, and the log-probability of given continuations."""
 
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.engine.batch import Score, in_order, score_each
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import TokenLogprobs, token_logprobs
 from tokenmill.schedule.sequence import Sequence, Work
+from tokenmill.value_reader import brief
 
-__all__ = ["last_logits", "prompt_logprobs", "score"]
+__all__ = ["last_logits", "prompt_logprobs", "score", "score_pairs"]
 
 ROWS = 64
 
@@ -41,22 +42,21 @@ def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:
     start = core.inputs.encode(prompt)
     tails = for_each("choice", choices, lambda choice: core.inputs.encode(choice, after=start))
     for_each("choice", tails, lambda tail: core.inputs.check_length(len(start) + len(tail)))
-    if not tails:
-        return []
-    sequence = core.inputs.kept(start + max(tails, key=len), len(start) - 1)
-    logprobs: list[dict[int, float]] = [{} for _ in tails]
-    try:
-        for number, tail in enumerate(tails):
-            with core.lock, core.transaction:
-                if number:
-                    core.scheduler.rewind(sequence, len(start))
-                sequence.tokens, sequence.score_from = start + tail, len(start) - 1
-                sequence.collect = _note_logprobs(logprobs[number])
-                core.enqueue(sequence)
-            core.run_to_end(sequence)
-    finally:
-        core.abandoned.append((sequence, None))
-    return [math.fsum(noted.values()) for noted in logprobs]
+    return [found.logprob for found in in_order(score_each(core, [(start, tail) for tail in tails]), len(tails))]
+
+
+def score_pairs(core: Core, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
+    """See Engine.score_pairs."""
+    if not isinstance(pairs, list | tuple):
+        raise RequestError(f"pairs = {brief(pairs)}: give a list of (context, continuation)")
+
+    def encoded(pair: tuple[Prompt, Prompt]) -> tuple[list[int], list[int]]:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise RequestError(f"{brief(pair)} is no pair of a context and its continuation")
+        context = core.inputs.encode(pair[0])
+        return context, core.inputs.encode(pair[1], after=context)
+
+    return in_order(score_each(core, for_each("pair", pairs, encoded)), len(pairs))
 
 
 def prompt_logprobs(
@@ -88,16 +88,3 @@ def prompt_logprobs(
 
 def _by_position(work: Work, rows: Iterable[Any]) -> Iterable[tuple[int, Any]]:
     return enumerate(rows, start=work.start + work.count - work.num_logits)
-
-
-def _note_logprobs(noted: dict[int, float]) -> Callable[[Work, Any], None]:
-    """Notes, row by row, the log-probability of the token that follows in the sequence."""
-
-    def collect(work: Work, logits_RV: Tensor) -> None:
-        first = work.start + work.count - work.num_logits
-        following = work.sequence.tokens[first + 1 : first + 1 + work.num_logits]
-        logprobs_RV = torch.log_softmax(logits_RV[: len(following)].float(), dim=-1)
-        ids_R1 = torch.tensor(following, dtype=torch.int64, device=logits_RV.device)[:, None]
-        noted.update(_by_position(work, logprobs_RV.gather(1, ids_R1)[:, 0].tolist()))
-
-    return collect

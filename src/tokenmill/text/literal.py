@@ -18,7 +18,7 @@ from tokenmill.errors import RequestError
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
-__all__ = ["encode_chat"]
+__all__ = ["chat_text", "encode_chat"]
 
 DIGITS = 20
 LANGUAGES = {"jinja": "tokenmill.text.chat:render_chat"}
@@ -40,11 +40,9 @@ def encode_chat(
     in transformers' `apply_chat_template`. Errors are those of `render_chat`.
     """
     control = sorted(tokenizer.control_ids, key=len, reverse=True)
-    marks, template, texts = _Marks(() if allow_special else control), tokenizer.chat_template, tokenizer.special_texts
-    shown = [*messages[:-1], _marked(messages[-1], marks.end)] if continue_final_message else messages
-    render_chat = lookup(LANGUAGES, "jinja", "chat_template")
-    rendered = render_chat(template, shown, special_texts=texts, mark=marks.put, **variables)
-    parts = marks.split(_cut(rendered, marks.end) if continue_final_message else rendered)
+    marks = _Marks(() if allow_special else control)
+    end = marks.end if continue_final_message else ""
+    parts = marks.split(_rendered(tokenizer, messages, end, mark=marks.put, **variables))
     text = "".join(parts)
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(parts) == 1:
@@ -58,6 +56,33 @@ def encode_chat(
     if rename(text) == renamed and read == [tokenizer.control_ids[content] for content in pattern.findall(text)]:
         return ids
     return _encode_literally(tokenizer, renamed, names)
+
+
+def chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    continue_final_message: bool = False,
+    **variables: Any,
+) -> str:
+    """A conversation as the text that transformers' `apply_chat_template` makes of it with tokenize=False.
+
+    What a message spells stays as it is spelled, so control tokens in it count when the text is encoded.
+    """
+    return _rendered(tokenizer, messages, _new_end() if continue_final_message else "", **variables)
+
+
+def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: str, **variables: Any) -> str:
+    """What the template makes of messages; up to the text of the last one if `end`, a mark, is put after it."""
+    render_chat = lookup(LANGUAGES, "jinja", "chat_template")
+    shown = [*messages[:-1], _marked(messages[-1], end)] if end else messages
+    rendered = str(render_chat(tokenizer.chat_template, shown, special_texts=tokenizer.special_texts, **variables))
+    return _cut(rendered, end) if end else rendered
+
+
+def _new_end() -> str:
+    """A mark for the end of a message. The space shows whether the template strips messages."""
+    return f"1{_nonce()} "
 
 
 def _marked(message: Mapping[str, Any], end: str) -> Mapping[str, Any]:
@@ -85,7 +110,7 @@ class _Marks:
         parts = [*map(re.escape, control), r"(?P<tag></?[A-Za-z][\w-]*>)", *map(re.escape, sorted(edges))]
         self._pattern = re.compile(f"(?=[{firsts}])(?:{'|'.join(parts)})" if control else r"(?!)(?P<tag>)")
         self._nonce = f"1{_nonce()}"  # a number with a zero in front could be written without it
-        self.end = f"1{_nonce()} "  # the space shows whether the template strips messages
+        self.end = _new_end()
         self._texts: list[str] = []  # what each mark stands for
 
     def put(self, text: str) -> str:

@@ -6,11 +6,10 @@ import tempfile
 from pathlib import Path
 
 import lm_eval
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
-from tokenmill import Engine, load
+from tokenmill import load
+from tokenmill.measure.harness.model import TokenmillLM
 
 TASK = """
 task: words
@@ -23,36 +22,6 @@ doc_to_choice: choices
 doc_to_target: answer
 metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
 """
-
-
-class Library(TemplateLM):
-    """An engine as lm-eval sees a model."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self.engine = engine
-
-    @property
-    def eot_token_id(self) -> int:
-        return 0
-
-    def tok_encode(self, string: str, **_: object) -> list[int]:
-        return self.engine.encode(string, add_special_tokens=False)
-
-    def _loglikelihood_tokens(self, requests: list, **_: object) -> list[tuple[float, bool]]:
-        return [self._one(context, continuation) for _, context, continuation in requests]
-
-    def _one(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
-        tokens = context + continuation
-        rows_TV = self.engine.logits(tokens[:-1])[len(context) - 1 :]
-        is_greedy = rows_TV.argmax(-1).tolist() == continuation
-        return self.engine.score(context, [continuation])[0], is_greedy
-
-    def loglikelihood_rolling(self, requests: list[Instance], **_: object) -> list[float]:
-        raise NotImplementedError
-
-    def generate_until(self, requests: list[Instance], **_: object) -> list[str]:
-        raise NotImplementedError
 
 
 def documents() -> list[dict]:
@@ -88,7 +57,7 @@ def main(url: str, path: str) -> None:
         settings = {"model": "words", "base_url": f"{url}/v1/completions", "num_concurrent": 4, "max_length": 96}
         server = lm_eval.api.registry.get_model("local-completions")(**settings, tokenizer_backend="remote")
         with load(path, dtype="float32", max_length=96) as engine:
-            found = {"server": measured(server, folder), "library": measured(Library(engine), folder)}
+            found = {"server": measured(server, folder), "library": measured(TokenmillLM(engine), folder)}
     print(json.dumps(found))  # noqa: T201
 
 

@@ -1,0 +1,197 @@
+"""Many requests at once: as many in flight as the engine runs together, each result as soon as it is there.
+
+`score_each` computes log-probabilities of given continuations, `generate_each` continues prompts. Pairs with equal
+contexts are one sequence, which is rewound from continuation to continuation. It feeds the context once, and of the
+continuations only tokens whose successors are not known yet: choices of one token cost nothing after the first.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from tokenmill.engine.core import Core
+from tokenmill.engine.outputs import Completion
+from tokenmill.engine.requests import Request
+from tokenmill.errors import RequestError
+from tokenmill.sample.largest import largest
+from tokenmill.schedule.sequence import Sequence, Work
+
+__all__ = ["Score", "generate_each", "in_order", "score_each"]
+
+ROWS = 64  # of logits, turned into log-probabilities at a time
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely a model finds a continuation.
+
+    logprobs: of each of its tokens, in nats. is_greedy: whether each of them is the likeliest in its place, the lowest
+    id among equals, so that greedy sampling would say the same.
+    """
+
+    logprobs: tuple[float, ...]
+    is_greedy: bool
+
+    @property
+    def logprob(self) -> float:
+        """Of the whole continuation."""
+        return math.fsum(self.logprobs)
+
+
+def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator[tuple[int, Score]]:
+    """The score of each continuation after its context, both as token ids, with its place in `pairs`, in any order.
+
+    The last token of a pair is not fed, so a pair may have one token more than max_length. RequestError for an empty
+    context, for ids that the model does not have, and for logits that are no numbers.
+    """
+    core.check_open()
+    contexts: dict[tuple[int, ...], dict[int, tuple[int, ...]]] = {}
+    for number, (context, tail) in enumerate(pairs):
+        core.inputs.encode([*context, *tail] if context else ())
+        core.inputs.check_length(len(context) + len(tail) - 1)
+        contexts.setdefault(tuple(context), {})[number] = tuple(tail)
+    waiting = (_Continuations(core, list(context), tails) for context, tails in contexts.items())
+    running: list[_Continuations] = []
+    try:
+        while True:
+            for each in islice(waiting, core.loaded.config.max_sequences - len(running)):
+                running.append(each)
+                each.start()
+            if not running:
+                return
+            core.step()
+            for each in [each for each in running if each.has_ended]:
+                yield from each.take().items()
+                if not each.resume():
+                    running.remove(each)
+                    core.abandoned.append((each.sequence, None))
+    finally:
+        core.abandoned.extend((each.sequence, None) for each in running)
+
+
+def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
+    """The completion of each request, all of one continuation, with its place, in the order in which they end.
+
+    As many wait as run, so that a place is taken in the step in which it becomes free. An error ends all of them.
+    """
+    waiting, running = enumerate(requests), dict[int, Request]()
+    try:
+        while True:
+            for number, request in islice(waiting, 2 * core.loaded.config.max_sequences - len(running)):
+                running[number] = request
+                core.submit(request)
+            if not running:
+                return
+            core.step()
+            for number, request in [(number, request) for number, request in running.items() if request.is_done]:
+                (piece,) = core.take(request)
+                del running[number]
+                assert piece.done is not None, "it has ended"
+                yield number, piece.done
+    finally:
+        for request in running.values():
+            core.cancel(request)
+
+
+def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
+    """Results by their places."""
+    found = dict(results)
+    return [found[number] for number in range(count)]
+
+
+class _Continuations:
+    """One context with all of its continuations, which are `tails` by their numbers."""
+
+    def __init__(self, core: Core, context: list[int], tails: Mapping[int, tuple[int, ...]]) -> None:
+        self._core, self._context = core, context
+        self._tails = dict(sorted(tails.items(), key=lambda item: item[1]))  # neighbours begin alike
+        self._known: dict[int, dict[int, tuple[float, bool]]] = {number: {} for number in tails}
+        longest = max(self._tails.values(), key=len)
+        self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1)
+        self.sequence.tokens = [*context, *next(iter(self._tails.values()))[:-1]]
+        self.sequence.collect = self._collect
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether what was queued last has been computed. RequestError if it was ended early."""
+        if self.sequence.finish_reason not in (None, "scored"):
+            self._core.check_open()
+            raise RequestError("this was cancelled before its end")
+        return self.sequence.finish_reason is not None
+
+    def start(self) -> None:
+        """Queue the first continuation."""
+        self._core.enqueue(self.sequence)
+
+    def resume(self) -> bool:
+        """Queue the next continuation of which not every token is known; whether there is one."""
+        if not self._tails:
+            return False
+        number, tail = next(iter(self._tails.items()))
+        start, tokens = len(self._context), self.sequence.tokens
+        place = start + _num_alike(tokens[start:], tail[:-1])
+        with self._core.lock, self._core.transaction:
+            self._core.scheduler.rewind(self.sequence, place, tail[place - start : -1])
+            self.sequence.score_from = start - 1 + len(self._known[number])
+            self._core.enqueue(self.sequence)
+        return True
+
+    def take(self) -> dict[int, Score]:
+        """The scores that are complete now, by number."""
+        done = [number for number, tail in self._tails.items() if len(self._known[number]) == len(tail)]
+        found = {}
+        for number in done:
+            entries = [entry for _, entry in sorted(self._known.pop(number).items())]
+            found[number] = Score(tuple(value for value, _ in entries), all(is_largest for _, is_largest in entries))
+            del self._tails[number]
+            if any(math.isnan(value) for value, _ in entries):
+                raise RequestError(f"logits overflow in dtype {self._core.loaded.config.dtype}; try another")
+        return found
+
+    def _collect(self, work: Work, logits_RV: Tensor) -> None:
+        """Note the next token of every continuation that goes on as the sequence does, row by row."""
+        end = work.start + work.count
+        first = (
+            end - work.num_logits - len(self._context) + 1
+        )  # the token of a continuation that the first row foretells
+        fed = work.sequence.tokens[len(self._context) : end]
+        ends = {number: min(len(tail), _num_alike(fed, tail) + 1) for number, tail in self._tails.items()}
+        for start in range(0, work.num_logits, ROWS):
+            rows_RV = logits_RV[start : min(start + ROWS, work.num_logits)]
+            places = range(first + start, first + start + len(rows_RV))
+            wanted = [
+                (number, place, self._tails[number][place])
+                for number, last in ends.items()
+                for place in range(places.start, min(places.stop, last))
+            ]
+            for number, place, entry in _entries(rows_RV, wanted, first + start):
+                self._known[number][place] = entry
+
+
+def _entries(
+    rows_RV: Tensor, wanted: List[tuple[int, int, int]], first: int
+) -> Iterator[tuple[int, int, tuple[float, bool]]]:
+    """For each wanted (number, place, token): its log-probability in the row of its place, and whether it is largest.
+
+    first: the place of the first row.
+    """
+    if not wanted:
+        return
+    rows_N = torch.tensor([place - first for _, place, _ in wanted], device=rows_RV.device)
+    ids_N = torch.tensor([token for *_, token in wanted], device=rows_RV.device)
+    logprobs_N = torch.log_softmax(rows_RV.float(), dim=-1)[rows_N, ids_N].tolist()
+    largest_R, _ = largest(rows_RV)
+    for (number, place, token), logprob in zip(wanted, logprobs_N, strict=True):
+        yield number, place, (logprob, int(largest_R[place - first]) == token)
+
+
+def _num_alike(one: List[int], other: List[int]) -> int:
+    """How many tokens both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,55 @@
+"""What a task asks of generated text (`generation_kwargs`), as sampling settings of the engine."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+from lm_eval.models.utils import normalize_gen_kwargs
+
+from tokenmill.config import SamplingParams
+from tokenmill.errors import ConfigError
+
+__all__ = ["GenerationSettings", "read_settings"]
+
+MAX_NEW_TOKENS = 256  # the harness' own default
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+WITHOUT_EFFECT: Mapping[str, Any] = {
+    "num_beams": 1,
+    "use_cache": True,
+    "num_return_sequences": 1,
+    "early_stopping": False,
+}
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """stop: texts that end a text. sampling: more fields of SamplingParams. seed: the task's own, if it has one."""
+
+    stop: tuple[str, ...]
+    max_new_tokens: int
+    sampling: Mapping[str, Any]
+    seed: int | None
+
+    def params(self, seed: int, context: str, repetition: int) -> SamplingParams:
+        """For one request. Its seed follows from its own text, so that no other request has a part in what it says."""
+        start = seed if self.seed is None else self.seed
+        digest = sha256(f"{start}:{repetition}:{context}".encode("utf-8", "surrogatepass")).digest()
+        own = int.from_bytes(digest[:8], "big") >> 1
+        return SamplingParams(max_new_tokens=self.max_new_tokens, stop=self.stop, seed=own, **self.sampling)
+
+
+def read_settings(given: Mapping[str, Any]) -> GenerationSettings:
+    """ConfigError for a setting that the engine does not have: nothing that a task asks for is left out silently."""
+    wanted = dict(normalize_gen_kwargs(dict(given), MAX_NEW_TOKENS))
+    stops = tuple(dict.fromkeys(text for text in wanted.pop("until") if text))
+    max_new_tokens, seed = wanted.pop("max_gen_toks"), wanted.pop("seed", None)
+    is_sampled = wanted.pop("do_sample", False)
+    sampling = {name: wanted.pop(name) for name in SAMPLING if name in wanted}
+    for name, value in wanted.items():
+        if name not in WITHOUT_EFFECT or WITHOUT_EFFECT[name] != value:
+            allowed = f"until, max_gen_toks, do_sample, seed, {', '.join(SAMPLING)}"
+            raise ConfigError(f"generation_kwargs: {name}", value, f"there are {allowed}")
+    if not is_sampled:
+        sampling = {name: value for name, value in sampling.items() if name.endswith("penalty")} | {"temperature": 0.0}
+    return GenerationSettings(stops, max_new_tokens, sampling, seed)

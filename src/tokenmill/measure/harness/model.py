@@ -1,0 +1,281 @@
+"""An engine as lm-evaluation-harness sees a model.
+
+Token ids, windows, truncation and stop texts are those of the harness' own model "hf", so that the figures are the same
+for the same weights. What differs is how they are computed: contexts that requests share once, many requests in flight.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.engine.batch import generate_each, score_each
+from tokenmill.engine.engine import Engine
+from tokenmill.engine.fit import fit_for_many
+from tokenmill.engine.load import load
+from tokenmill.engine.outputs import hash_tokens
+from tokenmill.errors import ConfigError, RequestError
+from tokenmill.hub.names import locate
+from tokenmill.hub.progress import Progress
+from tokenmill.measure.harness.generation import GenerationSettings, read_settings
+from tokenmill.model.families import read_config
+from tokenmill.text.literal import chat_text
+from tokenmill.weights.checkpoint import open_checkpoint
+
+__all__ = ["SEED", "TokenmillLM"]
+
+log = logging.getLogger(__name__)
+SEED = 1234  # the harness' own default of most seeds
+Requests = list[tuple[tuple[str, str] | None, list[int], list[int]]]
+
+
+@register_model("tokenmill")
+class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types that mypy could read
+    """pretrained: the name of a model, or an engine that is loaded already.
+
+    batch_size: sequences in flight; "auto" is by memory and processors. seed: where a task samples; each request has a
+    seed of its own, made of this, its context and its repetition. prefix_token_id: what stands before a text that has
+    no context (default: the tokenizer's bos token, else its eos token). add_bos_token: whether texts are encoded with
+    special tokens (default: as the tokenizer does). settings: fields of EngineConfig.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Engine = DEFAULT_MODEL,
+        *,
+        batch_size: int | str = "auto",
+        max_batch_size: int | None = None,
+        seed: int = SEED,
+        prefix_token_id: int | None = None,
+        add_bos_token: bool | None = None,
+        progress: Progress | None = None,
+        device: str = "auto",
+        **settings: Any,
+    ) -> None:
+        super().__init__()
+        self.engine = (
+            pretrained
+            if isinstance(pretrained, Engine)
+            else _load(pretrained, batch_size, max_batch_size, {**settings, "device": _there(device)})
+        )
+        if (tokenizer := self.engine.tokenizer) is None:
+            raise RequestError(f"{self.engine.config.model} has no tokenizer, which tasks need: their data is text")
+        self.tokenizer = tokenizer
+        self.generated: dict[str, str] = {}
+        self._seed, self._prefix, self._add_bos = seed, prefix_token_id, add_bos_token
+        self._progress = progress or _TqdmProgress()
+
+    # ---- tokens
+
+    @property
+    def eot_token_id(self) -> int:
+        """The tokenizer's own end-of-text token."""
+        if not self.tokenizer.eos_token_ids:
+            raise RequestError(f"{self.engine.config.model} has no end-of-text token; give prefix_token_id")
+        return self.tokenizer.eos_token_ids[0]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text without a context."""
+        found = self.tokenizer.bos_token_id if self._prefix is None else self._prefix
+        return self.eot_token_id if found is None else found
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that are fed at most."""
+        return self.engine.config.max_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """By which the harness keeps built requests apart."""
+        return self.engine.config.model.replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Token ids. By default with special tokens, unless the text begins with the prefix token as a text."""
+        if add_special_tokens is None:
+            add_special_tokens = not self._has_prefix(string) and self._add_bos is not False
+        return self.tokenizer.encode(string, add_special_tokens)
+
+    def _has_prefix(self, string: str) -> bool:
+        known = (self._prefix, self.tokenizer.bos_token_id, *self.tokenizer.eos_token_ids)
+        prefix = next((each for each in known if each is not None), None)
+        text = "" if prefix is None else self.tokenizer.decode([prefix], skip_special=False)
+        return bool(text) and string.startswith(text)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation by the model's chat template; an open last message if no answer is to begin."""
+
+        def rendered(messages: list[dict[str, str]]) -> str:
+            how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+            return chat_text(self.tokenizer, messages, **how)
+
+        try:
+            return rendered(chat_history)
+        except RequestError as error:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history) or self.tokenizer.chat_template is None:
+                raise
+            log.warning("%s; without the system message", error)
+            return rendered(others)
+
+    # ---- log-probabilities
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation after its context, and whether greedy sampling says it."""
+        self._progress.stage(f"scoring {len(requests):,} continuations")
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return found
+
+    def _loglikelihood_tokens(self, requests: Requests, **_: Any) -> list[tuple[float, bool]]:
+        pairs = [self._fitted(each) for each in requests]
+        answers: dict[int, tuple[float, bool]] = {}
+        for number, score in score_each(self.engine.core, pairs):
+            answers[number] = answer = (score.logprob, score.is_greedy)
+            if (key := requests[number][0]) is not None:
+                self.cache_hook.add_partial("loglikelihood", key, answer)
+            self._progress.advance(len(answers), len(pairs))
+        return [answers[number] for number in range(len(pairs))]
+
+    def _fitted(self, request: tuple[tuple[str, str] | None, list[int], list[int]]) -> tuple[list[int], list[int]]:
+        """Context and continuation, cut from the left to what can be fed: all tokens but the last."""
+        key, context, continuation = request
+        what = "a window" if key is None else repr(key[1])[:80]
+        if not continuation:
+            raise RequestError(f"the continuation {what} adds no token to its context")
+        if len(continuation) > self.max_length:
+            raise RequestError(
+                f"the continuation {what} has {len(continuation)} tokens, over max_length of {self.max_length}"
+            )
+        over = len(context) + len(continuation) - (self.max_length + 1)
+        if over > 0:
+            message = "a request of %d tokens is cut by %d from the left: max_length is %d"
+            log.warning(message, len(context) + len(continuation), over, self.max_length)
+        return context[max(over, 0) :], continuation
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Log-probability of each text. Longer ones are read in windows of max_length that do not overlap."""
+        self._progress.stage(f"reading {len(requests):,} texts")
+        windows: Requests = []
+        owners: list[int] = []
+        for number, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            if tokens:
+                found = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+                windows += [(None, *make_disjoint_window(pair)) for pair in found]
+            owners += [number] * (len(windows) - len(owners))
+        self._say_windows(owners)
+        totals = [0.0] * len(requests)
+        for number, (logprob, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+            totals[number] += logprob
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return totals
+
+    def _say_windows(self, owners: list[int]) -> None:
+        context, longer = self.engine.model_config.context, sum(1 for count in Counter(owners).values() if count > 1)
+        if longer and self.max_length < context:
+            message = "%d texts are longer than max_length of %d and read in windows; the model's context is %d"
+            log.warning(message, longer, self.max_length, context)
+
+    # ---- texts
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """The continuation of each context, up to a stop text."""
+        self._progress.stage(f"continuing {len(requests):,} texts")
+        wanted = [read_settings(request.args[1]) for request in requests]
+        core, times, queue = self.engine.core, Counter[str](), []
+        for request, settings in zip(requests, wanted, strict=True):
+            context = request.args[0]
+            key = repr(request.args)  # a task may ask for several continuations of one context
+            queue.append(
+                core.request(self._context(context, settings), settings.params(self._seed, context, times[key]))
+            )
+            times[key] += 1
+        ends = [self.tokenizer.decode([number], skip_special=False) for number in self.tokenizer.eos_token_ids[:1]]
+        texts: dict[int, str] = {}
+        tokens: dict[int, tuple[int, ...]] = {}
+        for number, done in generate_each(core, queue):
+            said = done.tokens[:-1] if done.finish_reason == "eos" else done.tokens
+            text = postprocess_generated_text(self.tokenizer.decode(said), [*wanted[number].stop, *ends], None)
+            texts[number], tokens[number] = text, done.tokens
+            self.cache_hook.add_partial("generate_until", requests[number].args, text)
+            self._progress.advance(len(texts), len(requests))
+        self._note_hashes(requests, tokens)
+        return [texts[number] for number in range(len(requests))]
+
+    def _context(self, text: str, settings: GenerationSettings) -> list[int]:
+        """The tokens of a context, cut from the left so that what is asked for fits after it."""
+        most, tokens = self.max_length - settings.max_new_tokens, self.tok_encode(text) or [self.prefix_token_id]
+        if most < 1:
+            raise RequestError(
+                f"a task asks for {settings.max_new_tokens} new tokens (max_gen_toks), which leaves nothing of "
+                f"max_length of {self.max_length} for its context"
+            )
+        if len(tokens) > most:
+            message = "a context of %d tokens is cut to its last %d, since %d new ones follow and max_length is %d"
+            log.warning(message, len(tokens), most, settings.max_new_tokens, self.max_length)
+        return tokens[-most:]
+
+    def _note_hashes(self, requests: list[Instance], tokens: Mapping[int, Sequence[int]]) -> None:
+        by_task: dict[str, list[int]] = defaultdict(list)
+        for number, request in enumerate(requests):
+            by_task[request.task_name or ""] += tokens[number]
+        self.generated |= {name: hash_tokens(ids) for name, ids in by_task.items()}
+
+    # ---- what it is
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness adds to the `config` of its results."""
+        engine = self.engine
+        named = {"program": engine.program_name, "dtype": engine.config.dtype, "scheme": engine.config.scheme}
+        return {**named, "max_length": self.max_length, "fingerprint": dict(engine.fingerprint)}
+
+
+def _there(device: str) -> str:
+    """The device. The harness says cuda unless it is told otherwise, so without CUDA that is auto."""
+    if not device.startswith("cuda") or torch.cuda.is_available():
+        return device
+    log.warning("device %s: this machine has no CUDA device, so it is auto", device)
+    return "auto"
+
+
+def _load(name: str, batch_size: int | str, max_batch_size: int | None, settings: Mapping[str, Any]) -> Engine:
+    """An engine with room for many sequences."""
+    config = EngineConfig(model=name, **settings)
+    if str(batch_size).startswith("auto"):
+        number = settings.get("max_sequences", max_batch_size)
+    elif not str(batch_size).isdecimal():
+        raise ConfigError("batch_size", batch_size, "a whole number, or auto")
+    else:
+        number = int(batch_size)
+    return load(fit_for_many(config, read_config(open_checkpoint(locate(name)).config), number))
+
+
+class _TqdmProgress(Progress):
+    """A bar as other models of the harness have it."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._bar: Any = None
+
+    def stage(self, text: str) -> None:
+        """See Progress."""
+        self._text = text
+
+    def advance(self, done: int, total: int) -> None:
+        """See Progress."""
+        if self._bar is None:
+            self._bar = tqdm(total=total, desc=self._text)
+        self._bar.update(done - self._bar.n)
+        if done == total:
+            self._bar.close()
+            self._bar = None

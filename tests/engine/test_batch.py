@@ -1,0 +1,168 @@
+"""Many requests at once: scores are teacher forcing, whatever is shared; results do not depend on what runs beside."""
+
+import itertools
+
+import pytest
+import torch
+
+import tokenmill
+from tests.empty import check_empty
+from tests.engine.test_engine import count_fed
+from tests.tiny_models import CONTEXT, VOCABULARY, prompt, save
+from tokenmill import RequestError
+from tokenmill.engine.batch import generate_each, score_each
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def reference(path):
+    """Logits by teacher forcing, one text at a time."""
+    return tokenmill.load(path, threads=1, program="eager")
+
+
+def forced(reference, context, tail):
+    """Log-probability of each token of the tail, and whether all are the largest."""
+    rows_TV = reference.logits([*context, *tail])[len(context) - 1 : -1]
+    logprobs_T = torch.log_softmax(rows_TV, dim=-1)[torch.arange(len(tail)), tail]
+    return logprobs_T.tolist(), rows_TV.argmax(dim=-1).tolist() == list(tail)
+
+
+def greedy(reference, context, count):
+    return list(reference.generate(context, max_new_tokens=count, temperature=0.0, ignore_eos=True).tokens)
+
+
+def pairs_of_all_kinds(reference):
+    """Equal contexts and ones that begin alike; tails that are equal, begin alike, lie within others, are greedy."""
+    start, long = prompt(9), prompt(70)
+    said = greedy(reference, start, 6)
+    tails = [said, said[:1], said[:3], [*said[:3], *prompt(4)], prompt(1), prompt(5), prompt(5), [*prompt(5), 7]]
+    pairs = [(start, tail) for tail in tails]
+    pairs += [(start[:1], tail) for tail in tails[:3]]
+    pairs += [(long[:size], prompt(4, size)) for size in (70, 69, 33, 32)]
+    pairs.append((prompt(1), prompt(CONTEXT, 8)))  # one token more than max_length, which is never fed
+    return [pair for couple in zip(pairs, reversed(pairs), strict=True) for pair in couple]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_sequences": 3},
+        {"max_sequences": 8, "max_step_tokens": 17},
+        {"max_sequences": 4, "block_size": 4, "max_step_tokens": 16},
+        {"max_sequences": 5, "block_size": 8, "cache_tokens": 136},  # sequences are preempted
+        {"program": "eager", "max_sequences": 4, "block_size": 8, "prefix_cache": False},
+    ],
+    ids=str,
+)
+def test_scores_of_pairs_are_teacher_forcing(path, reference, settings):
+    pairs = pairs_of_all_kinds(reference)
+    with tokenmill.load(path, threads=1, **settings) as engine:
+        scores = engine.score_pairs(pairs)
+        check_empty(engine.core)
+    assert any(score.is_greedy for score in scores) and not all(score.is_greedy for score in scores)
+    for (context, tail), score in zip(pairs, scores, strict=True):
+        if len(context) + len(tail) > CONTEXT:
+            assert len(score.logprobs) == len(tail)
+            continue
+        expected, is_greedy = forced(reference, context, tail)
+        assert list(score.logprobs) == pytest.approx(expected, abs=1e-4)
+        assert score.logprob == pytest.approx(sum(expected), abs=1e-4)
+        assert score.is_greedy == is_greedy
+
+
+def test_shared_contexts_and_beginnings_are_computed_once(path):
+    with tokenmill.load(path, threads=1, max_sequences=4) as engine:
+        fed = count_fed(engine)
+        start = prompt(40)
+        engine.score_pairs([(start, [token]) for token in range(50)])
+        assert sum(fed) == 40
+        fed.clear()
+        engine.score_pairs([(prompt(30), [1, 2, 3, 4]), (prompt(30), [1, 2, 3, 5]), (prompt(30), [1, 2, 9, 8, 7])])
+        assert sum(fed) == 30 + 3 + 2
+
+
+def test_contexts_that_begin_alike_share_blocks(path):
+    with tokenmill.load(path, threads=1, max_sequences=1, block_size=8) as engine:
+        fed = count_fed(engine)
+        engine.score_pairs([([*prompt(64), number], [1, 2]) for number in range(3)])
+        assert sum(fed) == 66 + 2 + 2
+
+
+def test_greedy_is_the_lowest_id_among_equals(path):
+    with tokenmill.load(path, threads=1) as engine:
+        run = engine.core.loaded.runner.run
+
+        def flat(plan, *more):
+            plan, logits_RV = run(plan, *more)
+            return plan, torch.zeros_like(logits_RV)
+
+        engine.core.loaded.runner.run = flat
+        first, other = engine.score_pairs([([5], [0, 0]), ([5], [0, 1])])
+        assert first.is_greedy and not other.is_greedy
+        assert other.logprob == pytest.approx(-2 * torch.tensor(float(VOCABULARY)).log().item())
+
+
+def test_what_is_no_pair_is_refused(path):
+    with tokenmill.load(path, threads=1) as engine:
+        for wrong, message in [
+            ("ab", "list of"),
+            ([[1, 2]], "give the prompt|no prompt"),
+            ([([1], [2], [3])], "no pair"),
+            ([([1], [])], "empty"),
+            ([([], [1])], "empty"),
+            ([([1], [VOCABULARY])], "pair|out of range"),
+            ([([1], [2]), (prompt(9), prompt(CONTEXT))], "136 tokens are over max_length of 128"),
+        ]:
+            with pytest.raises(RequestError, match=message):
+                engine.score_pairs(wrong)
+        assert engine.score_pairs([]) == []
+        check_empty(engine.core)
+
+
+def test_an_iterator_that_is_left_gives_its_blocks_back(path):
+    with tokenmill.load(path, threads=1, max_sequences=2) as engine:
+        scores = score_each(engine.core, [(prompt(5, number), prompt(3)) for number in range(5)])
+        next(scores)
+        scores.close()
+        done = generate_each(engine.core, requests(engine, 5))
+        next(done)
+        done.close()
+        check_empty(engine.core)
+
+
+def test_logits_that_are_no_numbers_are_said(path):
+    with tokenmill.load(path, threads=1) as engine:
+        run = engine.core.loaded.runner.run
+
+        def broken(plan, *more):
+            plan, logits_RV = run(plan, *more)
+            return plan, torch.full_like(logits_RV, torch.nan)
+
+        engine.core.loaded.runner.run = broken
+        with pytest.raises(RequestError, match="dtype float32"):
+            engine.score_pairs([([1], [2])])
+        check_empty(engine.core)
+
+
+def requests(engine, count):
+    """Prompts of ragged lengths, some sampled, each with a seed of its own."""
+    params = [
+        engine.core.inputs.params({"max_new_tokens": 3 + number % 7, "temperature": number % 3 / 2, "seed": number})
+        for number in range(count)
+    ]
+    return [engine.core.request(prompt(2 + number % 9, number), each) for number, each in enumerate(params)]
+
+
+def test_completions_do_not_depend_on_how_many_run(path):
+    found = []
+    for size, kind in itertools.product((1, 4, 16), ("auto", "off")):
+        with tokenmill.load(path, threads=1, max_sequences=size, speculate=kind) as engine:
+            found.append({number: done.tokens for number, done in generate_each(engine.core, requests(engine, 20))})
+            check_empty(engine.core)
+    assert len(found[0]) == 20
+    assert all(each == found[0] for each in found)
