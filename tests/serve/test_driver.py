@@ -225,3 +225,17 @@ def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
         gate.opened.set()
         asking.join(20)
         assert httpx2.get(f"{url}/health").status_code == 200
+
+
+def test_a_stream_on_which_nothing_comes_says_that_it_is_there(chat_model, monkeypatch):
+    monkeypatch.setattr(driver_module, "SILENCE_S", 0.05)
+    with served(chat_model) as server:
+        gate, lines = Gate(server.driver.core), []
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=30) as stream:
+            for line in filter(None, stream.iter_lines()):
+                lines.append(line)
+                if lines == [": keep-alive"] * 2:
+                    gate.opened.set()
+        data = [line for line in lines if line != ": keep-alive"]
+        assert lines[:2] == [": keep-alive"] * 2 and data[-1] == "data: [DONE]"
+        assert all(line.startswith("data: ") for line in data)

@@ -1,6 +1,7 @@
 """What stands before every route: keys, hosts, sizes, slow clients."""
 
 import gzip
+import json
 import socket
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.serve.conftest import served
 from tokenmill.errors import ConfigError
 from tokenmill.serve import guard
+from tokenmill.serve.guard import HeaderTimeoutProtocol
 from tokenmill.serve.options import read_keys
 
 BODY = {"prompt": "w1", "max_tokens": 2}
@@ -226,3 +228,26 @@ def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
             received += part.count(b"HTTP/1.1 200")
             time.sleep(0.05)
         assert PAGES - 10 <= received <= PAGES  # a status line may lie in two parts
+
+
+def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch):
+    def with_small_buffers(protocol, transport):
+        connection_made(protocol, transport)
+        transport.set_write_buffer_limits(200)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    connection_made = HeaderTimeoutProtocol.connection_made
+    monkeypatch.setattr(HeaderTimeoutProtocol, "connection_made", with_small_buffers)
+    monkeypatch.setattr(HeaderTimeoutProtocol, "_look_for_reader", lambda *_: None)  # which would notice too
+    monkeypatch.setattr(guard, "STALL_S", 0.5)
+    body = json.dumps({"prompt": "w1 w2", "max_tokens": 90, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with served(chat_model) as server, socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        taken.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        taken.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        assert taken.recv(1)
+        ends_s = time.monotonic() + 20
+        while server.driver.num_open and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert not server.driver.num_open and not server.server_state.connections
