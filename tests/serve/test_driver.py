@@ -159,7 +159,7 @@ def test_a_full_queue_is_429(chat_model):
             thread.start()
         while server.driver.num_open < 2:
             time.sleep(0.01)
-        refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
         gate.opened.set()
@@ -200,7 +200,9 @@ def test_a_step_that_raises_ends_streams(chat_model):
             steps.append(step())
 
         core.step = once
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as response:
+        with httpx2.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60
+        ) as response:
             lines = response.iter_lines()
             assert json.loads(next(lines).removeprefix("data: "))["object"] == "text_completion"
             is_read.set()
@@ -213,18 +215,18 @@ def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
     monkeypatch.setattr(driver_module, "HUNG_S", 0.2)
     with served(chat_model) as server:
         core, url = server.driver.core, server.url
-        assert httpx2.post(f"{url}/v1/completions", json=LONG).status_code == 200
+        assert httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60).status_code == 200
         server.driver._longest_s = 0.0  # whatever it was on this machine
         server.driver._num_steps = driver_module.FIRST_STEPS
         gate = Gate(core)
         asking = threading.Thread(target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG})
         asking.start()
-        while httpx2.get(f"{url}/health").status_code == 200:
+        while httpx2.get(f"{url}/health", timeout=60).status_code == 200:
             time.sleep(0.01)
-        assert httpx2.get(f"{url}/health").json()["error"]["code"] == "engine_unavailable"
+        assert httpx2.get(f"{url}/health", timeout=60).json()["error"]["code"] == "engine_unavailable"
         gate.opened.set()
         asking.join(20)
-        assert httpx2.get(f"{url}/health").status_code == 200
+        assert httpx2.get(f"{url}/health", timeout=60).status_code == 200
 
 
 def test_a_stream_on_which_nothing_comes_says_that_it_is_there(chat_model, monkeypatch):

@@ -225,7 +225,7 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
         for more in ({}, {"stream": True}):
             begun_s = time.perf_counter()
-            response = httpx2.post(f"{server.url}/v1/completions", json=body | more)
+            response = httpx2.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
             assert time.perf_counter() - begun_s < 0.8  # which is less than 23 steps take
         assert not server.driver.num_open

@@ -61,12 +61,12 @@ def test_every_route_wants_a_key(locked, method, path, key):
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_health_needs_none(locked, path):
-    assert httpx2.get(locked + path).status_code == 200
+    assert httpx2.get(locked + path, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["Bearer one-key", "bearer other-key"])
 def test_a_key_lets_in(locked, header):
-    response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header})
+    response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header}, timeout=60)
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 2
 
 
@@ -74,7 +74,9 @@ def test_tenants_do_not_share_rows(locked):
     body = {"prompt": " ".join(f"w{number}" for number in range(40)), "max_tokens": 1}
 
     def cached(key):
-        answer = httpx2.post(f"{locked}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        answer = httpx2.post(
+            f"{locked}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60
+        )
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert [cached("one-key"), cached("one-key"), cached("other-key"), cached("other-key")] == [0, 32, 0, 32]
@@ -82,12 +84,12 @@ def test_tenants_do_not_share_rows(locked):
 
 def test_a_foreign_host_is_refused_where_no_key_is_needed(server):
     for host, status in [("evil.example", 403), ("localhost:1234", 200), ("127.0.0.1", 200), ("[::1]:80", 200)]:
-        assert httpx2.get(f"{server.url}/version", headers={"Host": host}).status_code == status
+        assert httpx2.get(f"{server.url}/version", headers={"Host": host}, timeout=60).status_code == status
 
 
 def test_bodies_that_are_too_large(locked):
     key = {"Authorization": "Bearer one-key"}
-    said = httpx2.post(f"{locked}/v1/completions", json={"prompt": "w1 " * 10_000}, headers=key)
+    said = httpx2.post(f"{locked}/v1/completions", json={"prompt": "w1 " * 10_000}, headers=key, timeout=60)
     assert said.status_code == 413 and said.headers["connection"] == "close"
 
     def endless():
@@ -96,7 +98,7 @@ def test_bodies_that_are_too_large(locked):
 
     try:
         as_json = key | {"Content-Type": "application/json"}
-        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=as_json)
+        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=as_json, timeout=60)
         assert said.status_code == 413
     except (httpx2.WriteError, httpx2.ReadError):
         pass  # the connection was closed while more was sent
@@ -106,7 +108,7 @@ def test_bodies_that_are_too_large(locked):
 def test_bodies_that_do_not_say_that_they_are_json(server, kind):
     """A web page may send these to a server of this machine, and no browser asks the server before."""
     headers = {} if kind is None else {"Content-Type": kind}
-    said = httpx2.post(f"{server.url}/v1/completions", content=b'{"prompt": "w1"}', headers=headers)
+    said = httpx2.post(f"{server.url}/v1/completions", content=b'{"prompt": "w1"}', headers=headers, timeout=60)
     assert said.status_code == 415 and "application/json" in said.json()["error"]["message"]
 
 
@@ -130,7 +132,9 @@ def test_a_client_that_sends_its_body_after_the_refusal_reads_the_refusal(locked
 
 def test_compressed_bodies_are_not_unpacked(locked):
     headers = {"Authorization": "Bearer one-key", "Content-Encoding": "gzip"}
-    said = httpx2.post(f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers)
+    said = httpx2.post(
+        f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers, timeout=60
+    )
     assert said.status_code == 415
 
 

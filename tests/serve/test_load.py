@@ -141,7 +141,7 @@ def test_clients_that_leave_at_any_point(chat_model):
         assert server.driver.num_open == 0
         check_empty(server.driver.core)
         body = {"prompt": words(3, 12), "max_tokens": 2, "temperature": 0}
-        with httpx2.Client(base_url=server.url) as http:
+        with httpx2.Client(base_url=server.url, timeout=60) as http:
             http.post("/v1/completions", json=body)
             again = http.post("/v1/completions", json=body).json()
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
@@ -207,7 +207,7 @@ def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypat
 def test_first_tokens_of_another_key_are_not_cached(chat_model):
     """What could tell a tenant of another's prompts is which tokens are computed, so these are counted, not timed."""
     keys, prompt = ("one", "two"), words(1, 40)
-    with served(chat_model, keys=keys) as server, httpx2.Client(base_url=server.url) as http:
+    with served(chat_model, keys=keys) as server, httpx2.Client(base_url=server.url, timeout=60) as http:
 
         def cached(key):
             headers = {"Authorization": f"Bearer {key}"}

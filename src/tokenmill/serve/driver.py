@@ -129,7 +129,9 @@ class Driver:
         def call() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(do())
+                    result = do()
+                    self.metrics.update_gauges()  # it may have let go of blocks
+                    future.set_result(result)
                 except Exception as error:  # noqa: BLE001  (it is the caller's)
                     future.set_exception(error)
 

@@ -37,7 +37,7 @@ class Job(ABC):
 
     @contextmanager
     def silence_broken(self, after_s: float) -> Iterator[None]:
-        """Inside this context, an empty list is put into `news` when nothing else was for `after_s` to twice as long."""
+        """Inside this context, an empty list is put into `news` when nothing was for `after_s` to twice as long."""
 
         def look() -> None:
             nonlocal timer
