@@ -38,18 +38,16 @@ class Job(ABC):
     @contextmanager
     def silence_broken(self, after_s: float) -> Iterator[None]:
         """Inside this context, an empty list is put into `news` when nothing was for `after_s` to twice as long."""
-
-        def look() -> None:
-            nonlocal timer
-            if self._is_silent:
-                self.news.put_nowait([])
-            self._is_silent, timer = True, self.loop.call_later(after_s, look)
-
-        timer = self.loop.call_later(after_s, look)
+        self._timer = self.loop.call_later(after_s, self._look, after_s)
         try:
             yield
         finally:
-            timer.cancel()
+            self._timer.cancel()
+
+    def _look(self, after_s: float) -> None:
+        if self._is_silent:
+            self.news.put_nowait([])
+        self._is_silent, self._timer = True, self.loop.call_later(after_s, self._look, after_s)
 
     @abstractmethod
     def submit(self, core: Core) -> None:
