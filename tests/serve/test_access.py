@@ -59,7 +59,7 @@ def test_ids_that_are_not_plain_are_replaced(log, number):
 def test_no_path_breaks_a_line(log, path):
     url, lines = log
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         while connection.recv(65536):
             pass

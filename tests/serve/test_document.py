@@ -34,7 +34,7 @@ def locked(chat_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sessions")
     with served(chat_model, keys=("one-key",), session_dir=directory) as server:
         headers = {"Authorization": "Bearer one-key"}
-        with httpx2.Client(base_url=server.url, headers=headers, timeout=30, trust_env=False) as http:
+        with httpx2.Client(base_url=server.url, headers=headers, timeout=120, trust_env=False) as http:
             yield http
 
 

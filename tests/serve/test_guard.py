@@ -43,7 +43,7 @@ def locked(chat_model):
 def wire(url, data):
     """What a server answers to bytes, until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(data)
         received = b""
         while more := connection.recv(65536):
@@ -118,7 +118,7 @@ def test_a_client_that_sends_its_body_after_the_refusal_reads_the_refusal(locked
     monkeypatch.setattr(guard, "LINGER_S", 20.0)
     host, port = locked.removeprefix("http://").split(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 8000\r\n"
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(head + headers + b"\r\n")
         time.sleep(0.2)  # for a server that closes at once
         for _ in range(8):
@@ -216,7 +216,7 @@ def ask_for_much(server):
 def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
     monkeypatch.setattr(guard, "STALL_S", 0.5)
     with served(chat_model) as server, ask_for_much(server):
-        connections, ends_s = server.server_state.connections, time.monotonic() + 10
+        connections, ends_s = server.server_state.connections, time.monotonic() + 60
         while not connections:
             time.sleep(0.01)
         while connections and time.monotonic() < ends_s:
@@ -251,7 +251,7 @@ def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch
         taken.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
         taken.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         assert taken.recv(1)
-        ends_s = time.monotonic() + 20
+        ends_s = time.monotonic() + 60
         while server.driver.num_open and time.monotonic() < ends_s:
             time.sleep(0.02)
         assert not server.driver.num_open and not server.server_state.connections
