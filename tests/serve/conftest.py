@@ -36,7 +36,7 @@ def served(path, settings=None, tell=None, **options):
         yield server
     finally:
         server.drain()
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive(), "the server does not end"
 
 
@@ -68,11 +68,11 @@ def quiet(chat_model):
 
 @pytest.fixture
 def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         yield client
 
 
 @pytest.fixture
 def http(server):
-    with httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as http:
+    with httpx2.Client(base_url=server.url, timeout=120, trust_env=False) as http:
         yield http

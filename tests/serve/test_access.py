@@ -39,9 +39,9 @@ def written(lines, count):
 def test_who_asked_for_what(log):
     url, lines = log
     headers = {"Authorization": "Bearer the-key", "X-Request-Id": "mine-1"}
-    response = httpx2.post(f"{url}/v1/completions?x=1", json=BODY, headers=headers)
+    response = httpx2.post(f"{url}/v1/completions?x=1", json=BODY, headers=headers, timeout=60)
     assert response.headers["x-request-id"] == "mine-1"
-    assert httpx2.get(f"{url}/v1/models").headers["x-request-id"].startswith("req-")
+    assert httpx2.get(f"{url}/v1/models", timeout=60).headers["x-request-id"].startswith("req-")
     written(lines, 2)
     assert fields(lines[0]) == ["127.0.0.1", "POST", "/v1/completions", "200", "mine-1"]
     assert fields(lines[1])[:4] == ["127.0.0.1", "GET", "/v1/models", "401"]
@@ -51,7 +51,7 @@ def test_who_asked_for_what(log):
 @pytest.mark.parametrize("number", ["a b", "x" * 65, 'a"b', "a\tb", ""])
 def test_ids_that_are_not_plain_are_replaced(log, number):
     url, lines = log
-    given = httpx2.get(f"{url}/health", headers={"X-Request-Id": number}).headers["x-request-id"]
+    given = httpx2.get(f"{url}/health", headers={"X-Request-Id": number}, timeout=60).headers["x-request-id"]
     assert given.startswith("req-") and fields(written(lines, 1)[0])[-1] == given
 
 
@@ -59,7 +59,7 @@ def test_ids_that_are_not_plain_are_replaced(log, number):
 def test_no_path_breaks_a_line(log, path):
     url, lines = log
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         while connection.recv(65536):
             pass
@@ -69,7 +69,10 @@ def test_no_path_breaks_a_line(log, path):
 
 def test_what_the_page_asks_all_the_time_has_no_line_unless_it_fails(chat_model):
     lines = []
-    with served(chat_model, tell=lines.append, keys=("one",)) as server, httpx2.Client(base_url=server.url) as http:
+    with (
+        served(chat_model, tell=lines.append, keys=("one",)) as server,
+        httpx2.Client(base_url=server.url, timeout=60) as http,
+    ):
         assert http.get("/v1/cache", headers={"Authorization": "Bearer one"}).status_code == 200
         assert http.get("/page/main.mjs").status_code == 200
         assert lines == []

@@ -60,7 +60,7 @@ class Page:
     def all(self, selector):
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
-    def until(self, check, seconds=20):
+    def until(self, check, seconds=90):
         return WebDriverWait(self.driver, seconds, 0.02).until(lambda _: check())
 
     def say(self, text):

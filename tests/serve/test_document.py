@@ -34,7 +34,7 @@ def locked(chat_model, tmp_path_factory):
     directory = tmp_path_factory.mktemp("sessions")
     with served(chat_model, keys=("one-key",), session_dir=directory) as server:
         headers = {"Authorization": "Bearer one-key"}
-        with httpx2.Client(base_url=server.url, headers=headers, timeout=30, trust_env=False) as http:
+        with httpx2.Client(base_url=server.url, headers=headers, timeout=120, trust_env=False) as http:
             yield http
 
 
@@ -90,7 +90,7 @@ def test_refusals_have_it_too(locked, method, path, body, status):
 def test_keys_are_wanted_where_it_says_so(document, server):
     wanted = {path for (_, path), each in operations(document).items() if each["security"]}
     assert wanted == set(document["paths"]) - {"/health", "/ready"}
-    without = httpx2.get(f"{server.url}/openapi.json").json()
+    without = httpx2.get(f"{server.url}/openapi.json", timeout=60).json()
     assert not any(each["security"] for each in operations(without).values())
     assert all("403" in each["responses"] for each in operations(without).values())
 

@@ -30,7 +30,7 @@ class Gate:
 
     def held(self):
         self.waits.set()
-        assert self.opened.wait(20)
+        assert self.opened.wait(120)
         self.step()
 
 
@@ -152,19 +152,19 @@ def test_a_full_queue_is_429(chat_model):
         statuses = []
 
         def ask():
-            statuses.append(httpx2.post(f"{server.url}/v1/completions", json=LONG, timeout=30).status_code)
+            statuses.append(httpx2.post(f"{server.url}/v1/completions", json=LONG, timeout=120).status_code)
 
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
         while server.driver.num_open < 2:
             time.sleep(0.01)
-        refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True})
+        refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["type"] == "rate_limit_error"
         gate.opened.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         assert statuses == [200, 200]
 
 
@@ -172,7 +172,7 @@ def test_a_full_queue_is_429(chat_model):
 def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
     with served(chat_model) as server:
         gate = Gate(server.driver.core)
-        with httpx2.Client(timeout=30) as http:
+        with httpx2.Client(timeout=120) as http:
             asking = http.build_request("POST", f"{server.url}/v1/completions", json=LONG | {"stream": stream})
             if stream:
                 gate.opened.set()
@@ -195,12 +195,14 @@ def test_a_step_that_raises_ends_streams(chat_model):
 
         def once():
             if steps:
-                assert is_read.wait(20)
+                assert is_read.wait(120)
                 raise ZeroDivisionError
             steps.append(step())
 
         core.step = once
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as response:
+        with httpx2.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60
+        ) as response:
             lines = response.iter_lines()
             assert json.loads(next(lines).removeprefix("data: "))["object"] == "text_completion"
             is_read.set()
@@ -213,15 +215,29 @@ def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
     monkeypatch.setattr(driver_module, "HUNG_S", 0.2)
     with served(chat_model) as server:
         core, url = server.driver.core, server.url
-        assert httpx2.post(f"{url}/v1/completions", json=LONG).status_code == 200
+        assert httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60).status_code == 200
         server.driver._longest_s = 0.0  # whatever it was on this machine
         server.driver._num_steps = driver_module.FIRST_STEPS
         gate = Gate(core)
         asking = threading.Thread(target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG})
         asking.start()
-        while httpx2.get(f"{url}/health").status_code == 200:
+        while httpx2.get(f"{url}/health", timeout=60).status_code == 200:
             time.sleep(0.01)
-        assert httpx2.get(f"{url}/health").json()["error"]["code"] == "engine_unavailable"
+        assert httpx2.get(f"{url}/health", timeout=60).json()["error"]["code"] == "engine_unavailable"
         gate.opened.set()
-        asking.join(20)
-        assert httpx2.get(f"{url}/health").status_code == 200
+        asking.join(120)
+        assert httpx2.get(f"{url}/health", timeout=60).status_code == 200
+
+
+def test_a_stream_on_which_nothing_comes_says_that_it_is_there(chat_model, monkeypatch):
+    monkeypatch.setattr(driver_module, "SILENCE_S", 0.05)
+    with served(chat_model) as server:
+        gate, lines = Gate(server.driver.core), []
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=120) as stream:
+            for line in filter(None, stream.iter_lines()):
+                lines.append(line)
+                if lines == [": keep-alive"] * 2:
+                    gate.opened.set()
+        data = [line for line in lines if line != ": keep-alive"]
+        assert lines[:2] == [": keep-alive"] * 2 and data[-1] == "data: [DONE]"
+        assert all(line.startswith("data: ") for line in data)

@@ -175,14 +175,14 @@ def test_what_the_tokenizer_config_says(http, quiet):
 
 
 def test_the_servers_seed_is_that_of_requests_that_name_none(chat_model, quiet):
-    with served(chat_model, seed=5) as server, httpx2.Client(base_url=server.url, timeout=30) as http:
+    with served(chat_model, seed=5) as server, httpx2.Client(base_url=server.url, timeout=120) as http:
         for more, seed in [({}, 5), ({}, 5), ({"seed": 6}, 6)]:
             text = post(http, prompt=PROMPT, temperature=1, **more)["choices"][0]["text"]
             assert text == quiet.generate(PROMPT, max_new_tokens=8, temperature=1, seed=seed).text
 
 
 def test_a_model_without_a_tokenizer(tmp_path):
-    with served(save("llama", tmp_path)) as server, httpx2.Client(base_url=server.url, timeout=30) as http:
+    with served(save("llama", tmp_path)) as server, httpx2.Client(base_url=server.url, timeout=120) as http:
         assert http.get("/tokenizer_info").status_code == http.post("/detokenize", json={"tokens": []}).status_code
         done = post(http, prompt=[1, 2], prompt_logprobs=0, allowed_token_ids=[3, 4])
         assert next(iter(done["choices"][0]["prompt_logprobs"][1].values()))["decoded_token"] == "2"
@@ -209,7 +209,7 @@ def test_refusals_of_other_routes_name_the_field(keeps, path, body, param):
 def keeps(chat_model, tmp_path_factory):
     """A client of a server that keeps sessions."""
     directory = tmp_path_factory.mktemp("kept")
-    with served(chat_model, session_dir=directory) as server, httpx2.Client(base_url=server.url, timeout=30) as http:
+    with served(chat_model, session_dir=directory) as server, httpx2.Client(base_url=server.url, timeout=120) as http:
         yield http
 
 
@@ -225,7 +225,7 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
         for more in ({}, {"stream": True}):
             begun_s = time.perf_counter()
-            response = httpx2.post(f"{server.url}/v1/completions", json=body | more)
+            response = httpx2.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
             assert time.perf_counter() - begun_s < 0.8  # which is less than 23 steps take
         assert not server.driver.num_open

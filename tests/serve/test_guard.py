@@ -1,6 +1,7 @@
 """What stands before every route: keys, hosts, sizes, slow clients."""
 
 import gzip
+import json
 import socket
 import time
 
@@ -10,6 +11,7 @@ import pytest
 from tests.serve.conftest import served
 from tokenmill.errors import ConfigError
 from tokenmill.serve import guard
+from tokenmill.serve.guard import HeaderTimeoutProtocol
 from tokenmill.serve.options import read_keys
 
 BODY = {"prompt": "w1", "max_tokens": 2}
@@ -41,7 +43,7 @@ def locked(chat_model):
 def wire(url, data):
     """What a server answers to bytes, until it closes the connection."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(data)
         received = b""
         while more := connection.recv(65536):
@@ -59,12 +61,12 @@ def test_every_route_wants_a_key(locked, method, path, key):
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 def test_health_needs_none(locked, path):
-    assert httpx2.get(locked + path).status_code == 200
+    assert httpx2.get(locked + path, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["Bearer one-key", "bearer other-key"])
 def test_a_key_lets_in(locked, header):
-    response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header})
+    response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header}, timeout=60)
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 2
 
 
@@ -72,7 +74,9 @@ def test_tenants_do_not_share_rows(locked):
     body = {"prompt": " ".join(f"w{number}" for number in range(40)), "max_tokens": 1}
 
     def cached(key):
-        answer = httpx2.post(f"{locked}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+        answer = httpx2.post(
+            f"{locked}/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=60
+        )
         return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     assert [cached("one-key"), cached("one-key"), cached("other-key"), cached("other-key")] == [0, 32, 0, 32]
@@ -80,12 +84,12 @@ def test_tenants_do_not_share_rows(locked):
 
 def test_a_foreign_host_is_refused_where_no_key_is_needed(server):
     for host, status in [("evil.example", 403), ("localhost:1234", 200), ("127.0.0.1", 200), ("[::1]:80", 200)]:
-        assert httpx2.get(f"{server.url}/version", headers={"Host": host}).status_code == status
+        assert httpx2.get(f"{server.url}/version", headers={"Host": host}, timeout=60).status_code == status
 
 
 def test_bodies_that_are_too_large(locked):
     key = {"Authorization": "Bearer one-key"}
-    said = httpx2.post(f"{locked}/v1/completions", json={"prompt": "w1 " * 10_000}, headers=key)
+    said = httpx2.post(f"{locked}/v1/completions", json={"prompt": "w1 " * 10_000}, headers=key, timeout=60)
     assert said.status_code == 413 and said.headers["connection"] == "close"
 
     def endless():
@@ -94,7 +98,7 @@ def test_bodies_that_are_too_large(locked):
 
     try:
         as_json = key | {"Content-Type": "application/json"}
-        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=as_json)
+        said = httpx2.post(f"{locked}/v1/completions", content=endless(), headers=as_json, timeout=60)
         assert said.status_code == 413
     except (httpx2.WriteError, httpx2.ReadError):
         pass  # the connection was closed while more was sent
@@ -104,7 +108,7 @@ def test_bodies_that_are_too_large(locked):
 def test_bodies_that_do_not_say_that_they_are_json(server, kind):
     """A web page may send these to a server of this machine, and no browser asks the server before."""
     headers = {} if kind is None else {"Content-Type": kind}
-    said = httpx2.post(f"{server.url}/v1/completions", content=b'{"prompt": "w1"}', headers=headers)
+    said = httpx2.post(f"{server.url}/v1/completions", content=b'{"prompt": "w1"}', headers=headers, timeout=60)
     assert said.status_code == 415 and "application/json" in said.json()["error"]["message"]
 
 
@@ -114,7 +118,7 @@ def test_a_client_that_sends_its_body_after_the_refusal_reads_the_refusal(locked
     monkeypatch.setattr(guard, "LINGER_S", 20.0)
     host, port = locked.removeprefix("http://").split(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 8000\r\n"
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(head + headers + b"\r\n")
         time.sleep(0.2)  # for a server that closes at once
         for _ in range(8):
@@ -128,7 +132,9 @@ def test_a_client_that_sends_its_body_after_the_refusal_reads_the_refusal(locked
 
 def test_compressed_bodies_are_not_unpacked(locked):
     headers = {"Authorization": "Bearer one-key", "Content-Encoding": "gzip"}
-    said = httpx2.post(f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers)
+    said = httpx2.post(
+        f"{locked}/v1/completions", content=gzip.compress(b" " * 10**7)[:9000], headers=headers, timeout=60
+    )
     assert said.status_code == 415
 
 
@@ -210,7 +216,7 @@ def ask_for_much(server):
 def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
     monkeypatch.setattr(guard, "STALL_S", 0.5)
     with served(chat_model) as server, ask_for_much(server):
-        connections, ends_s = server.server_state.connections, time.monotonic() + 10
+        connections, ends_s = server.server_state.connections, time.monotonic() + 60
         while not connections:
             time.sleep(0.01)
         while connections and time.monotonic() < ends_s:
@@ -226,3 +232,26 @@ def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
             received += part.count(b"HTTP/1.1 200")
             time.sleep(0.05)
         assert PAGES - 10 <= received <= PAGES  # a status line may lie in two parts
+
+
+def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch):
+    def with_small_buffers(protocol, transport):
+        connection_made(protocol, transport)
+        transport.set_write_buffer_limits(200)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    connection_made = HeaderTimeoutProtocol.connection_made
+    monkeypatch.setattr(HeaderTimeoutProtocol, "connection_made", with_small_buffers)
+    monkeypatch.setattr(HeaderTimeoutProtocol, "_look_for_reader", lambda *_: None)  # which would notice too
+    monkeypatch.setattr(guard, "STALL_S", 0.5)
+    body = json.dumps({"prompt": "w1 w2", "max_tokens": 90, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with served(chat_model) as server, socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        taken.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        taken.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        assert taken.recv(1)
+        ends_s = time.monotonic() + 60
+        while server.driver.num_open and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert not server.driver.num_open and not server.server_state.connections

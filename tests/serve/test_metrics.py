@@ -19,7 +19,7 @@ spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total""".spli
 def samples(url):
     """By name without prefix and labels but the last; histograms by their count and sum."""
     found = {}
-    for family in text_string_to_metric_families(httpx2.get(f"{url}/metrics").text):
+    for family in text_string_to_metric_families(httpx2.get(f"{url}/metrics", timeout=60).text):
         for each in family.samples:
             if not each.name.endswith(("_bucket", "_created")):
                 more = [value for label, value in each.labels.items() if label != "model_name"]
@@ -32,7 +32,7 @@ def test_figures_add_up(chat_model, prefix):
     with served(chat_model, metrics_prefix=prefix) as server:
         body = {"prompt": " ".join(f"w{number}" for number in range(20)), "max_tokens": 7, "temperature": 0}
         for _ in range(3):
-            assert httpx2.post(f"{server.url}/v1/completions", json=body).status_code == 200
+            assert httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
         found = samples(server.url)
     assert all(name.startswith(f"{prefix}:") for name in found)
     found = {name.removeprefix(f"{prefix}:"): value for name, value in found.items()}
@@ -50,7 +50,7 @@ def test_figures_add_up(chat_model, prefix):
 def test_who_leaves_is_counted(chat_model):
     with served(chat_model) as server:
         body = {"prompt": "w1", "max_tokens": 90, "temperature": 0, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             next(response.iter_lines())
         while server.driver.num_open or server.driver.core.trackers:
             time.sleep(0.01)
@@ -63,5 +63,5 @@ def test_who_leaves_is_counted(chat_model):
 
 def test_refusals_are_counted(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.driver.places(1):
-        assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}).status_code == 429
+        assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}, timeout=60).status_code == 429
         assert samples(server.url)["tokenmill:admission_rejections_total queue_full"] == 1

@@ -53,7 +53,7 @@ def test_nothing_but_the_pages_files_is_served(http, path):
 
 
 def test_the_page_wants_no_key_and_the_cache_does(chat_model):
-    with served(chat_model, keys=("one",)) as server, httpx2.Client(base_url=server.url) as http:
+    with served(chat_model, keys=("one",)) as server, httpx2.Client(base_url=server.url, timeout=60) as http:
         assert http.get("/").status_code == http.get("/page/main.mjs").status_code == 200
         assert http.post("/").status_code in (401, 405)
         assert http.get("/v1/cache").status_code == 401
@@ -74,7 +74,10 @@ def test_cache_says_the_state_of_each_block(http):
 
 def test_cache_counts_sessions(chat_model, tmp_path):
     keys, body = ("one", "two"), {"prompt": "w1 w2 w3 w4 w5 w6 w7 w8 w9"}
-    with served(chat_model, keys=keys, session_dir=tmp_path) as server, httpx2.Client(base_url=server.url) as http:
+    with (
+        served(chat_model, keys=keys, session_dir=tmp_path) as server,
+        httpx2.Client(base_url=server.url, timeout=60) as http,
+    ):
         mine, theirs = ({"Authorization": f"Bearer {key}"} for key in keys)
         assert http.post("/v1/sessions/a/save", json=body, headers=mine).status_code == 200
         for headers in (mine, theirs):

@@ -123,9 +123,9 @@ def test_https(chat_model, tmp_path):
         trusted = ssl.create_default_context()
         trusted.load_verify_locations(file)
         trusted.check_hostname = False  # the certificate has no alternative names
-        assert httpx2.get(f"{url}/version", verify=trusted).status_code == 200
+        assert httpx2.get(f"{url}/version", verify=trusted, timeout=60).status_code == 200
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{url}/version")
+            httpx2.get(f"{url}/version", timeout=60)
     _, other = certificate(tmp_path, "other")
     for pair in [(file, other), (file, None), (tmp_path / "missing", key), (key, key)]:
         with pytest.raises(ConfigError, match="ssl_certfile"):

@@ -25,7 +25,7 @@ def kept(chat_model, tmp_path):
 
 def post(server, path, body=None, key=None):
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return httpx2.post(f"{server.url}{path}", json=body, headers=headers)
+    return httpx2.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
 
 
 def cached(server, key=None):
@@ -43,6 +43,8 @@ def test_a_restart_finds_the_rows(kept):
         assert restored == {"name": "tale", "tokens": 42, "cached_tokens": 41}
         assert cached(server) == (40, text)
         assert post(server, "/v1/sessions/tale/erase").json() == {"name": "tale", "erased": True}
+        metrics = httpx2.get(f"{server.url}/metrics", timeout=60).text
+        assert 'kv_cache_usage_perc{model_name="words"} 0.0\n' in metrics
         assert post(server, "/v1/sessions/tale/restore").status_code == 404
         assert post(server, "/v1/sessions/tale/erase").status_code == 404
 
@@ -112,7 +114,7 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
 
         def read():
             body = {"prompt": "w2", "max_tokens": 60, "stream": True}
-            with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
+            with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
                 told.extend("token" for line in stream.iter_lines() if line.startswith("data: {"))
 
         def ask():
@@ -128,7 +130,7 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
         time.sleep(0.5)
         assert len(told) > 10 and 200 not in told
         for thread in threads:
-            thread.join(20)
+            thread.join(120)
         assert told[-1] == 200 or told[-2:] == [200, "token"]
 
 

@@ -30,6 +30,8 @@ __all__ = ["Driver"]
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
 FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
 
+SILENCE_S = 10.0  # see Driver.pieces
+
 T = TypeVar("T")
 
 
@@ -98,14 +100,12 @@ class Driver:
         """The answer that each sequence writes, by its id. Read in the engine's thread."""
         return {each.sequence.id: job.name for job in self._live for each in job.trackers}
 
-    async def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
+    def pieces(self, request: Request, name: str = "") -> AsyncGenerator[list[Piece], None]:
         """Queue a request and yield what is new of it, step by step. Closed early, it is cancelled.
 
-        name: of the answer that it writes.
+        An empty list comes when nothing was new for SILENCE_S to twice as long. name: of the answer that it writes.
         """
-        async with aclosing(self._news(Generation(request, name))) as news:
-            async for pieces in news:
-                yield pieces
+        return self._news(Generation(request, name))
 
     async def score(self, sequence: Sequence) -> None:
         """Run a sequence of which nothing is sampled, to its end."""
@@ -129,7 +129,9 @@ class Driver:
         def call() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(do())
+                    result = do()
+                    self.metrics.update_gauges()  # it may have let go of blocks
+                    future.set_result(result)
                 except Exception as error:  # noqa: BLE001  (it is the caller's)
                     future.set_exception(error)
 
@@ -144,10 +146,11 @@ class Driver:
             raise self.error
         is_over = False
         try:
-            while (news := await job.news.get()) is not None:
-                if isinstance(news, Exception):
-                    raise news
-                yield news
+            with job.silence_broken(SILENCE_S):
+                while (news := await job.news.get()) is not None:
+                    if isinstance(news, Exception):
+                        raise news
+                    yield news
             is_over = True
         finally:
             if not is_over:
@@ -223,12 +226,12 @@ class Driver:
 
     def _tell(self, news: Mapping[Job, list[Any]]) -> None:
         for loop in {job.loop for job in news}:
-            told = [(job.news, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
+            told = [(job, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
             if told:
                 with suppress(RuntimeError):  # the event loop is closed: no request awaits this job
                     loop.call_soon_threadsafe(_put_all, told)
 
 
-def _put_all(told: list[tuple[asyncio.Queue[Any], Any]]) -> None:
-    for queue, new in told:
-        queue.put_nowait(new)
+def _put_all(told: list[tuple[Job, Any]]) -> None:
+    for job, new in told:
+        job.put(new)

@@ -1,15 +1,15 @@
 """The routes that generate. A request is prepared in a thread, handed to the driver, and written as its pieces come."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import pydantic_core
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.engine.core import Core
@@ -25,7 +25,7 @@ from tokenmill.serve.service import JsonRoute, Service, tenant_of
 
 __all__ = ["generation"]
 
-KEEP_ALIVE_S = 10.0  # a stream on which nothing comes says so often that it is still there
+KEEP_ALIVE = b": keep-alive\n\n"  # for a stream on which nothing has come for a while
 REFUSALS = (400, 404, 408, 429, 503, 504)
 T = TypeVar("T")
 
@@ -99,13 +99,17 @@ async def _answer(work: _Work) -> Response:
     return await work.service.in_thread(work.request, lambda: JSONResponse(form.answer(completions)))
 
 
+class _Disconnected(ApiError):
+    """The client has closed its connection."""
+
+
 async def _unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """The result of some work, which is cancelled if the client disconnects."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ApiError(CLIENT_CLOSED, "the client has gone")
+            raise _Disconnected(CLIENT_CLOSED, "the client has gone")
         return task.result()
     finally:
         for each in (task, gone):
@@ -118,62 +122,51 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-class _EventStream(StreamingResponse):
-    """Server-sent events. Places are taken when it is sent, and given back however that ends."""
+class _EventStream(Response):
+    """Server-sent events. Places are taken when it is sent, and given back however that ends.
+
+    One task writes all of it, without the layers of a StreamingResponse, since what an event costs is taken from the
+    processors that compute the next tokens.
+    """
+
+    media_type = "text/event-stream"
 
     def __init__(self, work: _Work) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(iter(()), headers=headers, media_type="text/event-stream")
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See StreamingResponse. What is refused before the first byte has a status of its own."""
-        driver = self._work.service.driver
-        with driver.places(self._work.body.num_sequences, tenant_of(self._work.request)):
-            prepared, form = await _unless_disconnected(self._work.request, self._work.begin())
-            news = driver.pieces(prepared.request, form.id)
-            async with aclosing(news) as steps, aclosing(_events(steps, form)) as events:
-                self.body_iterator = events
-                await super().__call__(scope, receive, send)
+        """See Response. What is refused before the first byte has a status of its own."""
+        driver, request = self._work.service.driver, self._work.request
+        with driver.places(self._work.body.num_sequences, tenant_of(request)):
+            prepared, form = await _unless_disconnected(request, self._work.begin())
+            events = _events(driver.pieces(prepared.request, form.id), form)
+            with suppress(_Disconnected):
+                await _unless_disconnected(request, self._send(events, send))
+
+    async def _send(self, events: AsyncGenerator[bytes, None], send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(events):
+            async for event in events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
-async def _events(steps: AsyncIterator[list[Piece]], form: Format) -> AsyncGenerator[bytes, None]:
+async def _events(steps: AsyncGenerator[list[Piece], None], form: Format) -> AsyncGenerator[bytes, None]:
+    """What is written for each step, and a comment whenever nothing has come for a while."""
     try:
-        for chunk in form.opening():
-            yield _event(chunk)
-        async with aclosing(_with_keep_alive(steps)) as news:
-            async for pieces in news:
-                chunks = [_event(chunk) for piece in pieces or () for chunk in form.chunks(piece)]
-                if chunks or pieces is None:
-                    yield b"".join(chunks) or b": keep-alive\n\n"
-        for chunk in form.closing():
-            yield _event(chunk)
-        yield b"data: [DONE]\n\n"
+        if opening := b"".join(map(_event, form.opening())):
+            yield opening
+        async with aclosing(steps):
+            async for pieces in steps:
+                chunks = b"".join(_event(chunk) for piece in pieces for chunk in form.chunks(piece))
+                if chunks or not pieces:
+                    yield chunks or KEEP_ALIVE
+        yield b"".join([*map(_event, form.closing()), b"data: [DONE]\n\n"])
     except Exception as error:  # noqa: BLE001  (after the first byte there is no status to tell it with)
         yield _event(body_of(described(error)))
 
 
-async def _with_keep_alive(steps: AsyncIterator[list[Piece]]) -> AsyncGenerator[list[Piece] | None, None]:
-    """The pieces of each step, and None whenever no pieces have come for KEEP_ALIVE_S."""
-    waiting = asyncio.ensure_future(_next(steps))
-    try:
-        while True:
-            await asyncio.wait({waiting}, timeout=KEEP_ALIVE_S)
-            if not waiting.done():
-                yield None
-            elif (pieces := waiting.result()) is None:
-                return
-            else:
-                waiting = asyncio.ensure_future(_next(steps))
-                yield pieces
-    finally:
-        waiting.cancel()
-        await asyncio.wait({waiting})
-
-
-async def _next(steps: AsyncIterator[list[Piece]]) -> list[Piece] | None:
-    return await anext(steps, None)
-
-
 def _event(value: Any) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + pydantic_core.to_json(value) + b"\n\n"

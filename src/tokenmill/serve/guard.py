@@ -40,7 +40,7 @@ class Guard:
         if scope["type"] != "http":
             return
         body = _Body(receive, self._options.max_body)
-        send = _after_the_body(body, _unless_stalled(send))
+        send = _after_the_body(body, send)
         if (refusal := self._refusal(scope)) is not None:
             response = respond(refusal)
             response.headers["Connection"] = "close"  # since the body is not read
@@ -129,16 +129,6 @@ def _after_the_body(body: _Body, send: Send) -> Send:
     return lingering
 
 
-def _unless_stalled(send: Send) -> Send:
-    """Fails for a client that takes nothing for too long, so that what it asked for is cancelled."""
-
-    async def limited(message: Message) -> None:
-        async with asyncio.timeout(STALL_S):
-            await send(message)
-
-    return limited
-
-
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
@@ -153,11 +143,14 @@ class HeaderTimeoutProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 protocol, with timeouts.
 
     The headers of a request have HEAD_S, then the connection is closed. If a client takes nothing of what was written
-    for it between two looks STALL_S apart, the connection is aborted: to close it would wait until all is taken.
+    for it between two looks STALL_S apart, the connection is aborted: to close it would wait until all is taken. So it
+    is if a response waits for its reader for STALL_S, because too much of what was written is not taken. What the
+    client asked for is cancelled then.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _look: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
     _has_drained = False  # since the last look
 
     def connection_made(self, transport: Any) -> None:
@@ -178,14 +171,27 @@ class HeaderTimeoutProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._head_is_here()
-        if self._look is not None:
-            self._look.cancel()
+        for timer in (self._look, self._stall):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._stall = self.loop.call_later(STALL_S, self._abort_what_waits)
+        super().pause_writing()
 
     def resume_writing(self) -> None:
         """See asyncio.Protocol."""
         self._has_drained = True
+        if self._stall is not None:
+            self._stall.cancel()
         super().resume_writing()
+
+    def _abort_what_waits(self) -> None:
+        """A response that was written to its end waits for nothing, and may be taken slowly."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
 
     def _look_for_reader(self, before: float) -> None:
         """before: bytes that were not taken yet at the last look; none counts as more than any number."""

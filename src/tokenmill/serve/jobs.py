@@ -5,7 +5,8 @@ Its methods are called in the driver's thread; `news` is read in the event loop.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tokenmill.engine.core import Core
@@ -27,6 +28,26 @@ class Job(ABC):
         self.name = name
         self.loop = asyncio.get_running_loop()
         self.news: asyncio.Queue[News | None] = asyncio.Queue()
+        self._is_silent = False
+
+    def put(self, new: News | None) -> None:
+        """Add to `news`. Called in the event loop."""
+        self._is_silent = False
+        self.news.put_nowait(new)
+
+    @contextmanager
+    def silence_broken(self, after_s: float) -> Iterator[None]:
+        """Inside this context, an empty list is put into `news` when nothing was for `after_s` to twice as long."""
+        self._timer = self.loop.call_later(after_s, self._look, after_s)
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _look(self, after_s: float) -> None:
+        if self._is_silent:
+            self.news.put_nowait([])
+        self._is_silent, self._timer = True, self.loop.call_later(after_s, self._look, after_s)
 
     @abstractmethod
     def submit(self, core: Core) -> None:

@@ -7,8 +7,9 @@ loop only reads.
 from collections.abc import Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tokenmill.engine.core import Core
@@ -34,12 +35,6 @@ class Metrics(Observer):
         self._core, self._registry = core, CollectorRegistry()
         self._prefix, self._labels = prefix, {"model_name": model}
         self._started_s: dict[int, float] = {}  # when each sequence first ran, by its id
-        gauges = {
-            "num_requests_running": "Sequences that are running",
-            "num_requests_waiting": "Sequences that wait to be scheduled",
-            "kv_cache_usage_perc": "Share of the blocks of the KV cache that are in use, 0 to 1",
-        }
-        self._gauges = {name: self._made(Gauge, name, text) for name, text in gauges.items()}
         self._prompt = self._made(Counter, "prompt_tokens", "Prompt tokens of sequences that have been scheduled")
         self._queries = self._made(Counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self._hits = self._made(Counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -55,7 +50,8 @@ class Metrics(Observer):
         self._prompt_sizes = self._histogram("request_prompt_tokens", "Tokens of a prompt", TOKENS)
         self._answer_sizes = self._histogram("request_generation_tokens", "Generated tokens of a sequence", TOKENS)
         self._iteration = self._histogram("iteration_tokens_total", "Tokens that a step feeds", ITERATION)
-        self._registry.register(_Totals(core, prefix, model))
+        self._kept = _Kept(core, prefix, model)
+        self._registry.register(self._kept)
 
     def text(self) -> bytes:
         """In the format that Prometheus reads."""
@@ -71,14 +67,9 @@ class Metrics(Observer):
                 self._begun(work.sequence)
 
     def update_gauges(self) -> None:
-        """Read them from the engine. Sequences that were cancelled have given their blocks back by then."""
+        """Note them. Sequences that were cancelled have given their blocks back by then."""
         num_used, scheduler = self._core.num_used_blocks, self._core.scheduler
-        for name, value in {
-            "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting),
-            "kv_cache_usage_perc": num_used / scheduler.allocator.num_blocks,
-        }.items():
-            self._gauges[name].set(value)
+        self._kept.gauges = len(scheduler.running), len(scheduler.waiting), num_used / scheduler.allocator.num_blocks
 
     def ended(self, sequence: Sequence, done: Completion | None) -> None:
         """A sequence has ended, with a completion or without."""
@@ -125,21 +116,28 @@ class Metrics(Observer):
         return made
 
 
-class _Totals(Collector):
-    """Counters that the engine keeps by itself."""
+class _Kept(Collector):
+    """Figures that are kept elsewhere: gauges, which change at every step, and counters of the engine.
+
+    gauges: how many sequences run and wait, and the share of the blocks of the KV cache that are in use.
+    """
 
     def __init__(self, core: Core, prefix: str, model: str) -> None:
         self._core, self._prefix, self._model = core, prefix, model
+        self.gauges: tuple[int, int, float] = (0, 0, 0.0)
 
-    def collect(self) -> Iterable[CounterMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """See Collector."""
-        stats = self._core.speculation.stats
-        totals = {
-            "num_preemptions": ("Sequences that were preempted", self._core.scheduler.num_preemptions),
-            "spec_decode_num_draft_tokens": ("Tokens that were drafted", stats.num_drafted),
-            "spec_decode_num_accepted_tokens": ("Drafts that were accepted", stats.num_accepted),
-        }
-        for name, (text, value) in totals.items():
-            family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=["model_name"])
+        running, waiting, usage = self.gauges
+        stats, num_preemptions = self._core.speculation.stats, self._core.scheduler.num_preemptions
+        for kind, name, text, value in (
+            (GaugeMetricFamily, "num_requests_running", "Sequences that are running", running),
+            (GaugeMetricFamily, "num_requests_waiting", "Sequences that wait to be scheduled", waiting),
+            (GaugeMetricFamily, "kv_cache_usage_perc", "Share of the KV cache's blocks in use, 0 to 1", usage),
+            (CounterMetricFamily, "num_preemptions", "Sequences that were preempted", num_preemptions),
+            (CounterMetricFamily, "spec_decode_num_draft_tokens", "Tokens that were drafted", stats.num_drafted),
+            (CounterMetricFamily, "spec_decode_num_accepted_tokens", "Drafts that were accepted", stats.num_accepted),
+        ):
+            family = kind(f"{self._prefix}:{name}", text, labels=["model_name"])
             family.add_metric([self._model], value)
             yield family

@@ -51,7 +51,7 @@ def test_prometheus(tmp_path):
 
 
 def test_what_prometheus_reads_is_well_formed(server):
-    assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}).status_code == 200
+    assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}, timeout=60).status_code == 200
     text = server.driver.metrics.text()
     done = subprocess.run(
         [program("promtool"), "check", "metrics"], input=text, capture_output=True, timeout=60, check=False

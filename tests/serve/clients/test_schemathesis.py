@@ -29,7 +29,7 @@ def test_every_answer_is_as_documented(chat_model, tmp_path):
         command = [program, "run", f"{server.url}/openapi.json", "-H", key, "--report-json-path", report, *options]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert httpx2.get(f"{server.url}/ready").status_code == 200
+        assert httpx2.get(f"{server.url}/ready", timeout=60).status_code == 200
     found = json.loads(report.read_text())
     assert found["complete"] and found["operations"]["tested"] == found["operations"]["total"] >= 13
     assert found["test_cases"]["generated"] >= 1000 and not found["failures"]
