@@ -98,6 +98,8 @@ OPTIONS = {
     "bench plot": "--json --output -o --quiet -q",
     "eval perplexity": """--compare-dense --json --max-tokens --quiet -q --stride --window
         --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
+    "eval compare": """--json --max-tokens --quiet -q --stride --text --window
+        --block-size --cache-format --device --dtype --kernel --max-step-tokens --program --scheme --threads""",
     "eval tasks": f"""--apply-chat-template --chat-template --include-path --json --limit --log-samples --num-fewshot
         --output -o --quiet -q --seed --system-instruction
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
@@ -115,7 +117,8 @@ OPTIONS = {
         {ENGINE} {SAMPLING}""",
     "cache list": "--json",
     "cache clear": "--json --quiet -q",
-    "quantize": "--group --head --json --output -o --quiet -q --scheme",
+    "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme --seed
+        --symmetric --text --text-length""",
 }
 
 
