@@ -3,10 +3,13 @@
 import json as json_text
 import logging
 import os
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -162,7 +165,9 @@ def _evaluate(
             if (error.name or "").partition(".")[0] not in MODULES:
                 raise
             raise TokenmillError(f"eval tasks needs {error.name}: pip install 'tokenmill[eval]'") from None
-    with progress_on_stderr(quiet) as progress:
+    # The harness prints what it is about, and the code of a task may print anything: stdout is for results alone.
+    printed = StringIO() if quiet else sys.stderr
+    with progress_on_stderr(quiet) as progress, redirect_stdout(printed):
         progress.stage("loading tasks")
         found, settings = find_tasks(*tasks), TaskSettings(**how)
         fitted = fit_for_many(config, read_model_config(config.model, progress), number)
