@@ -32,7 +32,7 @@ def main(binaries: Path, source: Path, directory: Path, text: Path | None = None
 
 def _run(*command: str) -> None:
     """One step; what it says is shown when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (the user named it)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
 
