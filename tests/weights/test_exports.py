@@ -254,7 +254,7 @@ def test_what_a_format_cannot_hold_is_refused_before_anything_is_read(sources, t
 def test_rows_that_no_block_divides_are_refused(models, tmp_path):
     with pytest.raises(ConfigError, match=r"whose matrices have 32 · n inputs; .* has 48"):
         export(save("llama", models), tmp_path / "out.gguf", "gguf")
-    with pytest.raises(ConfigError, match=r"divides the 48 inputs of .*: none does"):
+    with pytest.raises(ConfigError, match=r"divides the \d+ inputs of .*: none does"):
         export(save("llama", models), tmp_path / "out", "gptq")
 
 
