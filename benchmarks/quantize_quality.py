@@ -1,6 +1,6 @@
 """What each scheme and algorithm of `tokenmill quantize` costs: perplexity and divergence beside bytes, and a picture.
 
-    python benchmarks/quantize_quality.py SOURCE TEXT [--tokens 4000] [--only gptq,rtn] [--also NAME=MODEL ...]
+    python benchmarks/quantize_quality.py SOURCE TEXT [--tokens 4000] [--groups 32,64] [--also NAME=MODEL ...]
         [--output rows.jsonl] [--picture quantization]
 
 SOURCE is a directory in Hugging Face layout in floating point. Where its weights were once codes of groups of 32, as
@@ -35,9 +35,7 @@ from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.quantize import quantize
 
 WINDOW = 512
-CONFIGS = [
-    ("q4", group, algorithm) for group in (32, 64, 128) for algorithm in ("quick", "rtn", "importance", "gptq")
-] + [("q8", 32, "rtn")]
+ALGORITHMS = ("quick", "rtn", "importance", "gptq")
 
 
 def permuted(source: Path, out: Path) -> Path:
@@ -77,12 +75,11 @@ def engine(path: Path, scheme: str = "auto", at_once: int = 1) -> Engine:
     return build(open_checkpoint(path), EngineConfig(model=str(path), max_length=WINDOW, **settings))
 
 
-def made(source: Path, folder: Path, only: list[str], texts: Any) -> Iterator[tuple[dict[str, Any], Path]]:
+def made(source: Path, folder: Path, groups: list[int], texts: Any) -> Iterator[tuple[dict[str, Any], Path]]:
     """Each configuration, and where it was written."""
     checkpoint = open_checkpoint(source)
-    for scheme, group, algorithm in CONFIGS:
-        if only and algorithm not in only:
-            continue
+    configs = [("q4", group, algorithm) for group in groups for algorithm in ALGORITHMS]
+    for scheme, group, algorithm in [*configs, ("q8", 32, "rtn")]:
         out = folder / f"{scheme}-{group}-{algorithm}"
         reset_peak()
         started_s = time.perf_counter()
@@ -132,7 +129,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--num-texts", type=int, default=32)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--groups", default="32,64,128")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=MODEL")
     parser.add_argument("--as-it-is", action="store_true")
     parser.add_argument("--output", type=Path)
@@ -149,7 +146,7 @@ def main() -> None:
         rows = []
         others = [each.partition("=") for each in arguments.also]
         given = (({"scheme": name, "group": 0, "algorithm": "llama.cpp"}, locate(model)) for name, _, model in others)
-        for maker in (made(source, folder, arguments.only.split(",") if arguments.only else [], texts), given):
+        for maker in (made(source, folder, list(map(int, arguments.groups.split(","))), texts), given):
             for facts, path in maker:
                 with engine(path) as ours:
                     found = compare(ours, reference, tokens, WINDOW, WINDOW)
