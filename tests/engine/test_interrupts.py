@@ -203,23 +203,24 @@ def test_rows_count_once(what, llama, monkeypatch):
     """Logits and scores, where another request was interrupted in the step that computed them."""
     engine = engine_for(llama, max_sequences=3, max_step_tokens=7)
     core, tokens = engine.core, prompt(17, seed=1)
-    run_to_end, at = core.run_to_end, [0, True]
+    step, at = core.step, [0, True]
 
-    def interrupted(sequence):
+    def interrupted():
+        monkeypatch.setattr(core, "step", step)
         with pytest.raises(KeyboardInterrupt), lines(at[0]):
             engine.generate(PROMPTS[0], max_new_tokens=1)
             at[1] = False
             raise KeyboardInterrupt
-        run_to_end(sequence)
+        step()
 
     def use():
         core.clear_prefix_cache()
         return engine.logits(tokens) if what == "logits" else torch.tensor(engine.score(tokens[:9], [tokens[9:]]))
 
     wanted = use()
-    monkeypatch.setattr(core, "run_to_end", interrupted)
     while at[1]:
         at[0] += 9
+        monkeypatch.setattr(core, "step", interrupted)  # of the first step, in which the sequence waits
         found = use()
         assert found.shape == wanted.shape and torch.allclose(found, wanted, atol=1e-4), at[0]
 

@@ -227,7 +227,7 @@ def test_the_verb_reports_and_refuses(llama, tmp_path, capsys):
     assert main(arguments) == 2
     assert "new or empty" in capsys.readouterr().err
     assert main(["quantize", str(llama), "-q", "-o", str(tmp_path / "table")]) == 0
-    assert "relative error" in capsys.readouterr().out
+    assert "--algorithm gptq" in capsys.readouterr().out
     assert main(["quantize", str(llama)]) == 2
     assert "--out" in capsys.readouterr().err
 
