@@ -117,8 +117,8 @@ OPTIONS = {
         {ENGINE} {SAMPLING}""",
     "cache list": "--json",
     "cache clear": "--json --quiet -q",
-    "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme --seed
-        --symmetric --text --text-length""",
+    "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme
+        --seed --symmetric --text --text-length""",
 }
 
 
