@@ -186,7 +186,7 @@ def _quantize(
         report.kinds = quantize(checkpoint, output, progress, **settings)
         kept = {}
     else:
-        made = lambda: texts.make(checkpoint, progress)  # noqa: E731
+        made = lambda: texts.make(checkpoint, progress, evaluated)  # noqa: E731
         found = quantize_calibrated(checkpoint, output, progress, algorithm, made, texts.described, **settings)
         report.kinds, report.changes, kept = found.kinds, found.changes, dict(found.texts)
     report.seconds, report.peak_bytes = time.perf_counter() - started_s, peak_bytes()

@@ -46,13 +46,15 @@ class TextSettings:
         digest = None if self.written is None else sha256(self.written.encode()).hexdigest()[:16]
         return {"text": digest, "num_texts": self.count, "text_length": self.length, "seed": self.seed}
 
-    def make(self, checkpoint: Checkpoint, progress: Progress) -> Mapping[str, Texts]:
-        """The texts to calibrate with, and those held out."""
+    def make(self, checkpoint: Checkpoint, progress: Progress, measured: bool) -> Mapping[str, Texts]:
+        """The texts to calibrate with, and those that are measured on, if anything is."""
         if self.written is not None:
             return self._cut(checkpoint)
         with _engine(checkpoint, self.length, progress, WRITES_IN) as engine:
             progress.stage(f"{self.model} writes {self.count} texts of {self.length} tokens to calibrate with")
             calibration = written_texts(engine, self.count, self.length, self.seed, progress)
+            if not measured:
+                return {"calibration": calibration}
             progress.stage("it writes others to measure on")
             held_out = written_texts(engine, HELD_OUT, self.length, self.seed + HELD_OUT_SEED, progress)
         return {"calibration": calibration, "held out": held_out}
@@ -69,7 +71,7 @@ class TextSettings:
 def held_out(settings: TextSettings, checkpoint: Checkpoint, progress: Progress) -> Texts:
     """Those that are measured on, without any for calibration."""
     if settings.written is not None:
-        return settings.make(checkpoint, progress)["held out"]
+        return settings.make(checkpoint, progress, True)["held out"]
     with _engine(checkpoint, settings.length, progress, WRITES_IN) as engine:
         progress.stage(f"{settings.model} writes texts to measure on")
         return written_texts(engine, HELD_OUT, settings.length, settings.seed + HELD_OUT_SEED, progress)

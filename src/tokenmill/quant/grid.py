@@ -49,27 +49,21 @@ def fit(numbers: Tensor, bits: int, kind: str = "minimum", weights: Tensor | Non
     weights = torch.where(weights.amax(-1, keepdim=True) > 0, weights, 1.0)
     best: Fit | None = None
     min_error = torch.empty(())
-    for grid in _tried(numbers, bits, kind, weights):
-        codes = round_on(grid, numbers, bits)
-        error = (codes * grid.scales + grid.minimums).sub_(numbers).square_().mul_(weights).sum(-1, keepdim=True)
-        if best is None:
-            best, min_error = grid, error
-            continue
-        better = error < min_error
-        min_error = torch.where(better, error, min_error)
-        best = Fit(*(torch.where(better, new, old) for new, old in zip(grid, best, strict=True)))
+    for start in _starts(numbers, bits, kind):
+        grid = start
+        for refit in range(REFITS + 1):
+            codes = round_on(grid, numbers, bits)
+            error = (codes * grid.scales + grid.minimums).sub_(numbers).square_().mul_(weights).sum(-1, keepdim=True)
+            if best is None:
+                best, min_error = grid, error
+            else:
+                better = error < min_error
+                min_error = torch.where(better, error, min_error)
+                best = Fit(*(torch.where(better, new, old) for new, old in zip(grid, best, strict=True)))
+            if refit < REFITS:
+                grid = _refitted(numbers, codes, grid, kind, weights)
     assert best is not None, "there is always a start"
     return best
-
-
-def _tried(numbers: Tensor, bits: int, kind: str, weights: Tensor) -> Iterator[Fit]:
-    """Each start, and what it becomes when it is fitted to its codes several times."""
-    for grid in _starts(numbers, bits, kind):
-        yield grid
-        fitted = grid
-        for _ in range(REFITS):
-            fitted = _refitted(numbers, round_on(fitted, numbers, bits), fitted, kind, weights)
-            yield fitted
 
 
 def _starts(numbers: Tensor, bits: int, kind: str) -> Iterator[Fit]:
