@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 
 from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import writing
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
 __all__ = ["Partial"]
@@ -26,8 +25,8 @@ class Partial:
     """The directory OUT.partial. settings: all that decides how the matrices are rounded, as JSON."""
 
     def __init__(self, out: Path, settings: Mapping[str, Any], group: int) -> None:
-        self.path, self._step = out.with_name(f"{out.name}.partial"), group // GROUP
-        self._files: dict[str, Path] = {}
+        self.path, self._group = out.with_name(f"{out.name}.partial"), group
+        self._places: dict[str, tuple[Path, int]] = {}  # of each matrix: its file and its bits
         file, self._settings = self.path / "settings.json", json.loads(json.dumps(settings))
         wanted = self._settings
         if not file.exists():
@@ -67,44 +66,34 @@ class Partial:
         tensors = {}
         for name, stored in found.items():
             assert stored.codes is not None and stored.scales is not None, "rounded to codes"
-            codes = stored.codes
-            tensors[f"{name}:codes"] = codes if stored.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4
-            tensors[f"{name}:scales"] = stored.scales[:, :: self._step].half()
+            codes, step = stored.codes, self._group // GROUP
+            tensors[f"{name}:codes"] = codes if stored.bits == 8 else joined_nibbles(codes)
+            tensors[f"{name}:scales"] = stored.scales[:, ::step].half()
             if stored.minimums is not None:
-                tensors[f"{name}:minimums"] = stored.minimums[:, :: self._step].contiguous()
+                tensors[f"{name}:minimums"] = stored.minimums[:, ::step].contiguous()
         facts = {"bits": {name: stored.bits for name, stored in found.items()}, "changes": changes}
         with file_errors(self.path, "written"):
             _write(self._layer(number), safetensors.torch.save(tensors, {"facts": json.dumps(facts)}))
-        self._files |= dict.fromkeys(found, self._layer(number))
+        self._places |= {name: (self._layer(number), stored.bits) for name, stored in found.items()}
 
     def read_layer(self, number: int) -> dict[str, tuple[float, float]]:
         """The changes of a layer, whose matrices `matrix` can then read."""
         file = self._layer(number)
         facts = self._facts(file)
-        self._files |= dict.fromkeys(facts["bits"], file)
+        self._places |= {name: (file, bits) for name, bits in facts["bits"].items()}
         return {name: (float(before), float(after)) for name, (before, after) in facts["changes"].items()}
 
     def matrix(self, name: str) -> Stored | None:
         """The codes of a matrix of a layer that was kept or read."""
-        file = self._files.get(name)
-        if file is None:
+        if name not in self._places:
             return None
-        bits = self._facts(file)["bits"][name]
+        file, bits = self._places[name]
         try:
             with safe_open(file, framework="pt") as opened:
                 there = {part: f"{name}:{part}" for part in ("codes", "scales", "minimums")}
                 parts = {part: opened.get_tensor(key) for part, key in there.items() if key in opened.keys()}  # noqa: SIM118
-            codes = parts["codes"]
-            if bits == 4:
-                codes = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
-            num_groups = codes.shape[1] // GROUP
-            numbers = (
-                None
-                if part not in parts
-                else parts[part].float().repeat_interleave(self._step, 1)[:, :num_groups].contiguous()
-                for part in ("scales", "minimums")
-            )
-            return Stored(bits, None, codes, *numbers)
+            codes_RK = split_nibbles(parts["codes"]) if bits == 4 else parts["codes"]
+            return Stored.of_groups(bits, codes_RK, self._group, parts["scales"].float(), parts.get("minimums"))
         except (SafetensorError, OSError, KeyError, RuntimeError, IndexError) as error:
             raise self._damaged(file, error) from None
 

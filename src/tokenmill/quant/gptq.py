@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmill.quant.grid import Fit, fit, round_on
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.stored import Stored
 
 __all__ = ["Compensation", "NotInvertible", "compensation", "gptq"]
 
@@ -68,7 +67,8 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
         codes_RK[:, order_K[first:end]] = codes_RC
         place = int(order_K[first]) // group
         scales_RG[:, place], minimums_RG[:, place] = found.scales[:, 0], found.minimums[:, 0]
-    return _stored(codes_RK, scales_RG, minimums_RG, bits, group, grid)
+    has_minimums = bits == 4 and grid != "symmetric"
+    return Stored.of_groups(bits, codes_RK, group, scales_RG, minimums_RG if has_minimums else None)
 
 
 def _order(diagonal_K: Tensor, group: int) -> tuple[Tensor, list[int]]:
@@ -116,14 +116,3 @@ def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> t
         errors_CR[c] = (part_CR[c] - values_R) / factor_CC[c, c]
         part_CR[c + 1 :].addr_(factor_CC[c, c + 1 :], errors_CR[c], alpha=-1)
     return codes_CR.t().to(torch.uint8), errors_CR.t()
-
-
-def _stored(codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor, bits: int, group: int, grid: str) -> Stored:
-    """As round_to_nearest gives them: padded to whole groups of 32, scales repeated for each of these."""
-    missing = -codes_RK.shape[1] % GROUP
-    codes_RK = F.pad(codes_RK, (0, missing))
-    num_groups = codes_RK.shape[1] // GROUP
-    scales_RG, minimums_RG = (
-        number.repeat_interleave(group // GROUP, 1)[:, :num_groups].contiguous() for number in (scales_RG, minimums_RG)
-    )
-    return Stored(bits, None, codes_RK, scales_RG, None if bits == 8 or grid == "symmetric" else minimums_RG)

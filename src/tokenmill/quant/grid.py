@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["GRIDS", "Fit", "fit", "round_on"]
+__all__ = ["GRIDS", "Fit", "divisor", "fit", "round_on"]
 
 GRIDS = ("minimum", "zero_point", "symmetric")
 CUTS = (0.0, 0.06, 0.12)  # of a group's range, at either end
@@ -35,7 +35,7 @@ class Fit(NamedTuple):
 
 def round_on(grid: Fit, numbers: Tensor, bits: int) -> Tensor:
     """The code of the nearest level for each number, as floats."""
-    return torch.round((numbers - grid.minimums) / _divisor(grid.scales)).clamp_(0, (1 << bits) - 1)
+    return torch.round((numbers - grid.minimums) / divisor(grid.scales)).clamp_(0, (1 << bits) - 1)
 
 
 def fit(numbers: Tensor, bits: int, kind: str = "minimum", weights: Tensor | None = None) -> Fit:
@@ -90,29 +90,28 @@ def _with_minimums(minimums: Tensor, scales: Tensor, levels: int, kind: str) -> 
     """The minimums as this kind of grid can have them."""
     if kind == "minimum":
         return Fit(scales, _half(minimums))
-    zeros = torch.round(-minimums / _divisor(scales)).clamp_(1, levels)
+    zeros = torch.round(-minimums / divisor(scales)).clamp_(1, levels)
     return Fit(scales, -zeros * scales)
 
 
 def _refitted(numbers: Tensor, codes: Tensor, start: Fit, kind: str, weights: Tensor) -> Fit:
     """The grid that these codes fit best; that of the start where the codes do not say."""
     if kind != "minimum":
-        steps = codes + start.minimums / _divisor(start.scales)  # code - zero, an integer up to rounding
-        steps = steps.round_()
+        zeros = torch.round(-start.minimums / divisor(start.scales))
+        steps = codes - zeros
         weighted = steps * weights
         square = (weighted * steps).sum(-1, keepdim=True)
-        scales = _half((weighted * numbers).sum(-1, keepdim=True) / _divisor(square))
+        scales = _half((weighted * numbers).sum(-1, keepdim=True) / divisor(square))
         scales = torch.where(square > 0, scales, start.scales)
-        zeros = torch.round(start.minimums / _divisor(start.scales))
-        return Fit(scales, zeros * scales)
+        return Fit(scales, -zeros * scales)
     weighted = codes * weights
     total = weights.expand(numbers.shape).sum(-1, keepdim=True)
     sum_c, sum_cc = weighted.sum(-1, keepdim=True), (weighted * codes).sum(-1, keepdim=True)
     sum_x, sum_cx = (numbers * weights).sum(-1, keepdim=True), (weighted * numbers).sum(-1, keepdim=True)
     determinant = total * sum_cc - sum_c.square()
     usable = determinant > 1e-6 * total * sum_cc
-    scales = (total * sum_cx - sum_c * sum_x) / _divisor(determinant)
-    minimums = (sum_cc * sum_x - sum_c * sum_cx) / _divisor(determinant)
+    scales = (total * sum_cx - sum_c * sum_x) / divisor(determinant)
+    minimums = (sum_cc * sum_x - sum_c * sum_cx) / divisor(determinant)
     found = _half(scales), _half(minimums)
     return Fit(*(torch.where(usable, new, old) for new, old in zip(found, start, strict=True)))
 
@@ -122,6 +121,6 @@ def _half(numbers: Tensor) -> Tensor:
     return numbers.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 
-def _divisor(numbers: Tensor) -> Tensor:
-    """Numbers to divide by: what is zero is divided by one."""
-    return torch.where(numbers == 0, 1.0, numbers)
+def divisor(scales: Tensor) -> Tensor:
+    """The scales to divide by: a group of zeros has scale zero, and is divided by one."""
+    return torch.where(scales == 0, 1.0, scales)

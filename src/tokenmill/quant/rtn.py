@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmill.kernels.threads import over_rows
-from tokenmill.quant.grid import fit, round_on
+from tokenmill.quant.grid import divisor, fit, round_on
 from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["round_to_nearest"]
@@ -28,9 +28,11 @@ def round_to_nearest(
     group: a multiple of 32; the rest of a row is a shorter group. K is padded with zeros to a multiple of 32. Scales
     and minimums are half floats, held as float32 and repeated for every 32 inputs. grid: a name in GRIDS, for 4 bits;
     8 bits are symmetric. A symmetric grid has no minimums, and those of "zero_point" are no half floats.
-    weights_K: what an error of each input counts. quick: six scales are tried and none is fitted, as for loading.
+    weights_K: what an error of each input counts. quick: six scales are tried and none is fitted, as for
+    loading; with a free minimum only.
     """
     assert group % GROUP == 0, "scales are held for every 32 inputs"
+    assert not quick or grid == "minimum" or bits == 8, "only a free minimum is found quickly"
     missing = -numbers_RK.shape[1] % GROUP
     padded_RK = F.pad(numbers_RK.float(), (0, missing))
     if bits == 8 or quick:
@@ -79,7 +81,7 @@ def _whole_groups(rows_RK: Tensor, group: int) -> list[tuple[Tensor, int]]:
 def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
     if bits == 8:
         scales_RG1 = (groups_RGC.abs().amax(-1, keepdim=True) / 127).half().float()
-        codes_RGC = (groups_RGC / _safe(scales_RG1)).round_().clamp_(-127, 127).add_(128)
+        codes_RGC = (groups_RGC / divisor(scales_RG1)).round_().clamp_(-127, 127).add_(128)
         return codes_RGC.to(torch.uint8), scales_RG1.squeeze(-1), scales_RG1.squeeze(-1)
     low_RG1, high_RG1 = groups_RGC.amin(-1, keepdim=True), groups_RGC.amax(-1, keepdim=True)
     best: list[Tensor] = []
@@ -88,7 +90,7 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         spare_RG1 = (high_RG1 - low_RG1) * (1 - shrink) / 2
         minimums_RG1 = (low_RG1 + spare_RG1).half().float()
         scales_RG1 = ((high_RG1 - low_RG1) * shrink / 15).half().float()
-        codes_RGC = torch.round((groups_RGC - minimums_RG1) / _safe(scales_RG1)).clamp_(0, 15)
+        codes_RGC = torch.round((groups_RGC - minimums_RG1) / divisor(scales_RG1)).clamp_(0, 15)
         error_RG1 = (codes_RGC * scales_RG1 + minimums_RG1 - groups_RGC).square_().sum(-1, keepdim=True)
         found = [codes_RGC.to(torch.uint8), scales_RG1, minimums_RG1]
         better_RG1 = error_RG1 < min_error_RG1
@@ -96,8 +98,3 @@ def _round(groups_RGC: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         best = [torch.where(better_RG1, new, old) for new, old in zip(found, best or found, strict=True)]
     codes_RGC, scales_RG1, minimums_RG1 = best
     return codes_RGC, scales_RG1.squeeze(-1), minimums_RG1.squeeze(-1)
-
-
-def _safe(scales: Tensor) -> Tensor:
-    """The scales to divide by: a group of zeros has scale zero, and is divided by one."""
-    return torch.where(scales == 0, 1.0, scales)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-__all__ = ["GROUP", "Stored"]
+__all__ = ["GROUP", "Stored", "joined_nibbles", "split_nibbles"]
 
 GROUP = 32
 
@@ -41,6 +42,22 @@ class Stored:
     @property
     def num_rows(self) -> int:
         return next(len(each) for each in (self.numbers, self.codes, self.halves) if each is not None)
+
+    @classmethod
+    def of_groups(
+        cls, bits: int, codes_RK: Tensor, group: int, scales_RG: Tensor, minimums_RG: Tensor | None = None
+    ) -> "Stored":
+        """Codes whose scales are for `group` inputs each, a multiple of 32; the last group of a row may be shorter.
+
+        Codes are padded to a multiple of 32, scales and minimums repeated for every 32 inputs.
+        """
+        codes_RK = F.pad(codes_RK, (0, -codes_RK.shape[1] % GROUP)).contiguous()
+        repeats, count = group // GROUP, codes_RK.shape[1] // GROUP
+        numbers = (
+            None if number is None else number.repeat_interleave(repeats, 1)[:, :count].contiguous()
+            for number in (scales_RG, minimums_RG)
+        )
+        return cls(bits, None, codes_RK, *numbers)
 
     @classmethod
     def joined(cls, parts: Sequence["Stored"]) -> "Stored":
@@ -76,3 +93,13 @@ class Stored:
         else:
             values_RGC = codes_RGC * self.scales[..., None] + self.minimums[..., None]
         return values_RGC.view(self.num_rows, -1)
+
+
+def joined_nibbles(codes: Tensor) -> Tensor:
+    """[…, 2 n] codes of 4 bits → […, n] bytes, the earlier of two neighbours in the low half."""
+    return codes[..., ::2] | codes[..., 1::2] << 4
+
+
+def split_nibbles(bytes_: Tensor) -> Tensor:
+    """The inverse of joined_nibbles."""
+    return torch.stack((bytes_ & 15, bytes_ >> 4), -1).flatten(-2)

@@ -18,12 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
 from tokenmill.model.families import find_family, read_config
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.names import expand
 from tokenmill.weights.plain import Checkpoint
@@ -210,7 +209,7 @@ def pack(layout: Layout, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
     if layout.method == "gptq":
         return _pack_gptq(layout, codes_RK, scales_RG, minimums_RG)
     assert layout.method == "tokenmill", "exports of AWQ are only read"
-    parts = {"codes": codes_RK if stored.bits == 8 else codes_RK[:, ::2] | codes_RK[:, 1::2] << 4}
+    parts = {"codes": codes_RK if stored.bits == 8 else joined_nibbles(codes_RK)}
     parts["scales"] = scales_RG.half()
     return parts if minimums_RG is None else parts | {"minimums": minimums_RG.half()}
 
@@ -241,7 +240,7 @@ def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
         codes, minimums = parts["codes"], parts.get("minimums")
         if minimums is None:
             return _stored(layout, 8, codes, parts["scales"].float())
-        codes_RK = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        codes_RK = split_nibbles(codes)
         return _stored(layout, 4, codes_RK, parts["scales"].float(), minimums.float())
     if layout.method == "awq":
         codes_KR, zeros_GR = (_fields(parts[part], 4)[..., _AWQ_ORDER].flatten(1) for part in ("qweight", "qzeros"))
@@ -260,22 +259,21 @@ def unpack(layout: Layout, parts: Mapping[str, Tensor], name: str) -> Stored:
     return _stored(layout, layout.bits, codes_RK, scales_RG, None if plain else -zeros_RG.float() * scales_RG)
 
 
-def _stored(layout: Layout, bits: int, codes_RK: Tensor, *numbers_RG: Tensor | None) -> Stored:
-    """Padded to whole groups of 32; scales, and minimums where there are any, repeated for each of them."""
-    codes_RK = F.pad(codes_RK, (0, -codes_RK.shape[1] % GROUP)).contiguous()
-    num_groups = codes_RK.shape[1] // GROUP
-    repeats = layout.group // GROUP if layout.group else num_groups
-    spread = (None if n is None else n.repeat_interleave(repeats, 1)[:, :num_groups].contiguous() for n in numbers_RG)
-    return Stored(bits, None, codes_RK, *spread)
+def _stored(
+    layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None
+) -> Stored:
+    """See Stored.of_groups. In a layout a group of 0 is a whole row."""
+    whole_row = -(-codes_RK.shape[1] // GROUP) * GROUP
+    return Stored.of_groups(bits, codes_RK, layout.group or whole_row, scales_RG, minimums_RG)
 
 
 def _fields(words_AB: Tensor, bits: int) -> Tensor:
     """[A, B] int32 → [A, B, 32 / bits] uint8, from the low bits up."""
     bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
-    return bytes_ABC if bits == 8 else torch.stack((bytes_ABC & 15, bytes_ABC >> 4), -1).flatten(2)
+    return bytes_ABC if bits == 8 else split_nibbles(bytes_ABC)
 
 
 def _words(fields_ABC: Tensor, bits: int) -> Tensor:
     """The inverse of _fields."""
-    bytes_ABC = fields_ABC if bits == 8 else fields_ABC[..., ::2] | fields_ABC[..., 1::2] << 4
+    bytes_ABC = fields_ABC if bits == 8 else joined_nibbles(fields_ABC)
     return bytes_ABC.contiguous().view(torch.int32).squeeze(-1)
