@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 import safetensors.torch
@@ -249,9 +250,7 @@ def test_experts_that_no_token_reaches_are_named(models, tmp_path, caplog):
 
 
 def test_a_full_disk_is_known_before_anything_is_computed(models, tmp_path, monkeypatch):
-    from tokenmill.calibrate import run
-
-    monkeypatch.setattr(run.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(CapacityError, match="disk space for"):
         calibrated(save("llama", models), tmp_path / "out")
     assert entries(tmp_path) == []

@@ -1,10 +1,9 @@
 """A model computed layer by layer, over all calibration texts at once, with the weights of one layer in memory.
 
-Everything is in float32. A layer's matrices get their weights at the moment when their inputs are known, so that
-whoever chooses the weights can look at the inputs first.
+Everything is in float32. The weights of a matrix are set just before it is applied, when its inputs are known, so that
+they can be quantised for these inputs.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from tokenmill.cache.step import Span, Step
 from tokenmill.config import FUSIBLE
 from tokenmill.kernels.attend.gather import Gather
-from tokenmill.model.decoder import Layer
 from tokenmill.model.families import read_config
 from tokenmill.quant.schemes import Matrix, Scheme
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import Loader, allocate, empty_decoder, match_tensors
-from tokenmill.weights.names import TRANSFORMS, Target, part_of
+from tokenmill.weights.load import Loader, allocate, empty_decoder, read_values
+from tokenmill.weights.names import TRANSFORMS, part_of
 
 __all__ = ["Choose", "LayerWalk"]
 
@@ -46,17 +44,17 @@ class _Rows:
 class LayerWalk:
     """The hidden states of some texts after each layer of a checkpoint.
 
-    rounded: the names of the checkpoint's tensors that are matrices whose values are chosen; the others are read.
+    rounded: names of the checkpoint's tensors for which `choose` gives the values; every other tensor is used as it is.
     """
 
     def __init__(self, checkpoint: Checkpoint, texts: list[list[int]], rounded: set[str]) -> None:
         longest = max(map(len, texts))
         self._checkpoint, self._rounded = checkpoint, rounded
         self._decoder = empty_decoder(read_config(checkpoint.config), Scheme(), longest, FUSIBLE)
-        loader = Loader(checkpoint, self._decoder, torch.float32, torch.device("cpu"), lambda done, total: None)
-        loader.fill_small()
+        device = torch.device("cpu")
+        self._loader = Loader(checkpoint, self._decoder, torch.float32, device, lambda done, total: None)
+        self._loader.fill_small()
         self._decoder.finish()
-        self._weights = _weights_by_matrix(match_tensors(checkpoint, self._decoder), self._decoder)
         self._step = _step(texts)
         self._x_TD, self._angles = self._decoder.begin(self._step)
 
@@ -71,24 +69,22 @@ class LayerWalk:
 
     def names(self, number: int) -> Iterator[str]:
         """The tensors of a layer that are rounded."""
-        for module in self._decoder.layers[number].modules():
-            yield from (name for name, _ in self._weights.get(module, ()) if name in self._rounded)
+        for matrix in _matrices(self._decoder.layers[number]):
+            yield from (name for name, _ in self._loader.weights_of(matrix) if name in self._rounded)
 
     @torch.no_grad()
     def through(self, number: int, choose: Choose) -> None:
         """Compute a layer: the hidden states become those after it."""
         layer = self._decoder.layers[number]
-        assert isinstance(layer, Layer)
-        waiting = [module for module in layer.modules() if isinstance(module, Matrix)]
+        waiting = _matrices(layer)
         hooks = [each.register_forward_pre_hook(partial(self._reach, choose, waiting)) for each in waiting]
         self._x_TD = layer(self._x_TD, self._angles[number], _Rows(), self._step, Gather())
         for hook in hooks:
             hook.remove()
         for matrix in waiting:  # experts that no token went to
             self._fill(matrix, choose, None)
-        for module in layer.modules():
-            if isinstance(module, Matrix):
-                module.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        for matrix in _matrices(layer):
+            matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
     def _reach(self, choose: Choose, waiting: list[Matrix], matrix: Matrix, inputs: tuple[Tensor]) -> None:
         waiting.remove(matrix)
@@ -96,8 +92,8 @@ class LayerWalk:
 
     def _fill(self, matrix: Matrix, choose: Choose, inputs_TK: Tensor | None) -> None:
         allocate(matrix, torch.float32, torch.device("cpu"), only=("weight",))
-        for name, target in self._weights[matrix]:
-            values = self._checkpoint.read(name).float()
+        for name, target in self._loader.weights_of(matrix):
+            values = read_values(self._checkpoint, name, torch.float32).float()
             is_transposed = target.transform == "transpose"
             values = values.t() if is_transposed else values
             if name in self._rounded:
@@ -106,13 +102,8 @@ class LayerWalk:
             place.copy_(TRANSFORMS["" if is_transposed else target.transform](values, self._decoder.config))
 
 
-def _weights_by_matrix(targets: dict[str, Target], decoder: nn.Module) -> dict[nn.Module, list[tuple[str, Target]]]:
-    found: dict[nn.Module, list[tuple[str, Target]]] = defaultdict(list)
-    for name, target in targets.items():
-        path, _, kind = target.parameter.rpartition(".")
-        if kind == "weight" and isinstance(module := decoder.get_submodule(path), Matrix):
-            found[module].append((name, target))
-    return dict(found)
+def _matrices(layer: nn.Module) -> list[Matrix]:
+    return [module for module in layer.modules() if isinstance(module, Matrix)]
 
 
 def _step(texts: list[list[int]]) -> Step:

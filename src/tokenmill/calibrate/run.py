@@ -1,7 +1,6 @@
 """Quantises a checkpoint by what its layers see of calibration texts; a run that was interrupted goes on."""
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,12 +14,12 @@ from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
 from tokenmill.calibrate.texts import Texts
 from tokenmill.checks import check_choice
-from tokenmill.errors import CapacityError, file_errors
+from tokenmill.errors import file_errors
 from tokenmill.hub.progress import Progress
-from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint
+from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, Plan
 from tokenmill.weights.write.quantize import Kind, plan_quantization, quantize
 
@@ -65,9 +64,10 @@ def quantize_calibrated(
         partial.keep_texts(texts)
         rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
         changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
-        kinds = quantize(checkpoint, out, progress, rounder=_Reader(plan, to, partial), **settings)
+        kinds = quantize(checkpoint, out, progress, rounder=lambda name, *_: partial.matrix(name), **settings)
     except KeyboardInterrupt:
-        log.warning("%s keeps what is done: the same command goes on from there", partial.path)
+        if partial.path.exists():
+            log.warning("%s keeps what is done: the same command goes on from there", partial.path)
         raise
     partial.remove()
     return Calibrated(kinds, changes, texts)
@@ -78,10 +78,7 @@ def _check_space(plan: Plan, to: Export, out: Path) -> None:
     needed = 2 * sum(to.num_bytes(plan, name) for name in plan.shapes)
     with file_errors(out, "written"):
         out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-    if free < needed:
-        setting = "the output directory, the dtype or the scheme"
-        raise CapacityError(f"disk space for {out} and what is kept on the way", needed, free, setting, in_bytes=True)
+        check_space(out, needed)
 
 
 def _round_layers(
@@ -113,17 +110,3 @@ def _round_layers(
             partial.keep_layer(number, found, new)
             changes |= new
     return changes
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Gives `quantize` the matrices of layers as they were rounded, and rounds others, a head for one, to nearest."""
-
-    plan: Plan
-    to: Export
-    partial: Partial
-
-    def __call__(self, name: str, numbers_RK: Tensor, bits: int) -> Stored:
-        kept = self.partial.matrix(name)
-        grid = self.to.grid(bits, self.plan.symmetric)
-        return kept or round_to_nearest(numbers_RK, bits, self.plan.group, grid)

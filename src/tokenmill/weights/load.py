@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from math import prod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
@@ -24,7 +24,17 @@ from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
 
-__all__ = ["Fill", "Loader", "Progress", "allocate", "empty_decoder", "load_decoder", "match_tensors", "return_memory"]
+__all__ = [
+    "Fill",
+    "Loader",
+    "Progress",
+    "allocate",
+    "empty_decoder",
+    "load_decoder",
+    "match_tensors",
+    "read_values",
+    "return_memory",
+]
 
 RETURNED = 16  # matrices after which freed memory is given back
 Progress = Callable[[int, int], None]
@@ -112,9 +122,12 @@ class Loader:
             self._fill_tied(matrix)
             return
         allocate(matrix, self._dtype, self._device, only=("weight",))
-        for name, target in self._targets[matrix]:
-            if target.parameter.endswith(".weight"):
-                self._place(name, target, matrix)
+        for name, target in self.weights_of(matrix):
+            self._place(name, target, matrix)
+
+    def weights_of(self, matrix: Matrix) -> list[tuple[str, Target]]:
+        """The tensors that the weight of a matrix is filled from."""
+        return [(name, target) for name, target in self._targets[matrix] if target.parameter.endswith(".weight")]
 
     @property
     def _tied_head(self) -> Matrix | None:
@@ -200,9 +213,14 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
             first = place.storage_offset() // place.shape[1]
             if module.keep(first, stored.map(lambda part: transform(part, config))):
                 return
-    tensor = checkpoint.read(name, place.dtype)
+    place.copy_(TRANSFORMS[target.transform](read_values(checkpoint, name, place.dtype), config))
+
+
+def read_values(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+    """Checkpoint.read, with CheckpointError for a tensor that is not in floating point or whose shape has changed."""
+    tensor = checkpoint.read(name, dtype)
     if not tensor.is_floating_point():
         raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
     if tensor.shape != checkpoint.shapes[name]:
         raise CheckpointError(f"{checkpoint.path} was changed while it was in use: {name} has another shape now")
-    place.copy_(TRANSFORMS[target.transform](tensor, config))
+    return tensor

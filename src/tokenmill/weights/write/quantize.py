@@ -32,8 +32,8 @@ from tokenmill.weights.write.export import Export, Plan, find_export
 
 __all__ = ["Kind", "Rounder", "kind_of", "plan_quantization", "quantize"]
 
-Rounder = Callable[[str, Tensor, int], Stored]
-"""Rounds the matrix of that name, [R, K] in any floating type, to so many bits."""
+Rounder = Callable[[str, Tensor, int], Stored | None]
+"""Rounds the matrix of that name, [R, K] in any floating type, to so many bits; None leaves it to round_to_nearest."""
 ROWS = 1024  # whose errors are computed at a time, so that temporaries stay small
 
 BITS = {name: bits for name in sorted(SCHEMES) if (bits := find_scheme(name).rounds_to) is not None}
@@ -101,11 +101,11 @@ def quantize(
         kind.num_weights += prod(shape)
         kind.bytes_before += prod(shape) * getattr(torch, plan.model.dtype).itemsize
 
-    def nearest(name: str, rows_RK: Tensor, bits: int) -> Stored:
-        return round_to_nearest(rows_RK, bits, group, to.grid(bits, symmetric))
-
     def rounded(name: str, rows_RK: Tensor) -> Stored:
-        stored = (rounder or nearest)(name, rows_RK, plan.bits[name])
+        bits = plan.bits[name]
+        stored = None if rounder is None else rounder(name, rows_RK, bits)
+        if stored is None:
+            stored = round_to_nearest(rows_RK, bits, group, to.grid(bits, symmetric))
         kinds[_title(plan, name)[0]].add(name, rows_RK, stored)
         return stored
 
