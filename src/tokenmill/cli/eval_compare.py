@@ -83,7 +83,7 @@ def command(
         )
         progress.stage(f"reading {len(read.tokens):,} tokens twice")
         found = compare(ours, theirs, read.tokens, *sizes, progress)
-    tokenizer = checkpoints[0].tokenizer()
+    tokenizer = ours.tokenizer
     assert tokenizer is not None, "it has read the text"
     if json:
         print_json({**_document(model, reference, text, found), "window": sizes[0], "stride": sizes[1]})

@@ -1,23 +1,17 @@
 """`tokenmill quantize`: a model with matrices in 4 or 8 bits, as a directory or a GGUF file."""
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr, remark, say_on_stderr
+from tokenmill.checks import check_choice
+from tokenmill.cli.display import print_json, progress_on_stderr, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.cli.prompts import read_text
-from tokenmill.cli.quantize_report import Report, document, show
 from tokenmill.config import DEFAULT_MODEL
-
-if TYPE_CHECKING:  # these import torch
-    from tokenmill.cli.quantize_texts import TextSettings
-    from tokenmill.hub.progress import Progress
-    from tokenmill.weights.checkpoint import Checkpoint
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -84,8 +78,8 @@ Algorithm = Annotated[
     typer.Option(
         "--algorithm",
         metavar="NAME",
-        help="rtn rounds each number to the nearest level, in seconds; importance also looks at how much each input "
-        "counts; gptq makes good the error of one input by the next ones, in minutes, and loses least.",
+        help="rtn rounds each weight to the nearest level, in seconds; importance weights its error by the mean square "
+        "of its input; gptq also compensates each rounding error in the weights after it. Both take minutes.",
         rich_help_panel=CALIBRATION,
     ),
 ]
@@ -142,7 +136,8 @@ def command(
     """
     with uninterrupted():
         from tokenmill.calibrate.rounding import ALGORITHMS
-        from tokenmill.checks import check_choice
+        from tokenmill.cli.quantize_report import document, show
+        from tokenmill.cli.quantize_run import quantize_and_compare
         from tokenmill.cli.quantize_texts import TextSettings
         from tokenmill.weights.write.export import find_export
 
@@ -156,41 +151,8 @@ def command(
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         wanted = algorithm != "rtn" if evaluate is None else evaluate
-        report = _quantize(checkpoint, output, progress, algorithm, texts, wanted, settings)
+        report = quantize_and_compare(checkpoint, output, progress, algorithm, texts, wanted, settings)
     if json:
         print_json(document(report))
     else:
         show(report)
-
-
-def _quantize(
-    checkpoint: "Checkpoint",
-    output: Path,
-    progress: "Progress",
-    algorithm: str,
-    texts: "TextSettings",
-    evaluated: bool,
-    settings: dict[str, Any],
-) -> Report:
-    from tokenmill.calibrate.run import quantize_calibrated
-    from tokenmill.cli.quantize_texts import compared, held_out
-    from tokenmill.measure.memory import peak_bytes
-    from tokenmill.weights.write.quantize import quantize
-
-    started_s = time.perf_counter()
-    texts.fit(checkpoint)
-    if "stored_as_codes" in checkpoint.config:
-        remark(f"{texts.model} is quantised already: rounding its codes again loses more than rounding their source")
-    report = Report(texts.model, output, algorithm, settings)
-    if algorithm == "rtn":
-        report.kinds = quantize(checkpoint, output, progress, **settings)
-        kept = {}
-    else:
-        made = lambda: texts.make(checkpoint, progress, evaluated)  # noqa: E731
-        found = quantize_calibrated(checkpoint, output, progress, algorithm, made, texts.described, **settings)
-        report.kinds, report.changes, kept = found.kinds, found.changes, dict(found.texts)
-    report.seconds, report.peak_bytes = time.perf_counter() - started_s, peak_bytes()
-    if evaluated:
-        text = kept.get("held out") or held_out(texts, checkpoint, progress)
-        report.comparison, report.measured_on = compared(checkpoint, output, text, progress), text
-    return report

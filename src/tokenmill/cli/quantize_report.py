@@ -1,20 +1,17 @@
 """What `tokenmill quantize` tells when it is done: what each kind of tensor has lost, and the whole model."""
 
-from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from tokenmill.calibrate.texts import Texts
 from tokenmill.cli.display import print_table
 from tokenmill.cli.report import versions
+from tokenmill.measure.perplexity import Comparison
 from tokenmill.units import size
-
-if TYPE_CHECKING:  # these import torch
-    from tokenmill.calibrate.texts import Texts
-    from tokenmill.measure.perplexity import Comparison
-    from tokenmill.weights.write.quantize import Kind
+from tokenmill.weights.write.quantize import Kind, kind_of
 
 __all__ = ["Report", "document", "show"]
 
@@ -27,12 +24,12 @@ class Report:
     output: Path
     algorithm: str
     settings: dict[str, Any]
-    kinds: dict[str, "Kind"] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
     changes: dict[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
     peak_bytes: int = 0
-    comparison: "Comparison | None" = None
-    measured_on: "Texts | None" = None
+    comparison: Comparison | None = None
+    measured_on: Texts | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -41,7 +38,7 @@ class Report:
         return sum(file.stat().st_size for file in files)
 
     @property
-    def sorted_kinds(self) -> list["Kind"]:
+    def sorted_kinds(self) -> list[Kind]:
         """What stayed in floating point comes last."""
         return sorted(self.kinds.values(), key=lambda kind: kind.error is None)
 
@@ -53,19 +50,10 @@ class Report:
 
     def changes_of(self, kind: str) -> tuple[float, float] | None:
         """Relative errors of the outputs of a kind's matrices, to nearest and as they were rounded."""
-        found = self._changes_by_kind.get(kind)
-        if found is None:
+        found = [pair for name, pair in self.changes.items() if kind_of(name) == kind]
+        if not found:
             return None
         return tuple((sum(each) / len(each)) ** 0.5 for each in zip(*found, strict=True))
-
-    @property
-    def _changes_by_kind(self) -> dict[str, list[tuple[float, float]]]:
-        from tokenmill.weights.write.quantize import kind_of
-
-        found = defaultdict(list)
-        for name, pair in self.changes.items():
-            found[kind_of(name)].append(pair)
-        return dict(found)
 
 
 def show(report: Report) -> None:
@@ -93,7 +81,7 @@ def show(report: Report) -> None:
         typer.echo("--algorithm gptq takes minutes and loses less: docs/quantization.md")
 
 
-def _row(report: Report, kind: "Kind", calibrated: bool) -> tuple[str, ...]:
+def _row(report: Report, kind: Kind, calibrated: bool) -> tuple[str, ...]:
     error = "" if kind.error is None else f"{kind.error:.2%}"
     changes = report.changes_of(kind.name)
     outputs = ("", "") if changes is None else tuple(f"{change:.2%}" for change in changes)
@@ -134,7 +122,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _facts(report: Report, kind: "Kind") -> dict[str, Any]:
+def _facts(report: Report, kind: Kind) -> dict[str, Any]:
     facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
     before, after = report.changes_of(kind.name) or (None, None)
     return {**facts, "relative_error": kind.error, "output_error_to_nearest": before, "output_error": after}

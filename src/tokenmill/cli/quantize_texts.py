@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.calibrate.texts import Texts, cut_text, written_texts
+from tokenmill.cli.eval_perplexity import load_to_read
 from tokenmill.config import EngineConfig
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
@@ -87,7 +87,6 @@ def compared(checkpoint: Checkpoint, output: Path, texts: Texts, progress: Progr
 
 
 def _engine(checkpoint: Checkpoint, length: int, progress: Progress, scheme: str = "auto") -> Engine:
-    progress.stage(f"loading {checkpoint.path.name}")
     config = EngineConfig(
         model=str(checkpoint.path),
         scheme=scheme,
@@ -96,4 +95,4 @@ def _engine(checkpoint: Checkpoint, length: int, progress: Progress, scheme: str
         prefix_cache=False,
         packed_cache=False,
     )
-    return build(checkpoint, config, progress.advance)
+    return load_to_read(checkpoint, config, progress)

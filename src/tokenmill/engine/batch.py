@@ -22,7 +22,7 @@ from tokenmill.errors import RequestError
 from tokenmill.sample.largest import largest
 from tokenmill.schedule.sequence import Sequence, Work
 
-__all__ = ["Score", "generate_each", "in_order", "score_each"]
+__all__ = ["ROWS", "Score", "generate_each", "in_order", "score_each"]
 
 ROWS = 64  # of logits, turned into log-probabilities at a time
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.engine.batch import Score, in_order, score_each
+from tokenmill.engine.batch import ROWS, Score, in_order, score_each
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
@@ -16,8 +16,6 @@ from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.value_reader import brief
 
 __all__ = ["last_logits", "prompt_logprobs", "score", "score_pairs"]
-
-ROWS = 64
 
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
