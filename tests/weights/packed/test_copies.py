@@ -12,34 +12,19 @@ import threading
 import pytest
 import torch
 
-from tests.tiny_models import prompt, save
+from tests.tiny_models import save
+from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.config import EngineConfig
 from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.program.native import abi
-from tokenmill.weights.packed import copies, reader, verified, writer
+from tokenmill.weights.packed import copies, reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
-LONG = prompt(60, seed=5)
+pytestmark = needs_library
+
 FIELDS = ("is no packed model", "its header", "of its weights do not match", "its tokenizer does not match", "sizes (")
-
-pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packed_copy, "SMALLEST", 0)
-    monkeypatch.setattr(verified, "SETTLED_S", -1.0)
-    return tmp_path / "cache" / "packed"
-
-
-@pytest.fixture
-def llama(tmp_path):
-    return save("llama", tmp_path)
 
 
 @pytest.fixture
@@ -53,10 +38,6 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(packed_copy, "load_model", load_model)
     return kinds
-
-
-def there(folder):
-    return sorted(path.name for path in folder.glob("*.packed"))
 
 
 def test_the_second_load_maps_what_the_first_kept(llama, folder, opened):

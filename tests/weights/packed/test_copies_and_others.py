@@ -10,38 +10,17 @@ import sys
 import pytest
 import torch
 
-from tests.tiny_models import prompt, save
+from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.engine.packed_copy import load_with_copy, open_model
-from tokenmill.program.native import abi
 from tokenmill.weights.packed import verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN
 
-LONG = prompt(60, seed=5)
-
-pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty cache folder, in which tiny models have copies too, that are believed as soon as they are verified."""
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packed_copy, "SMALLEST", 0)
-    monkeypatch.setattr(verified, "SETTLED_S", -1.0)
-    return tmp_path / "cache" / "packed"
-
-
-@pytest.fixture
-def llama(tmp_path):
-    return save("llama", tmp_path)
-
-
-def there(folder):
-    return sorted(path.name for path in folder.glob("*.packed"))
+pytestmark = needs_library
 
 
 def halves(folder):
