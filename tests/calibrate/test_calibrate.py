@@ -68,7 +68,7 @@ def test_each_algorithm_changes_the_outputs_less_than_the_one_before(grid, num_i
 
 
 def test_independent_inputs_are_rounded_to_nearest():
-    """Nothing can be made good then, so that GPTQ's codes are the nearest levels of its scales."""
+    """No column can compensate the error of another then, so GPTQ's codes are the nearest levels of its scales."""
     numbers_RK = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     stored = gptq(numbers_RK, 4, 32, "minimum", compensation(torch.eye(64), 32))
     assert torch.equal(stored.values(), round_to_nearest(numbers_RK, 4).values())
@@ -244,7 +244,7 @@ def tokenmill_quantize(source, out):
 def test_experts_that_no_token_reaches_are_named(models, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         found = calibrated(save("mixtral", models), tmp_path / "out", texts=[[1, 2, 3]])
-    assert "is rounded to nearest: none of the calibration tokens reach it" in caplog.text
+    assert "is rounded to nearest: no calibration token reaches it" in caplog.text
     assert found.kinds["w1"].error is not None
     assert tokenmill.load(tmp_path / "out", dtype="float32").generate([[1, 2]], max_new_tokens=3)
 

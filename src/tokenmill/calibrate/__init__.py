@@ -1,7 +1,7 @@
-"""What the layers of a model see of a text, and how its matrices are rounded by that.
+"""Calibration: quantises the matrices of a model for the inputs that they have on calibration texts.
 
 The model is computed layer by layer in float32 over all calibration texts at once, with one layer in memory at a time.
-When a matrix is reached, the products of its inputs are summed up, the matrix is rounded by them, and the computation
-goes on with the rounded matrix, so that what follows is rounded for the inputs that it will have. The arithmetic of the
-rounding itself is in quant/.
+When a matrix is reached, Xᵀ X of its inputs is computed, the matrix is quantised with it, and the quantised matrix is
+applied. So every matrix is quantised for the inputs that it has in the quantised model. The arithmetic of rounding is
+in quant/.
 """

@@ -1,4 +1,4 @@
-"""Rounds one matrix by the inputs that it has: by how much each input counts, or by GPTQ."""
+"""Rounds one matrix for the inputs that it has in calibration texts: weighted by their mean squares, or by GPTQ."""
 
 import logging
 from dataclasses import dataclass, field
@@ -17,17 +17,16 @@ __all__ = ["ALGORITHMS", "Rounding"]
 log = logging.getLogger(__name__)
 
 ALGORITHMS = ("rtn", "importance", "gptq")
-COLUMNS = 256  # of the products of inputs, computed at a time: what lies above the diagonal is not
+COLUMNS = 256  # of Xᵀ X, computed at a time, from the diagonal down: the matrix is symmetric
 
 
 @dataclass
 class Rounding:
     """How matrices are rounded, and what each has lost.
 
-    algorithm: "importance" searches scales with squared errors weighted by the mean square of each input; "gptq" also
-    has later inputs make good the errors of earlier ones. group, grid: see round_to_nearest.
-    changes: by tensor the mean square of the change of its outputs over the mean square of the outputs, first when it
-    is rounded to nearest, then as it was rounded.
+    algorithm: "importance" searches scales with squared errors weighted by the mean square of each input; "gptq": see
+    quant/gptq.py. group, grid: see round_to_nearest. changes: for each tensor the mean square of the error of its
+    outputs over the mean square of the outputs, rounded to nearest and as this algorithm has rounded it.
     """
 
     algorithm: str
@@ -37,10 +36,12 @@ class Rounding:
     _last: "_Seen | None" = None
 
     def round(self, name: str, numbers_RK: Tensor, inputs_TK: Tensor | None, bits: int) -> Stored:
-        """Without inputs, or with inputs of which nothing can be computed, to nearest; this is said."""
+        """The codes of a matrix. Without inputs, or with inputs that hold NaN or infinity, it is rounded to nearest,
+        which is logged as a warning.
+        """
         numbers_RK = numbers_RK.float()
         if inputs_TK is None:
-            return self._to_nearest(name, numbers_RK, bits, "none of the calibration tokens reach it")
+            return self._to_nearest(name, numbers_RK, bits, "no calibration token reaches it")
         if self._last is None or self._last.inputs_TK is not inputs_TK:  # once for all matrices with these inputs
             self._last = _Seen(inputs_TK)
         try:
@@ -50,7 +51,7 @@ class Rounding:
         plain = round_to_nearest(numbers_RK, bits, self.group, self.grid, quick=self.grid == "minimum")
         before, after = (self._last.change(each, numbers_RK) for each in (plain, stored))
         if after > before:
-            return self._to_nearest(name, numbers_RK, bits, "what the calibration tokens say of it makes it worse")
+            return self._to_nearest(name, numbers_RK, bits, f"{self.algorithm} would change its outputs more")
         self.changes[name] = before, after
         return stored
 

@@ -1,4 +1,4 @@
-"""Quantises a checkpoint by what its layers see of calibration texts; a run that was interrupted goes on."""
+"""Quantises a checkpoint by calibration, layer by layer; an interrupted run is resumed."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def quantize_calibrated(
     text_settings: Mapping[str, Any],
     **settings: Any,
 ) -> Calibrated:
-    """As `quantize`, whose `settings` these are, with matrices rounded by what they see of the texts.
+    """As `quantize`, whose `settings` these are, with matrices rounded for the inputs that they have on the texts.
 
     algorithm: "importance" or "gptq". text_settings: what decides the texts, as JSON; they are made once, and kept with
     the layers that are done in OUT.partial until everything is written.
@@ -74,7 +74,7 @@ def quantize_calibrated(
 
 
 def _check_space(plan: Plan, to: Export, out: Path) -> None:
-    """What is kept of the layers takes about as much as they do in the end, and is there beside it."""
+    """The kept layers take about as many bytes as the output, and both exist at the end."""
     needed = 2 * sum(to.num_bytes(plan, name) for name in plan.shapes)
     with file_errors(out, "written"):
         out.parent.mkdir(parents=True, exist_ok=True)

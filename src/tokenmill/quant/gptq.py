@@ -1,12 +1,13 @@
-"""GPTQ: codes are chosen one input after the other, and what rounding an input loses is made good by those that follow.
+"""GPTQ: a matrix is rounded column by column, and each rounding error is compensated in the columns not rounded yet.
 
+A column holds the weights of one input.
 The loss is |(W - Q) X|² over the inputs X that the matrix sees, which is the sum over rows of e H eᵀ with H = X Xᵀ. A
-rounding error of one input moves the best values of all inputs that are not rounded yet, by a row of the Cholesky
-factor of H⁻¹ (Frantar et al. 2022, arXiv 2210.17323). Rows do not depend on each other.
+rounding error in one column is compensated by adding a multiple of a row of the Cholesky factor of H⁻¹ to the columns
+that are not rounded yet (Frantar et al. 2022, arXiv 2210.17323). Rows do not depend on each other.
 
-Groups are rounded in the order of how much their inputs count, and so are the inputs within a group, so that errors of
-the large ones can be made good by many. As each group stays together and its scale is found when its turn comes, no
-order has to be stored.
+Groups are rounded in descending order of the mean of H's diagonal over their columns, and the columns of a group in
+descending order of H's diagonal, so that many columns are left to compensate the errors that cost most. No permutation
+is stored: a group stays together, and its scale is chosen when the group is reached.
 """
 
 from itertools import pairwise
@@ -20,7 +21,7 @@ from tokenmill.quant.stored import Stored
 
 __all__ = ["Compensation", "NotInvertible", "compensation", "gptq"]
 
-DAMPING = 0.01  # of the mean of H's diagonal, added to it: inputs that were hardly seen still have a weight
+DAMPING = 0.01  # of the mean of H's diagonal, added to the diagonal: columns whose inputs are near zero count as well
 MAX_DAMPING = 1.0
 
 
@@ -29,9 +30,9 @@ class NotInvertible(ArithmeticError):
 
 
 class Compensation(NamedTuple):
-    """How errors are made good, for all matrices that have the same inputs; made by `compensation`.
+    """What the compensation of errors needs, for all matrices that have the same inputs; made by `compensation`.
 
-    order_K: the inputs in the order in which they are rounded. bounds: where in it the groups begin, and its end.
+    order_K: the columns in the order in which they are rounded. bounds: where in it the groups begin, and its end.
     factor_KK: the upper Cholesky factor of the inverse of the damped H, in that order.
     """
 
@@ -59,7 +60,7 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
     scales_RG, minimums_RG = torch.empty(num_rows, num_groups), torch.empty(num_rows, num_groups)
     for first, end in pairwise(bounds):
         part_RC, factor_CC = left_RK[:, first:end], factor_KK[first:end, first:end]
-        # What an error costs in the end, when the inputs that follow have made good what they can.
+        # The loss that an error of each column leaves after its compensation (eq. 2 of the paper).
         weights_C = factor_CC.diagonal().square().reciprocal()
         found = fit(part_RC, bits, "symmetric" if bits == 8 else grid, weights_C)
         codes_RC, errors_RC = _round_group(part_RC, found, factor_CC, bits)
@@ -72,7 +73,7 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
 
 
 def _order(diagonal_K: Tensor, group: int) -> tuple[Tensor, list[int]]:
-    """All inputs in the order in which they are rounded, and where in it the groups begin and end."""
+    """All columns in the order in which they are rounded, and where in it the groups begin and end."""
     chunks = torch.split(torch.arange(len(diagonal_K)), group)
     means = torch.stack([diagonal_K[chunk].mean() for chunk in chunks])
     bounds, order = [0], []
