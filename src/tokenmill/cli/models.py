@@ -66,9 +66,9 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
         say_on_stderr()
     reader = start_reading(path, config)
 
-    # Packed weights are for program native, which traces nothing. A draft model may be for another program.
-    is_native = reader is not None and config.draft_model is None
-    with uninterrupted(), without_meta_kernels() if is_native else nullcontext():
+    # Program native, which "auto" takes where it can, traces nothing. A draft model may be for another program.
+    may_be_native = config.program in ("auto", "native") and config.draft_model is None
+    with uninterrupted(), without_meta_kernels() if may_be_native else nullcontext():
         # After the reader: it reads while torch is imported here.
         from tokenmill.engine.load import load_files
         from tokenmill.quant.schemes import find_scheme
