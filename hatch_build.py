@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 SOURCES = ROOT / "native"
-LIBRARY = ROOT / "src" / "tokenmill" / "program" / "native" / "libtokenmill.so"
+LIBRARY = ROOT / "src" / "tokenmill" / "kernels" / "libtokenmill.so"
 
 # -ffp-contract=off: a product and a sum become one operation where the source says so and nowhere else.
 # -fno-strict-aliasing: rows of the cache are read as words of 32 bits, whatever they hold.

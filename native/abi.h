@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 8 };
+enum { TM_ABI = 9 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
@@ -101,6 +101,12 @@ int tm_run(void* model, const TmStep* step, char* why, int why_bytes);
 void tm_free(void* model);
 // Index and value of the largest of each row [rows, size], the first among equals; NaN is the largest.
 void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices, float* max_values);
+// The grid (scale and minimum) of each row of numbers [inputs, rows], which are the weights of a group, so that the values code *
+// scale + minimum that are nearest to the numbers have the smallest squared error, weighted by `weights` [inputs]. kind: any
+// minimum (0), one of which a code stands for zero (1), or the one with zero in the middle (2). scratch: [inputs, 16]. build: see
+// TmModel. 0, or 1 where there is no such build.
+int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
+                float* scratch, float* scales, float* minimums);
 // Bytes of a tile of 16 rows and `inputs` columns.
 int64_t tm_tile_bytes(int scheme, int inputs);
 

@@ -81,5 +81,15 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
   }
 }
 
+int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
+                float* scratch, float* scales, float* minimums) {
+  try {
+    find_kernels(build).fit_grid(numbers, rows, inputs, bits, kind, weights, scratch, scales, minimums);
+    return 0;
+  } catch (const std::exception&) {
+    return 1;
+  }
+}
+
 int64_t tm_tile_bytes(int scheme, int inputs) { return tile_bytes(scheme, inputs); }
 }

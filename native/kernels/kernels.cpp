@@ -7,6 +7,7 @@
 
 #include "attention/attend.h"
 #include "products/products.h"
+#include "kernels/fit_grid.h"
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
 
@@ -44,4 +45,5 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     merge,
     add_rows,
     argmax,
+    fit_grid,
 };

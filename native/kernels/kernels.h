@@ -13,6 +13,8 @@ enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5
 // How activations or cached K and V rows are stored. AS_INT8: codes with a float32 scale for each group (activations), or for
 // each token and head (cache).
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
+// Which minimums the grid of a group may have: any, those of which a code stands for zero, or the one whose zero is in the middle.
+enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
 enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
 
 enum {
@@ -99,6 +101,9 @@ struct Kernels {
                 int n);
   void (*add)(float* x, const float* y, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
+  // See tm_fit_grid.
+  void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
+                   float* scales, float* minimums);
 };
 
 extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;

@@ -25,6 +25,12 @@ TM_INLINE F from_int(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(
 TM_INLINE I to_int(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 TM_INLINE I iset1(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 TM_INLINE I times16(I x) { return {_mm256_slli_epi32(x.a, 4), _mm256_slli_epi32(x.b, 4)}; }
+TM_INLINE F where_less(F x, F y, F yes, F no) {
+  return {_mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+          _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+}
+TM_INLINE __m256 to_half8(__m256 x) { return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT)); }
+TM_INLINE F to_half(F x) { return {to_half8(x.a), to_half8(x.b)}; }
 TM_INLINE F half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }

@@ -19,6 +19,10 @@ TM_INLINE F from_int(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
 TM_INLINE I to_int(F a) { return {_mm512_cvtps_epi32(a.v)}; }
 TM_INLINE I iset1(int x) { return {_mm512_set1_epi32(x)}; }
 TM_INLINE I times16(I a) { return {_mm512_slli_epi32(a.v, 4)}; }
+TM_INLINE F where_less(F a, F b, F yes, F no) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+}
+TM_INLINE F to_half(F a) { return {_mm512_cvtph_ps(_mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT))}; }
 TM_INLINE F half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 TM_INLINE F bfloat(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};

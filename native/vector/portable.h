@@ -38,6 +38,16 @@ TM_INLINE float bfloat1(uint16_t h) {
   memcpy(&value, &bits, 4);
   return value;
 }
+TM_INLINE F where_less(F a, F b, F yes, F no) { F r; TM_EACH r.v[i] = a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; return r; }
+TM_INLINE float to_half1(float x) {  // |x| at most 65504
+  if (std::fabs(x) < 0x1p-14f) return std::nearbyintf(x * 0x1p24f) * 0x1p-24f;
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  bits = (bits + 0xfff + ((bits >> 13) & 1)) & ~0x1fffu;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+TM_INLINE F to_half(F a) { TM_EACH a.v[i] = to_half1(a.v[i]); return a; }
 TM_INLINE F half(const uint16_t* p) { F r; TM_EACH r.v[i] = half1(p[i]); return r; }
 TM_INLINE F bfloat(const uint16_t* p) { F r; TM_EACH r.v[i] = bfloat1(p[i]); return r; }
 TM_INLINE F scale2(F a, F n) { TM_EACH a.v[i] = std::ldexp(a.v[i], (int)n.v[i]); return a; }

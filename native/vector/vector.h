@@ -1,8 +1,9 @@
 // Vectors of 16 floats (F) or int32 (I), with the same functions for every instruction set: one register with AVX-512, two with
 // AVX2, an array elsewhere. avx512.h, avx2.h and portable.h hold what differs, and all of them compute the same bits.
 //
-// Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c, half and
-// bfloat (16 numbers of 16 bits as floats), scale2 (a * 2**n), to_int (rounds to the nearest, ties to even), to_bfloat,
+// Names are those of C or of the operation: load, store, set1 (a scalar in all lanes), fma(a, b, c) = a * b + c,
+// where_less(a, b, yes, no) (a < b ? yes : no), half and bfloat (16 numbers of 16 bits as floats), to_half (floats of at most
+// 65504 rounded to those that 16 bits can hold), scale2 (a * 2**n), to_int (rounds to the nearest, ties to even), to_bfloat,
 // to_codes (int8).
 //
 // Dot products of weights. Bytes64 holds 16 rows x 4 bytes. dot4 adds the products with the same 4 int8 activations to 16 sums;

@@ -10,6 +10,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DTYPES
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
+from tokenmill.kernels import native_library
 from tokenmill.program.native import abi
 
 CPU = torch.device("cpu")
@@ -87,7 +88,7 @@ def test_a_new_format_is_one_class_and_one_line(how, range8, tmp_path):
         assert begun + session.generate(max_new_tokens=7, ignore_eos=True).tokens == wanted
 
 
-@pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_the_native_program_refuses_a_format_that_it_cannot_read(range8, tmp_path):
     path = save("llama", tmp_path)
     with pytest.raises(ConfigError, match="native: cannot read cache format range8"):

@@ -9,16 +9,16 @@ import pytest
 
 from tests.tiny_models import FAMILY_NAMES, save
 from tests.word_model import save_word_model
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library
 
 TRACING = "torch._meta_registrations torch._refs torch._prims torch._decomp torch._dynamo torch._inductor".split()
 """Modules of torch that the native program has no use for, whether the model is packed or not."""
 
 UNUSED = [
     *TRACING,
-    *"""torch.onnx sympy rich huggingface_hub jinja2 pydantic transformers gguf safetensors.numpy httpx requests matplotlib
-    tokenmill.bench tokenmill.serve tokenmill.measure.profile tokenmill.program.compiled tokenmill.program.eager
-    tokenmill.weights.gguf tokenmill.weights.write""".split(),
+    *"""torch.onnx sympy rich huggingface_hub jinja2 pydantic transformers gguf safetensors.numpy httpx requests
+    matplotlib tokenmill.bench tokenmill.serve tokenmill.measure.profile tokenmill.program.compiled
+    tokenmill.program.eager tokenmill.weights.gguf tokenmill.weights.write""".split(),
 ]
 """Modules that greedy generation from a packed copy has no use for."""
 
@@ -138,7 +138,7 @@ def test_without_the_native_program_another_one_generates(generate):
     assert generate(**without)[0] == generate("--program", "eager", **without)[0]
 
 
-@pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_every_family_loads_without_what_was_left_out(tmp_path):
     """None of their modules computes a shape, packed or not."""
     paths = [str(save(family, tmp_path)) for family in FAMILY_NAMES]

@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import load
-from tokenmill.program.native.abi import why_not
+from tokenmill.kernels.native_library import why_not
 
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 3}}
 PROMPTS = [prompt(length, seed=6) for length in (1, 9, 22)]

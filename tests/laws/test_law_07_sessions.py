@@ -8,7 +8,7 @@ import pytest
 from tests.empty import check_empty
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import SnapshotError, load
-from tokenmill.program.native.abi import why_not
+from tokenmill.kernels.native_library import why_not
 
 START = prompt(13, seed=2)
 PROGRAMS = ["eager", *(["native"] if why_not() is None else [])]

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.mutations import CASES, Case, outcome
-from tokenmill.program.native.abi import why_not
+from tokenmill.kernels.native_library import why_not
 
 COUNT = int(os.environ.get("TOKENMILL_MUTATIONS", "40"))
 FIRST = int(os.environ.get("TOKENMILL_MUTATIONS_FROM", "0"))

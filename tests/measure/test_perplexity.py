@@ -18,8 +18,8 @@ from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.word_model import save_word_model
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.kernels import native_library
 from tokenmill.measure.perplexity import Window, choose_window, compare, perplexity, read_text, windows
-from tokenmill.program.native import abi
 from tokenmill.text.tokenizer import Tokenizer
 
 WORDS = [f"w{token}" for token in prompt(100)]
@@ -112,8 +112,8 @@ def test_the_defaults_follow_from_the_context():
 @pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 8), (16, 5), (128, 64), (5, 1)])
 def test_it_is_that_of_transformers(wordless, program, window, stride):
     """1e-5 relative: the bound of float32 logits that differ in the order of their sums."""
-    if program == "native" and abi.why_not() is not None:
-        pytest.skip(f"the library {abi.why_not()}")
+    if program == "native" and native_library.why_not() is not None:
+        pytest.skip(f"the library {native_library.why_not()}")
     tokens = prompt(101)
     engine = tokenmill.load(wordless, program=program, dtype="float32", max_length=window, max_step_tokens=7)
     found = perplexity(engine, tokens, window, stride)

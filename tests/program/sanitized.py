@@ -13,7 +13,7 @@ from pathlib import Path
 
 import hatch_build
 
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library
 
 __all__ = ["build", "environment"]
 
@@ -29,7 +29,7 @@ def build(folder: Path) -> tuple[Path, list[Path]]:
     command = hatch_build.compiler()
     assert command is not None, "no C++ compiler"
     folder.mkdir(parents=True, exist_ok=True)
-    names = abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]
+    names = native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]
     builds = {name: flags for name, flags in hatch_build.builds().items() if name in names}
     objects = hatch_build.compile_all(command, folder, builds, FLAGS)
     base = [command, *hatch_build.FLAGS, *FLAGS, f"-DTM_TESTED={','.join(f'&kernels_{name}' for name in builds)}"]

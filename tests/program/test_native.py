@@ -14,13 +14,13 @@ from tests.program import sanitized
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library
 from tokenmill.program.native.program import Native
 
 FAMILIES = FAMILY_NAMES
 LONG = prompt(97, seed=5)
 
-pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 
 
 def native(path, dtype="float32", **settings):
@@ -37,12 +37,12 @@ def save_sized(path, kind, seed, **sizes):
 @pytest.fixture
 def build(request, monkeypatch):
     """One of the builds of the kernels, where this processor runs it."""
-    if abi.BUILDS.index(request.param) < abi.BUILDS.index(abi.best_build()):
+    if native_library.BUILDS.index(request.param) < native_library.BUILDS.index(native_library.best_build()):
         pytest.skip(f"this processor cannot run {request.param}")
     monkeypatch.setattr(Native, "build", request.param)
 
 
-@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_eager(family, build, models):
     """float32 on both sides; the sums run in another order: 48 terms of size 1, a few units in the last place."""
@@ -65,10 +65,10 @@ def test_builds_agree(family, dtype, scheme, models, monkeypatch):
     """
     path = save(family, models)
     logits = {}
-    for build in abi.BUILDS[abi.BUILDS.index(abi.best_build()) :]:
+    for build in native_library.BUILDS[native_library.BUILDS.index(native_library.best_build()) :]:
         monkeypatch.setattr(Native, "build", build)
         logits[build] = native(path, dtype, scheme=scheme).logits(LONG)
-    best = logits[abi.best_build()]
+    best = logits[native_library.best_build()]
     if "amx" in logits and dtype == "bfloat16" and scheme == "dense":
         assert (logits["amx"] - logits["avx512"]).abs().max() <= 0.03 * best.std()
         best = logits["avx512"]
@@ -78,7 +78,7 @@ def test_builds_agree(family, dtype, scheme, models, monkeypatch):
     assert (logits["portable"] - best).abs().max() <= allowed * best.std()
 
 
-@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mixtral"])
 def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
@@ -100,7 +100,7 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
         assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
 
 
-@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [(6, 32, None), (4, 64, 40), (1, 96, None)])
 def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_path):
     """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one with a window."""
@@ -248,18 +248,18 @@ def test_what_it_cannot_do_is_refused_and_eager_does_it(settings, says, models):
 
 
 def test_without_the_library_it_says_what_to_do(models, monkeypatch, tmp_path):
-    monkeypatch.setattr(abi, "FILE", tmp_path / "none.so")
+    monkeypatch.setattr(native_library, "FILE", tmp_path / "none.so")
     with pytest.raises(ConfigError, match=r"its library was not built .* install a C\+\+ compiler"):
         native(save("llama", models))
-    monkeypatch.setattr(abi, "FILE", tmp_path / "damaged.so")
-    abi.FILE.write_bytes(b"no library")
-    abi.library.cache_clear()
+    monkeypatch.setattr(native_library, "FILE", tmp_path / "damaged.so")
+    native_library.FILE.write_bytes(b"no library")
+    native_library.library.cache_clear()
     with pytest.raises(ConfigError, match="its library does not load"):
         native(save("llama", models))
-    abi.library.cache_clear()
+    native_library.library.cache_clear()
 
 
-@pytest.mark.parametrize("build", abi.BUILDS, indirect=True)
+@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_bigcode"])
 def test_the_cache_in_bytes(family, build, models):
     """Both programs store the same codes, but for entries whose last bit decides between two; then 1 / 254 of a row."""
@@ -287,4 +287,6 @@ def test_kernels_and_steps_under_the_sanitizers(tmp_path):
     for program in programs:
         done = subprocess.run([program], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count(": 0 differences") == len(abi.BUILDS) - abi.BUILDS.index(abi.best_build())
+        assert done.stdout.count(": 0 differences") == len(native_library.BUILDS) - native_library.BUILDS.index(
+            native_library.best_build()
+        )

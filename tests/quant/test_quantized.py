@@ -10,14 +10,16 @@ from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.hub.progress import Silent
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.codes import KINDS, decode
 from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(97, seed=5)
-needs_library = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+needs_library = pytest.mark.skipif(
+    native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -58,7 +60,7 @@ def test_native_is_eager_up_to_the_rounding_of_activations(family, scheme, model
 @pytest.mark.parametrize("build", ["avx512", "avx2", "portable"])
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 def test_the_same_bits_for_any_chunk_and_thread(build, scheme, models, monkeypatch):
-    if abi.BUILDS.index(build) < abi.BUILDS.index(abi.best_build()):
+    if native_library.BUILDS.index(build) < native_library.BUILDS.index(native_library.best_build()):
         pytest.skip(f"this processor cannot run {build}")
     monkeypatch.setattr("tokenmill.program.native.program.Native.build", build)
     path = save("llama", models)

@@ -7,9 +7,9 @@ import tokenmill
 from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
+from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import PROGRAMS, preferred_schemes
-from tokenmill.program.native import abi
 from tokenmill.program.native.pack import LAYOUTS
 from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Matrix, Scheme, find_scheme
 from tokenmill.registry import lookup
@@ -91,7 +91,7 @@ def test_a_new_scheme_is_one_class_and_one_line(how, half, tmp_path):
         load(path, scheme="half", fuse="none", **settings)
 
 
-@pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_the_native_program_refuses_a_scheme_without_a_layout(half, tmp_path):
     path = save("llama", tmp_path)
     for scheme in ("half", "packed"):

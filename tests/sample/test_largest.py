@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library
 from tokenmill.sample.largest import largest
 
-BUILT = abi.why_not() is None
+BUILT = native_library.why_not() is None
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 1024, 49157)
 
 

@@ -9,7 +9,7 @@ from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import load
 from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
-from tokenmill.program.native.abi import why_not
+from tokenmill.kernels.native_library import why_not
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
 from tokenmill.speculate.multi_step import MultiStep
 

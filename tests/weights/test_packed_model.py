@@ -14,14 +14,14 @@ from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.engine.pack import save_packed_model
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.kernels import native_library
 from tokenmill.memory import atomic_file as whole
-from tokenmill.program.native import abi
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC, begin_file, read_header
 
 LONG = prompt(60, seed=5)
 
-pytestmark = pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 
 
 def make(source, target, **settings):

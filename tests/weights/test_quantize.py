@@ -13,9 +13,9 @@ from tokenmill.engine.load import load
 from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
+from tokenmill.kernels import native_library
 from tokenmill.model.families import read_config
 from tokenmill.program import PROGRAMS
-from tokenmill.program.native import abi
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.registry import lookup
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
@@ -28,7 +28,8 @@ LONG = prompt(40, seed=5)
 GROUPS = [32, 64, 128, 256]
 ROUNDED = [family for family in FAMILY_NAMES if family != "gpt2"]
 NATIVE = pytest.param(
-    "native", marks=pytest.mark.skipif(abi.why_not() is not None, reason=f"the library {abi.why_not()}")
+    "native",
+    marks=pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
 )
 
 
@@ -188,7 +189,7 @@ def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_pat
     kept, plain = (load(tmp_path / "out", scheme=scheme, **settings) for scheme in ("file", "dense"))
     assert torch.equal(kept.logits(LONG), plain.logits(LONG))
     assert kept.memory["matrix_bytes"] < 0.45 * plain.memory["matrix_bytes"]
-    if abi.why_not() is None:
+    if native_library.why_not() is None:
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 
 

@@ -59,15 +59,16 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
     num_groups = len(bounds) - 1
     scales_RG, minimums_RG = torch.empty(num_rows, num_groups), torch.empty(num_rows, num_groups)
     for first, end in pairwise(bounds):
-        part_RC, factor_CC = left_RK[:, first:end], factor_KK[first:end, first:end]
+        part_CR = left_RK[:, first:end].t().contiguous()  # so that an input is a row of memory
+        factor_CC = factor_KK[first:end, first:end]
         # The loss that an error of each column leaves after its compensation (eq. 2 of the paper).
         weights_C = factor_CC.diagonal().square().reciprocal()
-        found = fit(part_RC, bits, "symmetric" if bits == 8 else grid, weights_C)
-        codes_RC, errors_RC = _round_group(part_RC, found, factor_CC, bits)
+        found = fit(part_CR, bits, "symmetric" if bits == 8 else grid, weights_C)
+        codes_RC, errors_RC = _round_group(part_CR, found, factor_CC, bits)
         left_RK[:, end:] -= errors_RC @ factor_KK[first:end, end:]
         codes_RK[:, order_K[first:end]] = codes_RC
         place = int(order_K[first]) // group
-        scales_RG[:, place], minimums_RG[:, place] = found.scales[:, 0], found.minimums[:, 0]
+        scales_RG[:, place], minimums_RG[:, place] = found
     has_minimums = bits == 4 and grid != "symmetric"
     return Stored.of_groups(bits, codes_RK, group, scales_RG, minimums_RG if has_minimums else None)
 
@@ -105,15 +106,12 @@ def _factor(hessian_KK: Tensor) -> Tensor:
     raise NotInvertible("the products of its inputs have no Cholesky factor")
 
 
-def _round_group(part_RC: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes, and errors in units of the factor's diagonal, of one group."""
-    codes_CR, errors_CR = torch.empty(part_RC.shape[::-1]), torch.empty(part_RC.shape[::-1])
-    part_CR = part_RC.t().contiguous()  # so that an input is a row of memory
-    scales_R, minimums_R = found.scales[:, 0], found.minimums[:, 0]
-    grid = Fit(scales_R, minimums_R)
+def _round_group(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes, and errors in units of the factor's diagonal, of one group. The part is changed."""
+    codes_CR, errors_CR = torch.empty_like(part_CR), torch.empty_like(part_CR)
     for c in range(len(part_CR)):
-        codes_CR[c] = round_on(grid, part_CR[c], bits)
-        values_R = torch.addcmul(minimums_R, codes_CR[c], scales_R)
+        codes_CR[c] = round_on(found, part_CR[c], bits)
+        values_R = torch.addcmul(found.minimums, codes_CR[c], found.scales)
         errors_CR[c] = (part_CR[c] - values_R) / factor_CC[c, c]
         part_CR[c + 1 :].addr_(factor_CC[c, c + 1 :], errors_CR[c], alpha=-1)
     return codes_CR.t().to(torch.uint8), errors_CR.t()

@@ -12,7 +12,6 @@ __all__ = ["round_to_nearest"]
 
 SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting off its ends may lower the error
 ROWS = 1024  # at a time, so that temporaries stay small
-SEARCHED = 2**17  # numbers at a time: the many temporaries of the search stay in the second-level cache
 
 
 def round_to_nearest(
@@ -40,12 +39,7 @@ def round_to_nearest(
     else:
         weights_K = torch.ones(numbers_RK.shape[1]) if weights_K is None else weights_K.float()
         weights_K = F.pad(weights_K, (0, missing))  # what is padded is never multiplied
-        at_a_time = max(SEARCHED // padded_RK.shape[1], 1)
-
-        def search(share_RK: Tensor) -> list[list[Tensor]]:
-            return [_search_rows(rows, bits, group, grid, weights_K) for rows in torch.split(share_RK, at_a_time)]
-
-        pieces = [piece for share in over_rows(search, padded_RK) for piece in share]
+        pieces = over_rows(lambda share: _search_rows(share, bits, group, grid, weights_K), padded_RK)
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Stored(bits, None, codes, scales, None if bits == 8 or grid == "symmetric" else minimums)
 
@@ -59,15 +53,14 @@ def _round_rows(rows_RK: Tensor, bits: int, group: int) -> list[Tensor]:
 
 
 def _search_rows(rows_RK: Tensor, bits: int, group: int, grid: str, weights_K: Tensor) -> list[Tensor]:
-    parts = []
-    weights = _whole_groups(weights_K[None], group)
-    for (columns_RK, size), (columns_1K, _) in zip(_whole_groups(rows_RK, group), weights, strict=True):
-        groups_RGC = columns_RK.reshape(len(rows_RK), -1, size)
-        found = fit(groups_RGC, bits, grid, columns_1K.reshape(1, -1, size))
-        codes_RGC = round_on(found, groups_RGC, bits).to(torch.uint8)
-        numbers = (number.squeeze(-1).repeat_interleave(size // GROUP, 1) for number in found)
-        parts.append([codes_RGC.flatten(1), *numbers])
-    return [torch.cat(same, 1) for same in zip(*parts, strict=True)]
+    codes, scales, minimums = list[Tensor](), list[Tensor](), list[Tensor]()
+    for columns_RC, weights_C in zip(torch.split(rows_RK, group, 1), torch.split(weights_K, group), strict=True):
+        columns_CR = columns_RC.t().contiguous()
+        found = fit(columns_CR, bits, grid, weights_C)
+        codes.append(round_on(found, columns_CR, bits).t().to(torch.uint8))
+        for numbers, number_R in ((scales, found.scales), (minimums, found.minimums)):
+            numbers.append(number_R[:, None].expand(-1, columns_RC.shape[1] // GROUP))
+    return [torch.cat(same, 1) for same in (codes, scales, minimums)]
 
 
 def _whole_groups(rows_RK: Tensor, group: int) -> list[tuple[Tensor, int]]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.kernels import native_library
 from tokenmill.memory.transfer import Vector
-from tokenmill.program.native import abi
 
 __all__ = ["largest"]
 
@@ -23,7 +23,9 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     if _has_library() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
         num_rows, size = logits_RV.shape
         ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
-        abi.library().tm_argmax(logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0])
+        native_library.library().tm_argmax(
+            logits_RV.data_ptr(), num_rows, size, ids.buffer_info()[0], values.buffer_info()[0]
+        )
         return ids.tolist(), values.tolist()
     table_RV = logits_RV.float().numpy()
     places_R = table_RV.argmax(-1)
@@ -32,4 +34,4 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
 
 @cache
 def _has_library() -> bool:
-    return abi.why_not() is None
+    return native_library.why_not() is None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
+from tokenmill.kernels.native_library import library
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.description import (
@@ -24,7 +25,7 @@ from tokenmill.model.description import (
     describe,
 )
 from tokenmill.model.layers import MLP, MoE
-from tokenmill.program.native.abi import Op, Unit, library
+from tokenmill.program.native.abi import Op, Unit
 from tokenmill.program.native.pack import LAYOUTS, TILE
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import Matrix, Scheme

@@ -9,7 +9,7 @@ belongs to inputs 0 to 15 of the group and its high half to inputs 16 to 31.
 import torch
 from torch import Tensor
 
-from tokenmill.program.native.abi import library
+from tokenmill.kernels.native_library import library
 from tokenmill.quant.stored import GROUP, Stored
 
 __all__ = ["LAYOUTS", "TILE", "layout_of", "pack"]

@@ -18,6 +18,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
+from tokenmill.kernels import native_library
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
@@ -38,14 +39,14 @@ DTYPES = ("float32", "bfloat16")
 
 def _free(model: int, process: int) -> None:
     if os.getpid() == process:  # a fork has the memory without the threads: nothing can be joined there
-        abi.library().tm_free(model)
+        native_library.library().tm_free(model)
 
 
 class Native(Program):
     description = "C++ for this processor, the same bits for any batch and chunk"
     attends = finds_drafts = packs = prefers_codes = has_threads = True
     build = ""
-    """Of the library: one of abi.BUILDS, "" for the best that this processor has."""
+    """Of the library: one of kernels.native_library.BUILDS, "" for the best that this processor has."""
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
@@ -53,7 +54,7 @@ class Native(Program):
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
-        why, number = abi.why_not(), find_format(cache.format).native_number(cache.dtype)
+        why, number = native_library.why_not(), find_format(cache.format).native_number(cache.dtype)
         reasons = (
             config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
@@ -101,7 +102,7 @@ class Native(Program):
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
         self._call, self._why = abi.Step(), ctypes.create_string_buffer(WHY_BYTES)
-        self._model = abi.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
+        self._model = native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
         if not self._model:
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")
         self._process = os.getpid()
@@ -109,7 +110,7 @@ class Native(Program):
 
     @property
     def build_id(self) -> str:
-        return f"{self.build or abi.best_build()} {abi.library_digest()}"
+        return f"{self.build or native_library.best_build()} {native_library.library_digest()}"
 
     def packed_weights(self) -> dict[str, Any]:
         if not isinstance(self._weights, Packing):
@@ -139,7 +140,7 @@ class Native(Program):
         call.rows = None if step.rows is None else at + 3 * size * count
         call.spans, call.logits = at + size * first_span, logits_RV.data_ptr()
         call.stops, call.num_stops = at + size * first_stop, len(step.stop_ids)
-        if abi.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
+        if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 

@@ -13,8 +13,8 @@ from tokenmill import __version__
 from tokenmill.bench.points import Point
 from tokenmill.bench.run import take_sample
 from tokenmill.engine.load import load
+from tokenmill.kernels.native_library import best_build
 from tokenmill.measure.machine import instruction_sets
-from tokenmill.program.native.abi import best_build
 
 
 class Tokenmill:

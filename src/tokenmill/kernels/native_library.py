@@ -1,0 +1,56 @@
+"""The shared library of native/, which installing compiles. The structs of its program are in program/native/abi.py."""
+
+import ctypes
+import os
+from ctypes import c_char_p, c_int, c_int64, c_void_p
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+__all__ = ["BUILDS", "best_build", "library", "library_digest", "why_not"]
+
+ABI = 9
+BUILDS = ("amx", "avx512", "avx2", "portable")
+FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
+"""The variable names another build of it, such as the one that `make test-sanitized` makes."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library. OSError when there is none or it does not load."""
+    loaded = ctypes.CDLL(os.fspath(FILE))
+    loaded.tm_best_build.restype = c_char_p
+    loaded.tm_make.restype = c_void_p
+    loaded.tm_make.argtypes = [c_void_p, c_char_p, c_int]
+    loaded.tm_run.argtypes = [c_void_p, c_void_p, c_char_p, c_int]
+    loaded.tm_free.argtypes = [c_void_p]
+    loaded.tm_argmax.restype = None
+    loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
+    loaded.tm_fit_grid.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 4]
+    loaded.tm_tile_bytes.restype = c_int64
+    loaded.tm_tile_bytes.argtypes = [c_int, c_int]
+    return loaded
+
+
+def why_not() -> str | None:
+    """Why the library cannot be used, or None."""
+    if not FILE.exists():
+        return (
+            "was not built when tokenmill was installed: install a C++ compiler (gcc 12, clang), then tokenmill again"
+        )
+    try:
+        abi = library().tm_abi()
+    except (OSError, AttributeError) as error:
+        return f"does not load: {error}"
+    return None if abi == ABI else f"was built from other sources (ABI {abi}, needed is {ABI}): install tokenmill again"
+
+
+@cache
+def library_digest() -> str:
+    """Of the library file: its arithmetic may be another after each change of the sources."""
+    return blake2b(FILE.read_bytes(), digest_size=8).hexdigest()
+
+
+def best_build() -> str:
+    """The build for the best instruction set that this processor has."""
+    return bytes(library().tm_best_build()).decode()
