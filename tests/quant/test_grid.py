@@ -17,7 +17,7 @@ def error(grid, numbers_CR, bits, weights_C):
 
 
 def cases(num_inputs, num_rows):
-    """Numbers and weights: usual ones, rows of zeros, one sign alone, equal rows, sizes that half floats cannot hold."""
+    """Numbers and weights: usual ones, rows of zeros, one sign alone, equal rows, very small and very large ones."""
     torch.manual_seed(num_inputs + num_rows)
     numbers = 0.05 * torch.randn(num_inputs, num_rows)
     weights = torch.rand(num_inputs) ** 3
