@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 9 };
+enum { TM_ABI = 10 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
@@ -107,6 +107,11 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
 // TmModel. 0, or 1 where there is no such build.
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
                 float* scratch, float* scales, float* minimums);
+// Rounds numbers [inputs, rows] on the grids of their rows, input by input: codes [inputs, rows], and errors [inputs, rows] divided
+// by the diagonal of `factor` [inputs, inputs], whose other numbers say how much of each error is subtracted from each input
+// after it before that is rounded. scratch, build, result: as above.
+int tm_round_group(const char* build, const float* numbers, int64_t rows, int inputs, int bits, const float* scales,
+                   const float* minimums, const float* factor, float* scratch, uint8_t* codes, float* errors);
 // Bytes of a tile of 16 rows and `inputs` columns.
 int64_t tm_tile_bytes(int scheme, int inputs);
 

@@ -19,6 +19,14 @@ void explain(char* why, int bytes, const char* reason) {
   if (why && bytes > 0) std::snprintf(why, (size_t)bytes, "%s", reason);
 }
 
+const Kernels* kernels_or_null(const char* build) {
+  try {
+    return &find_kernels(build);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
 // Whether there is a matrix unit and the system lets this process use it. The system is asked because every thread that uses
 // the unit needs 8 KB more to save its registers.
 bool request_amx() {
@@ -83,12 +91,16 @@ void tm_argmax(const float* values, int64_t rows, int64_t size, int64_t* indices
 
 int tm_fit_grid(const char* build, const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights,
                 float* scratch, float* scales, float* minimums) {
-  try {
-    find_kernels(build).fit_grid(numbers, rows, inputs, bits, kind, weights, scratch, scales, minimums);
-    return 0;
-  } catch (const std::exception&) {
-    return 1;
-  }
+  const Kernels* kernels = kernels_or_null(build);
+  if (kernels) kernels->fit_grid(numbers, rows, inputs, bits, kind, weights, scratch, scales, minimums);
+  return !kernels;
+}
+
+int tm_round_group(const char* build, const float* numbers, int64_t rows, int inputs, int bits, const float* scales,
+                   const float* minimums, const float* factor, float* scratch, uint8_t* codes, float* errors) {
+  const Kernels* kernels = kernels_or_null(build);
+  if (kernels) kernels->round_group(numbers, rows, inputs, bits, scales, minimums, factor, scratch, codes, errors);
+  return !kernels;
 }
 
 int64_t tm_tile_bytes(int scheme, int inputs) { return tile_bytes(scheme, inputs); }

@@ -121,6 +121,12 @@ Grid fit_group(const GridGroup& group, int kind, F total) {
   return best.grid;
 }
 
+// The first `count` of [inputs, rows] as lanes [inputs, TILE], with zeros behind them.
+void to_lanes(const float* numbers, int64_t rows, int inputs, int64_t count, float* lanes) {
+  for (int i = 0; i < inputs; i++)
+    for (int64_t r = 0; r < TILE; r++) lanes[i * TILE + r] = r < count ? numbers[i * rows + r] : 0;
+}
+
 void fit_grid(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
               float* scales, float* minimums) {
   float total = 0;
@@ -128,8 +134,7 @@ void fit_grid(const float* numbers, int64_t rows, int inputs, int bits, int kind
   const GridGroup group{scratch, weights, inputs, set1((float)((1 << bits) - 1))};
   for (int64_t row = 0; row < rows; row += TILE) {
     const int64_t count = rows - row < TILE ? rows - row : TILE;
-    for (int i = 0; i < inputs; i++)
-      for (int64_t r = 0; r < TILE; r++) scratch[i * TILE + r] = r < count ? numbers[i * rows + row + r] : 0;
+    to_lanes(numbers + row, rows, inputs, count, scratch);
     const Grid found = fit_group(group, kind, set1(total));
     alignas(64) float lanes[2 * TILE];
     store(lanes, found.scales), store(lanes + TILE, found.minimums);

@@ -9,6 +9,7 @@
 #include "products/products.h"
 #include "kernels/fit_grid.h"
 #include "kernels/quantize.h"
+#include "kernels/round_group.h"
 #include "kernels/rows.h"
 
 #define TM_JOIN2(a, b) a##b
@@ -46,4 +47,5 @@ extern "C" const Kernels TM_JOIN(kernels_, TM_BUILD) = {
     add_rows,
     argmax,
     fit_grid,
+    round_group,
 };

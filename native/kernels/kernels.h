@@ -101,9 +101,11 @@ struct Kernels {
                 int n);
   void (*add)(float* x, const float* y, int n);
   int64_t (*argmax)(const float* x, int64_t n);  // the first among equals; NaN counts as the largest
-  // See tm_fit_grid.
+  // See tm_fit_grid and tm_round_group.
   void (*fit_grid)(const float* numbers, int64_t rows, int inputs, int bits, int kind, const float* weights, float* scratch,
                    float* scales, float* minimums);
+  void (*round_group)(const float* numbers, int64_t rows, int inputs, int bits, const float* scales, const float* minimums,
+                      const float* factor, float* scratch, uint8_t* codes, float* errors);
 };
 
 extern "C" const Kernels kernels_portable, kernels_avx2, kernels_avx512, kernels_amx;

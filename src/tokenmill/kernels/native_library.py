@@ -7,9 +7,10 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["BUILDS", "best_build", "library", "library_digest", "why_not"]
+__all__ = ["BUILDS", "LANES", "best_build", "is_usable", "library", "library_digest", "why_not"]
 
-ABI = 9
+ABI = 10
+LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
 """The variable names another build of it, such as the one that `make test-sanitized` makes."""
@@ -27,6 +28,7 @@ def library() -> ctypes.CDLL:
     loaded.tm_argmax.restype = None
     loaded.tm_argmax.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p]
     loaded.tm_fit_grid.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 4]
+    loaded.tm_round_group.argtypes = [c_char_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 6]
     loaded.tm_tile_bytes.restype = c_int64
     loaded.tm_tile_bytes.argtypes = [c_int, c_int]
     return loaded
@@ -43,6 +45,11 @@ def why_not() -> str | None:
     except (OSError, AttributeError) as error:
         return f"does not load: {error}"
     return None if abi == ABI else f"was built from other sources (ABI {abi}, needed is {ABI}): install tokenmill again"
+
+
+@cache
+def is_usable() -> bool:
+    return why_not() is None
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tokenmill.kernels import native_library
 from tokenmill.quant.grid import Fit, fit, round_on
 from tokenmill.quant.stored import Stored
 
@@ -64,9 +65,9 @@ def gptq(numbers_RK: Tensor, bits: int, group: int, grid: str, compensated: Comp
         # The loss that an error of each column leaves after its compensation (eq. 2 of the paper).
         weights_C = factor_CC.diagonal().square().reciprocal()
         found = fit(part_CR, bits, "symmetric" if bits == 8 else grid, weights_C)
-        codes_RC, errors_RC = _round_group(part_CR, found, factor_CC, bits)
-        left_RK[:, end:] -= errors_RC @ factor_KK[first:end, end:]
-        codes_RK[:, order_K[first:end]] = codes_RC
+        codes_CR, errors_CR = _round(part_CR, found, factor_CC.contiguous(), bits)
+        left_RK[:, end:] -= errors_CR.t() @ factor_KK[first:end, end:]
+        codes_RK[:, order_K[first:end]] = codes_CR.t()
         place = int(order_K[first]) // group
         scales_RG[:, place], minimums_RG[:, place] = found
     has_minimums = bits == 4 and grid != "symmetric"
@@ -106,12 +107,30 @@ def _factor(hessian_KK: Tensor) -> Tensor:
     raise NotInvertible("the products of its inputs have no Cholesky factor")
 
 
-def _round_group(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes, and errors in units of the factor's diagonal, of one group. The part is changed."""
-    codes_CR, errors_CR = torch.empty_like(part_CR), torch.empty_like(part_CR)
+def _round(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes, and errors in units of the factor's diagonal, of one group, [C, R]."""
+    return (_round_natively if native_library.is_usable() else _round_plainly)(part_CR, found, factor_CC, bits)
+
+
+def _round_plainly(part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    part_CR = part_CR.clone()
+    codes_CR, errors_CR = torch.empty(part_CR.shape, dtype=torch.uint8), torch.empty_like(part_CR)
     for c in range(len(part_CR)):
-        codes_CR[c] = round_on(found, part_CR[c], bits)
-        values_R = torch.addcmul(found.minimums, codes_CR[c], found.scales)
-        errors_CR[c] = (part_CR[c] - values_R) / factor_CC[c, c]
-        part_CR[c + 1 :].addr_(factor_CC[c, c + 1 :], errors_CR[c], alpha=-1)
-    return codes_CR.t().to(torch.uint8), errors_CR.t()
+        codes_R = round_on(found, part_CR[c], bits)
+        codes_CR[c] = codes_R
+        errors_CR[c] = (part_CR[c] - (codes_R * found.scales + found.minimums)) / factor_CC[c, c]
+        part_CR[c + 1 :] -= factor_CC[c, c + 1 :, None] * errors_CR[c]
+    return codes_CR, errors_CR
+
+
+def _round_natively(
+    part_CR: Tensor, found: Fit, factor_CC: Tensor, bits: int, build: str = ""
+) -> tuple[Tensor, Tensor]:
+    """The same bits, by native/kernels/round_group.h."""
+    assert part_CR.is_cpu and part_CR.is_contiguous()
+    (num_inputs, num_rows), scratch = part_CR.shape, torch.empty(native_library.LANES * len(part_CR))
+    codes_CR, errors_CR = torch.empty(part_CR.shape, dtype=torch.uint8), torch.empty_like(part_CR)
+    pointers = (each.data_ptr() for each in (*found, factor_CC, scratch, codes_CR, errors_CR))
+    what = build.encode(), part_CR.data_ptr(), num_rows, num_inputs, bits
+    assert not native_library.library().tm_round_group(*what, *pointers), build
+    return codes_CR, errors_CR

@@ -14,7 +14,6 @@ add numbers in the order of the inputs.
 """
 
 from collections.abc import Iterator
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -29,7 +28,6 @@ CUTS = (0.0, 0.06, 0.12)  # of a group's range, at either end
 FACTORS = (1.0, 0.94, 0.88, 0.82, 0.76)  # of the largest value, where the zero is in the middle
 REFITS = 3  # 25 starts with one refit each took as long and lost 1 % more
 HALF_MAX = 65504.0
-LANES = 16  # of the vectors in native/
 
 
 class Fit(NamedTuple):
@@ -52,18 +50,14 @@ def fit(numbers_CR: Tensor, bits: int, kind: str = "minimum", weights_C: Tensor 
     assert kind in GRIDS, kind
     if weights_C is None or not weights_C.any():  # a weight of 0 everywhere says nothing of a group
         weights_C = torch.ones(len(numbers_CR))
-    if numbers_CR.is_cpu and _has_library():
+    if native_library.is_usable():
         return _fit_natively(numbers_CR.float().contiguous(), bits, kind, weights_C.float().contiguous())
     return _fit(numbers_CR, bits, kind, weights_C)
 
 
-@cache
-def _has_library() -> bool:
-    return native_library.why_not() is None
-
-
 def _fit_natively(numbers_CR: Tensor, bits: int, kind: str, weights_C: Tensor, build: str = "") -> Fit:
-    (num_inputs, num_rows), scratch = numbers_CR.shape, torch.empty(LANES * len(numbers_CR))
+    assert numbers_CR.is_cpu
+    (num_inputs, num_rows), scratch = numbers_CR.shape, torch.empty(native_library.LANES * len(numbers_CR))
     found = Fit(torch.empty(num_rows), torch.empty(num_rows))
     pointers = (each.data_ptr() for each in (weights_C, scratch, *found))
     what = build.encode(), numbers_CR.data_ptr(), num_rows, num_inputs, bits, GRIDS.index(kind)

@@ -3,7 +3,6 @@ call, where there is one. torch's argmax takes ten times the time of numpy's, an
 """
 
 from array import array
-from functools import cache
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     if not logits_RV.is_cpu:
         largest_R, ids_R = logits_RV.max(dim=-1)
         return ids_R, largest_R
-    if _has_library() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
+    if native_library.is_usable() and logits_RV.dtype == torch.float32 and logits_RV.is_contiguous():
         num_rows, size = logits_RV.shape
         ids, values = array("q", [0]) * num_rows, array("f", [0.0]) * num_rows
         native_library.library().tm_argmax(
@@ -30,8 +29,3 @@ def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     table_RV = logits_RV.float().numpy()
     places_R = table_RV.argmax(-1)
     return places_R, table_RV[np.arange(len(places_R)), places_R]
-
-
-@cache
-def _has_library() -> bool:
-    return native_library.why_not() is None
