@@ -21,7 +21,12 @@ HERE = Path(__file__).parent
 FOLDER = hatch_build.ROOT / "build" / "sanitized"
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g1", "-w")
 PROGRAMS = ("native_kernels", "native_steps")
-TESTS = ("tests/program/test_native.py", "tests/speculate/test_multi_step.py")
+TESTS = (
+    "tests/program/test_native.py",
+    "tests/speculate/test_multi_step.py",
+    "tests/quant/test_grid.py",
+    "tests/quant/test_gptq.py",
+)
 
 
 def build(folder: Path) -> tuple[Path, list[Path]]:
