@@ -162,13 +162,16 @@ def test_a_file_is_cut_and_its_end_is_held_out(tmp_path):
 
 
 class Stopped(Progress):
-    """Ctrl-C when so much is done."""
+    """Ctrl-C when so much of a stage is done, by default of the first."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self, share: float, stage: int = 1) -> None:
+        self.share, self.left = share, stage
+
+    def stage(self, what: str) -> None:
+        self.left -= 1
 
     def advance(self, done: int, total: int) -> None:
-        if done >= self.share * total:
+        if self.left <= 0 and done >= self.share * total:
             raise KeyboardInterrupt
 
 

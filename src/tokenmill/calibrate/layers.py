@@ -4,8 +4,9 @@ Everything is in float32. The weights of a matrix are set just before it is appl
 they can be quantised for these inputs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ __all__ = ["Choose", "LayerWalk"]
 
 Choose = Callable[[str, Tensor, Tensor | None], Tensor]
 """The values [outputs, inputs] of a matrix: given its name, those of the checkpoint, and its inputs [T, K] or None."""
+
+Key = TypeVar("Key")
 
 
 class _Rows:
@@ -78,13 +81,55 @@ class LayerWalk:
         layer = self._decoder.layers[number]
         waiting = _matrices(layer)
         hooks = [each.register_forward_pre_hook(partial(self._reach, choose, waiting)) for each in waiting]
-        self._x_TD = layer(self._x_TD, self._angles[number], _Rows(), self._step, Gather())
+        self._x_TD = self._apply(number, self._x_TD)
         for hook in hooks:
             hook.remove()
         for matrix in waiting:  # experts that no token went to
             self._fill(matrix, choose, None)
+        _empty(layer)
+
+    @torch.no_grad()
+    def through_with(
+        self,
+        number: int,
+        states: Mapping[Key, Tensor],
+        changes: Mapping[Key, Collection[str]],
+        changed: Callable[[Tensor], Tensor],
+    ) -> dict[Key, Tensor]:
+        """Compute a layer with its weights as they are, also for other states before it, [T, D] by any keys.
+
+        Returns these after it and, for each key of `changes`, the hidden states after a layer in which the values
+        [R, K] of the tensors of these names are `changed`.
+        """
+        layer = self._decoder.layers[number]
+        places: dict[str, Tensor] = {}
         for matrix in _matrices(layer):
-            matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+            self._fill(matrix, lambda name, values, inputs: values, None)
+            for name, target in self._loader.weights_of(matrix):
+                places[name] = part_of(matrix.get_parameter("weight"), target.part, self._decoder.config)
+        found = {key: self._apply(number, x_TD) for key, x_TD in states.items()}
+        for key, names in changes.items():
+            kept = {name: places[name].clone() for name in names}
+            for name in names:
+                places[name].copy_(changed(kept[name]))
+            found[key] = self._apply(number, self._x_TD)
+            for name in names:
+                places[name].copy_(kept[name])
+        self._x_TD = self._apply(number, self._x_TD)
+        _empty(layer)
+        return found
+
+    @torch.no_grad()
+    def logits(self, x_TD: Tensor) -> Tensor:
+        """[T, V], of hidden states after the last layer."""
+        head = self._decoder.head
+        if head is not None and head.get_parameter("weight").is_meta:
+            self._loader.fill(head)
+        return self._decoder.end(x_TD)
+
+    def _apply(self, number: int, x_TD: Tensor) -> Tensor:
+        found: Tensor = self._decoder.layers[number](x_TD, self._angles[number], _Rows(), self._step, Gather())
+        return found
 
     def _reach(self, choose: Choose, waiting: list[Matrix], matrix: Matrix, inputs: tuple[Tensor]) -> None:
         waiting.remove(matrix)
@@ -104,6 +149,12 @@ class LayerWalk:
 
 def _matrices(layer: nn.Module) -> list[Matrix]:
     return [module for module in layer.modules() if isinstance(module, Matrix)]
+
+
+def _empty(layer: nn.Module) -> None:
+    """Give back the memory of its matrices."""
+    for matrix in _matrices(layer):
+        matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
 def _step(texts: list[list[int]]) -> Step:

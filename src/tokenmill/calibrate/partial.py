@@ -58,6 +58,24 @@ class Partial:
             _write(self.path / "settings.json", json.dumps(self._settings, indent=2).encode())
             _write(self.path / "texts.json", json.dumps(texts).encode())
 
+    def eight_bits(self) -> list[str] | None:
+        """The tensors that `keep_eight_bits` was given, if it was."""
+        file = self.path / "eight_bits.json"
+        if not file.exists():
+            return None
+        try:
+            names = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise self._damaged(file, error) from None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise self._damaged(file, ValueError("no list of names"))
+        return names
+
+    def keep_eight_bits(self, names: list[str]) -> None:
+        """The tensors that get 8 bits in a model of 4."""
+        with file_errors(self.path, "written"):
+            _write(self.path / "eight_bits.json", json.dumps(names).encode())
+
     def has_layer(self, number: int) -> bool:
         return self._layer(number).exists()
 

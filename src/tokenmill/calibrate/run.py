@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tokenmill.calibrate.allocation import check_target_bits, choose_8_bits, with_8_bits
 from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
@@ -47,21 +48,29 @@ def quantize_calibrated(
     algorithm: str,
     get_texts: GetTexts,
     text_settings: Mapping[str, Any],
+    target_bits: float | None = None,
     **settings: Any,
 ) -> Calibrated:
     """As `quantize`, whose `settings` these are, with matrices rounded for the inputs that they have on the texts.
 
     algorithm: "importance" or "gptq". text_settings: what decides the texts, as JSON; they are made once, and kept with
-    the layers that are done in OUT.partial until everything is written.
+    the layers that are done in OUT.partial until everything is written. target_bits: so many bits per weight of the
+    matrices with scales, so that some get 8 bits; see allocation.py.
     """
     check_choice("algorithm", algorithm, ALGORITHMS[1:])
     plan, to = plan_quantization(checkpoint, out, **settings)
+    if target_bits is not None:
+        check_target_bits(plan, to, target_bits)
     _check_space(plan, to, out)
     described = {"algorithm": algorithm, "model": fingerprint(checkpoint.path), **text_settings, **settings}
+    described |= {} if target_bits is None else {"target_bits": target_bits}
     partial = Partial(out, described, plan.group)
     try:
         texts = partial.texts() or get_texts()
         partial.keep_texts(texts)
+        if target_bits is not None:
+            settings["eight_bits"] = _eight_bits(plan, to, texts["calibration"], target_bits, partial, progress)
+            plan = with_8_bits(plan, settings["eight_bits"])
         rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
         changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
         kinds = quantize(checkpoint, out, progress, rounder=lambda name, *_: partial.matrix(name), **settings)
@@ -71,6 +80,16 @@ def quantize_calibrated(
         raise
     partial.remove()
     return Calibrated(kinds, changes, texts)
+
+
+def _eight_bits(
+    plan: Plan, to: Export, texts: Texts, target_bits: float, partial: Partial, progress: Progress
+) -> list[str]:
+    names = partial.eight_bits()
+    if names is None:
+        names = choose_8_bits(plan, to, texts, target_bits, progress)
+        partial.keep_eight_bits(names)
+    return names
 
 
 def _check_space(plan: Plan, to: Export, out: Path) -> None:

@@ -12,12 +12,14 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.cli.prompts import read_text
 from tokenmill.config import DEFAULT_MODEL
+from tokenmill.errors import ConfigError
 
 __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm importance --text book.txt --group 128 -o qwen3-q4-128",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --group 128 --target-bits 4.5 -o qwen3-q4-mixed",
     "tokenmill quantize model-directory --scheme q8 --head none -o model-q8",
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --export gptq --group 128 -o qwen3-gptq",
     "tokenmill quantize Qwen/Qwen3-0.6B --export gguf -o qwen3-q4_1.gguf",
@@ -83,6 +85,16 @@ Algorithm = Annotated[
         rich_help_panel=CALIBRATION,
     ),
 ]
+TargetBits = Annotated[
+    float | None,
+    typer.Option(
+        "--target-bits",
+        metavar="BITS",
+        help="Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
+        "get 8 bits, as many as fit. With importance or gptq.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
 TextFile = Annotated[
     Path | None,
     typer.Option(
@@ -121,6 +133,7 @@ def command(
     export: ExportName = "tokenmill",
     symmetric: Symmetric = False,
     algorithm: Algorithm = "rtn",
+    target_bits: TargetBits = None,
     text: TextFile = None,
     num_texts: NumTexts = 32,
     text_length: TextLength = 512,
@@ -142,12 +155,17 @@ def command(
         from tokenmill.weights.write.export import find_export
 
     check_choice("algorithm", algorithm, ALGORITHMS)
+    if target_bits is not None and algorithm == "rtn":
+        raise ConfigError(
+            "target_bits", target_bits, f"only with algorithm {' or '.join(ALGORITHMS[1:])}, which measure"
+        )
     find_export(export).check_output(output)
     if not quiet:
         say_on_stderr()
     written = None if text is None else read_text(text)
     texts = TextSettings(model, None if text is None else str(text), written, num_texts, text_length, seed)
     settings = {"scheme": scheme, "group": group, "head": head, "export": export, "symmetric": symmetric}
+    settings |= {} if target_bits is None else {"target_bits": target_bits}
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
         wanted = algorithm != "rtn" if evaluate is None else evaluate

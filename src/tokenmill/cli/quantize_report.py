@@ -11,7 +11,7 @@ from tokenmill.cli.display import print_table
 from tokenmill.cli.report import versions
 from tokenmill.measure.perplexity import Comparison
 from tokenmill.units import size
-from tokenmill.weights.write.quantize import Kind, kind_of
+from tokenmill.weights.write.quantize import Kind
 
 __all__ = ["Report", "document", "show"]
 
@@ -43,14 +43,19 @@ class Report:
         return sorted(self.kinds.values(), key=lambda kind: kind.error is None)
 
     @property
+    def is_rounded(self) -> bool:
+        """Whether any tensor became codes: none does with scheme "none"."""
+        return any(kind.error is not None for kind in self.kinds.values())
+
+    @property
     def bits_per_weight(self) -> float:
         """Of the matrices that are codes, scales included."""
         coded = [kind for kind in self.kinds.values() if kind.error is not None]
         return 8 * sum(kind.bytes_after for kind in coded) / max(sum(kind.num_weights for kind in coded), 1)
 
-    def changes_of(self, kind: str) -> tuple[float, float] | None:
+    def changes_of(self, kind: Kind) -> tuple[float, float] | None:
         """Relative errors of the outputs of a kind's matrices, to nearest and as they were rounded."""
-        found = [pair for name, pair in self.changes.items() if kind_of(name) == kind]
+        found = [self.changes[name] for name in kind.names if name in self.changes]
         if not found:
             return None
         return tuple((sum(each) / len(each)) ** 0.5 for each in zip(*found, strict=True))
@@ -64,6 +69,7 @@ def show(report: Report) -> None:
     rows = [_row(report, kind, calibrated) for kind in report.sorted_kinds]
     settings = report.settings
     title = f"{report.model} in {settings['scheme']}, groups of {settings['group']}, by {report.algorithm}"
+    title = title if report.is_rounded else f"{report.model} as it is"
     print_table(title, [*rows, _total(report, calibrated)], (*header, "before", "after"))
     if report.comparison is not None and report.measured_on is not None:
         found, text = report.comparison, report.measured_on
@@ -74,16 +80,16 @@ def show(report: Report) -> None:
             ("same likeliest token", f"{found.agreement:.2%}"),
         ]
         print_table(f"{found.ours.num_scored:,} tokens {text.origin}, not calibrated on", lines)
-    bits = f"{report.bits_per_weight:.2f} bits per weight of the matrices"
+    bits = f", {report.bits_per_weight:.2f} bits per weight of the matrices" if report.is_rounded else ""
     took = f"{report.seconds:.0f} s, at most {size(report.peak_bytes)} of memory"
-    typer.echo(f"{report.output}: {size(report.num_bytes)}, {bits}; {took}")
-    if not calibrated:
+    typer.echo(f"{report.output}: {size(report.num_bytes)}{bits}; {took}")
+    if report.is_rounded and not calibrated:
         typer.echo("--algorithm gptq takes minutes and loses less: docs/quantization.md")
 
 
 def _row(report: Report, kind: Kind, calibrated: bool) -> tuple[str, ...]:
     error = "" if kind.error is None else f"{kind.error:.2%}"
-    changes = report.changes_of(kind.name)
+    changes = report.changes_of(kind)
     outputs = ("", "") if changes is None else tuple(f"{change:.2%}" for change in changes)
     sizes = size(kind.bytes_before), size(kind.bytes_after)
     return (kind.name, str(kind.count), kind.stored_as, error, *(outputs if calibrated else ()), *sizes)
@@ -124,5 +130,5 @@ def document(report: Report) -> dict[str, Any]:
 
 def _facts(report: Report, kind: Kind) -> dict[str, Any]:
     facts = {key: value for key, value in asdict(kind).items() if not key.startswith("squared_")}
-    before, after = report.changes_of(kind.name) or (None, None)
+    before, after = report.changes_of(kind) or (None, None)
     return {**facts, "relative_error": kind.error, "output_error_to_nearest": before, "output_error": after}

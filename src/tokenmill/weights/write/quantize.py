@@ -6,8 +6,8 @@ files are written is the export's (export.py).
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -51,6 +51,7 @@ class Kind:
     bytes_after: int = 0
     squared_error: float = 0.0
     squared_norm: float = 0.0
+    names: list[str] = field(default_factory=list)
 
     @property
     def error(self) -> float | None:
@@ -81,6 +82,7 @@ def quantize(
     rounder: Rounder | None = None,
     export: str = "tokenmill",
     symmetric: bool = False,
+    eight_bits: Collection[str] = (),
 ) -> dict[str, Kind]:
     """Write config, codes, floating-point tensors and tokenizer to `out`, which must be new.
 
@@ -88,15 +90,18 @@ def quantize(
     scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head
     that is not the embedding, "q4", "q8" or "none"; None is what the export prefers. rounder: rounds a matrix, on the
     grid that the export has for so many bits; by default to nearest, with a search for scales. export: a key of
-    EXPORTS. symmetric: codes of 4 bits without a minimum or zero of their own, which exports alone have. Raises
+    EXPORTS. symmetric: codes of 4 bits without a minimum or zero of their own, which exports alone have. eight_bits:
+    tensors that get 8 bits in a scheme of 4. Raises
     CapacityError when the disk has no space and CheckpointError when writing fails or a matrix cannot be rounded; then
     nothing is left behind.
     """
     plan, to = plan_quantization(checkpoint, out, scheme, group, head, export, symmetric)
+    plan = replace(plan, bits={**plan.bits, **dict.fromkeys(eight_bits, 8)})
+    to.check(plan)
     kinds: dict[str, Kind] = {}
     for name, shape in plan.shapes.items():
-        title, stored_as = _title(plan, name)
-        kind = kinds.setdefault(title, Kind(title, stored_as))
+        kind = kinds.setdefault(_key(plan, name), Kind(*_title(plan, name)))
+        kind.names.append(name)
         kind.count, kind.bytes_after = kind.count + 1, kind.bytes_after + to.num_bytes(plan, name)
         kind.num_weights += prod(shape)
         kind.bytes_before += prod(shape) * getattr(torch, plan.model.dtype).itemsize
@@ -106,7 +111,7 @@ def quantize(
         stored = None if rounder is None else rounder(name, rows_RK, bits)
         if stored is None:
             stored = round_to_nearest(rows_RK, bits, group, to.grid(bits, symmetric))
-        kinds[_title(plan, name)[0]].add(name, rows_RK, stored)
+        kinds[_key(plan, name)].add(name, rows_RK, stored)
         return stored
 
     to.write(plan, out, rounded, progress, f"rounding to {scheme}, groups of {group}")
@@ -155,6 +160,13 @@ def _plan(
         if (number := BITS.get(schemes.get(target.parameter, "none"))) and not to.leaves(number, shapes[name])
     }
     return Plan(checkpoint, model, shapes, bits, targets, BITS.get(scheme, 0), group, symmetric)
+
+
+def _key(plan: Plan, name: str) -> str:
+    """What the kind of a tensor is found by: matrices of a kind may have 4 bits or 8."""
+    title, stored_as = _title(plan, name)
+    own = plan.bits.get(name, plan.scheme_bits) == plan.scheme_bits or plan.targets[name].parameter == "head.weight"
+    return title if own else f"{title} in {stored_as}"
 
 
 def _title(plan: Plan, name: str) -> tuple[str, str]:
