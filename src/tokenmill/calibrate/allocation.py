@@ -24,7 +24,7 @@ from tokenmill.weights.write.quantize import kind_of
 
 __all__ = ["check_target_bits", "choose_8_bits", "with_8_bits"]
 
-NUM_TEXTS, LENGTH = 4, 96  # that divergences are measured on
+NUM_TEXTS, LENGTH = 2, 96  # that divergences are measured on
 Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 
 
