@@ -97,8 +97,9 @@ def test_an_interrupted_run_keeps_the_choice(models, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         calibrated(source, tmp_path / "out", Stopped(0.7, stage=2), target_bits=6.0)
     assert "eight_bits.json" in entries(tmp_path / "out.partial")
-    with pytest.raises(ConfigError, match=r"others: target_bits"):
-        calibrated(source, tmp_path / "out", target_bits=6.5)
+    for other in (6.5, None):
+        with pytest.raises(ConfigError, match=r"others: target_bits"):
+            calibrated(source, tmp_path / "out", target_bits=other)
     monkeypatch.setattr("tokenmill.calibrate.run.choose_8_bits", None)  # it is read
     calibrated(source, tmp_path / "out", target_bits=6.0)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
@@ -111,12 +112,13 @@ def test_an_interrupted_run_keeps_the_choice(models, tmp_path, monkeypatch):
         ({"target_bits": float("nan")}, "target_bits = nan is not allowed"),
         ({"target_bits": 9.0}, "to 8.50"),
         ({"target_bits": 5.5, "scheme": "q8"}, "only with scheme q4"),
-        ({"target_bits": 5.5, "export": "gptq"}, "a GPTQ export has one"),
+        ({"target_bits": 5.5, "export": "gptq"}, "none with this export"),
+        ({"target_bits": 5.5, "export": "gguf", "scheme": "none"}, "only with scheme q4"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(models, tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
-        calibrated(save_wide(models), tmp_path / "out", head="none", **settings)
+        calibrated(save_wide(models), tmp_path / "out.gguf", head="none", **settings)
     assert entries(tmp_path) == []
 
 

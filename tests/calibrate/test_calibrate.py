@@ -222,10 +222,145 @@ def test_a_damaged_layer_is_named(models, tmp_path):
         layer.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"layer-0000.safetensors is damaged .*: delete .*out.partial"):
             calibrated(source, tmp_path / "out")
-    for name in ("texts.json", "settings.json"):
-        (tmp_path / "out.partial" / name).write_text("[")
-        with pytest.raises(CheckpointError, match=f"{name} is damaged"):
-            calibrated(source, tmp_path / "out")
+    layer.write_bytes(whole)
+    for name, wrong in WRONG:
+        file = tmp_path / "out.partial" / name
+        before = file.read_bytes() if file.exists() else None
+        file.write_text(wrong)
+        with pytest.raises(CheckpointError, match=f"{name} is damaged .*: delete .*out.partial"):
+            calibrated(source, tmp_path / "out", target_bits=6.0 if name == "eight_bits.json" else None)
+        file.unlink() if before is None else file.write_bytes(before)
+
+
+WRONG = [
+    ("texts.json", "["),
+    ("texts.json", "[5]"),
+    ("texts.json", "{}"),
+    *(("texts.json", f'{{"calibration": {wrong}}}') for wrong in ('[5, "x"]', '[[], "x"]', '[[[]], "x"]', "5")),
+    *(("texts.json", f'{{"calibration": [[[1, {wrong}]], "x"]}}') for wrong in ("999999", "-1", "1.5", '"a"', "true")),
+    ("settings.json", "["),
+    ("settings.json", "[]"),
+]
+
+
+@pytest.mark.parametrize("wrong", ["[", "{}", "5", '["x"]', '["model.norm.weight"]', "[1]"])
+def test_a_damaged_choice_is_named(models, tmp_path, wrong):
+    source = save_wide(models)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(source, tmp_path / "out", Stopped(0.7, stage=2), target_bits=6.0)
+    (tmp_path / "out.partial" / "eight_bits.json").write_text(wrong)
+    with pytest.raises(CheckpointError, match=r"eight_bits.json is damaged .*: delete .*out.partial"):
+        calibrated(source, tmp_path / "out", target_bits=6.0)
+
+
+def changed_layer(source, target, change):
+    """Another layer file: `change` is given its tensors and its facts."""
+    with safetensors.safe_open(source, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        facts = json.loads(opened.metadata()["facts"])
+    change(tensors, facts)
+    safetensors.torch.save_file(tensors, target, {"facts": json.dumps(facts)})
+
+
+DOWN = "model.layers.0.mlp.down_proj.weight"
+CHANGES = {
+    "codes of fewer inputs": lambda tensors, facts: tensors.update(
+        {f"{DOWN}:codes": tensors[f"{DOWN}:codes"][:, :-8].clone()}
+    ),
+    "a row fewer": lambda tensors, facts: tensors.update({f"{DOWN}:codes": tensors[f"{DOWN}:codes"][1:].clone()}),
+    "codes of another type": lambda tensors, facts: tensors.update({f"{DOWN}:codes": tensors[f"{DOWN}:codes"].int()}),
+    "without minimums": lambda tensors, facts: tensors.pop(f"{DOWN}:minimums"),
+    "other bits": lambda tensors, facts: facts["bits"].update({DOWN: 8}),
+    "bits as text": lambda tensors, facts: facts["bits"].update({DOWN: "4"}),
+    "a name fewer": lambda tensors, facts: facts["bits"].pop(DOWN),
+    "wrong changes": lambda tensors, facts: facts["changes"].update({DOWN: 5}),
+    "changes that are texts": lambda tensors, facts: facts["changes"].update({DOWN: ["a", "b"]}),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_layer_that_is_not_of_this_model_is_refused(models, tmp_path, how):
+    source = save_wide(models)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(source, tmp_path / "out", Stopped(0.7))
+    layer = tmp_path / "out.partial" / "layer-0000.safetensors"
+    changed_layer(layer, layer, CHANGES[how])
+    with pytest.raises(CheckpointError, match=r"layer-0000.safetensors is damaged .*: delete .*out.partial"):
+        calibrated(source, tmp_path / "out")
+
+
+def test_a_layer_in_the_place_of_another_is_refused(models, tmp_path):
+    source = save_wide(models)
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(source, tmp_path / "out", Stopped(0.99))
+    folder = tmp_path / "out.partial"
+    shutil.copy(folder / "layer-0000.safetensors", folder / "layer-0001.safetensors")
+    with pytest.raises(CheckpointError, match=r"layer-0001.safetensors is damaged .*it holds other matrices"):
+        calibrated(source, tmp_path / "out")
+
+
+class Meanwhile(Progress):
+    """Runs something once, in the midst of the layers."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def advance(self, done: int, total: int) -> None:
+        function, self.function = self.function, lambda: None
+        function()
+
+
+@pytest.mark.parametrize("settings", [{}, {"group": 64}])
+def test_another_process_with_the_same_output_is_refused(models, tmp_path, settings):
+    """Locks are of open files, so that a second run in this process is refused as one in another."""
+    source, refused = save_wide(models), []
+
+    def second():
+        with pytest.raises(ConfigError, match="that no other process is quantising to"):
+            calibrated(source, tmp_path / "out", **settings)
+        refused.append(True)
+
+    calibrated(source, tmp_path / "out", Meanwhile(second))
+    assert refused
+    calibrated(source, tmp_path / "alone")
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+    assert entries(tmp_path) == ["alone", "out"]
+
+
+def test_a_run_that_waits_for_its_texts_meanwhile_is_refused(models, tmp_path):
+    """What another has written while this one looked for its own place is not written over."""
+    source = save_wide(models)
+    calibrated(source, tmp_path / "other")
+
+    def finish():
+        shutil.copytree(tmp_path / "other", tmp_path / "out")
+
+    with pytest.raises(ConfigError, match="a directory that is new or empty"):
+        calibrated(source, tmp_path / "out", Meanwhile(finish))
+
+
+def test_a_number_that_is_missing_is_named_when_its_layer_is_reached(models, tmp_path):
+    source = save_wide(models)
+    tensors = safetensors.torch.load_file(source / "model.safetensors")
+    tensors[DOWN][3, 4] = torch.nan
+    safetensors.torch.save_file(tensors, source / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{DOWN} cannot be rounded"):
+        calibrated(source, tmp_path / "out")
+    assert entries(tmp_path) == ["out.partial"]
+
+
+@pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
+def test_the_folder_that_the_command_runs_in_is_refused(models, tmp_path, monkeypatch, capsys, algorithm):
+    monkeypatch.chdir(tmp_path)
+    assert main(["quantize", str(save_wide(models)), "--algorithm", algorithm, "-o", "."]) == 2
+    assert "a new directory beside this one" in capsys.readouterr().err
+    assert entries(tmp_path) == []
+
+
+def test_importance_weighs_errors_in_8_bits_too(models, tmp_path):
+    source = save_wide(models)
+    found = calibrated(source, tmp_path / "out", algorithm="importance", scheme="q8")
+    assert all(after < before for before, after in found.changes.values())
 
 
 def test_what_was_rounded_is_what_is_loaded(models, tmp_path):
@@ -263,13 +398,15 @@ def test_partial_keeps_codes_exactly(tmp_path):
     numbers_RK = torch.randn(6, 80, generator=torch.Generator().manual_seed(2))
     for bits, group, grid in [(4, 32, "minimum"), (4, 64, "zero_point"), (4, 128, "symmetric"), (8, 64, "symmetric")]:
         stored = round_to_nearest(numbers_RK, bits, group, grid)
-        partial = Partial(tmp_path / f"{bits}{grid}", {}, group)
-        assert partial.matrix("x") is None
-        partial.keep_texts({})
-        partial.keep_layer(0, {"x": stored}, {"x": (0.5, 0.25)})
-        again = Partial(tmp_path / f"{bits}{grid}", {}, group)
-        assert again.read_layer(0) == {"x": (0.5, 0.25)}
-        found = again.matrix("x")
+        settings = tmp_path / f"{bits}{grid}", {}, group, grid != "symmetric"
+        partial = Partial(*settings)
+        with partial.locked():
+            assert partial.matrix("x", (6, 80)) is None
+            partial.keep_texts({})
+            partial.keep_layer(0, {"x": stored}, {"x": (0.5, 0.25)})
+        again = Partial(*settings)
+        assert again.read_layer(0, {"x": bits}) == {"x": (0.5, 0.25)}
+        found = again.matrix("x", (6, 80))
         assert torch.equal(found.values(), stored.values())
         assert torch.equal(found.codes, stored.codes)
 

@@ -34,16 +34,17 @@ def with_8_bits(plan: Plan, names: list[str]) -> Plan:
 
 def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
     """ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold a mixture."""
-    least = _bits_per_weight(plan, to)
-    most = _bits_per_weight(with_8_bits(plan, list(plan.bits)), to)
     if plan.scheme_bits != 4:
         raise ConfigError("target_bits", target_bits, "only with scheme q4, some of whose matrices then get 8 bits")
+    if not to.mixes_bits:
+        raise ConfigError("target_bits", target_bits, "none with this export, whose matrices all have the same bits")
+    least = _bits_per_weight(plan, to)
+    most = _bits_per_weight(with_8_bits(plan, list(plan.bits)), to)
     if not least <= target_bits <= most:
         allowed = (
             f"from {least:.2f}, which groups of {plan.group} take in 4 bits, to {most:.2f}; larger groups take less"
         )
         raise ConfigError("target_bits", target_bits, allowed)
-    to.check(with_8_bits(plan, [name for name, bits in plan.bits.items() if bits == 4][:1]))
 
 
 def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, progress: Progress) -> list[str]:
@@ -61,7 +62,7 @@ def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, prog
     }
     spare = 0.5 + (target_bits - _bits_per_weight(plan, to)) * _num_weights(plan) / 8
     chosen: list[str] = []
-    for unit in sorted(units, key=lambda unit: -divergences[unit] / cost[unit]):
+    for unit in sorted(units, key=lambda unit: -divergences[unit] / max(cost[unit], 1)):
         if cost[unit] <= spare:
             chosen += units[unit]
             spare -= cost[unit]

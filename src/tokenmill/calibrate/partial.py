@@ -3,13 +3,17 @@
 A later run with the same settings goes on from there. Everything is checked when it is read, and written atomically.
 """
 
+import fcntl
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 
 from tokenmill.calibrate.texts import Texts
@@ -20,56 +24,93 @@ from tokenmill.value_reader import brief
 
 __all__ = ["Partial"]
 
+LOCK = ".lock"
+
 
 class Partial:
-    """The directory OUT.partial. settings: all that decides how the matrices are rounded, as JSON."""
+    """The directory OUT.partial. settings: all that decides how the matrices are rounded, as JSON.
 
-    def __init__(self, out: Path, settings: Mapping[str, Any], group: int) -> None:
-        self.path, self._group = out.with_name(f"{out.name}.partial"), group
+    group: inputs that share a scale. has_minimums: whether codes of 4 bits have minimums.
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any], group: int, has_minimums: bool) -> None:
+        self.path, self._out = out.with_name(f"{out.name}.partial"), out
+        self._group, self._has_minimums = group, has_minimums
+        self._settings = json.loads(json.dumps(settings))
         self._places: dict[str, tuple[Path, int]] = {}  # of each matrix: its file and its bits
-        file, self._settings = self.path / "settings.json", json.loads(json.dumps(settings))
-        wanted = self._settings
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Inside, no other process quantises to the same output; ConfigError where one does, or where the directory
+        was begun with other settings. The directory is deleted at the end if nothing was kept in it.
+        """
+        with self._lock() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = os.path.samestat(os.fstat(lock.fileno()), (self.path / LOCK).stat())
+            except (BlockingIOError, FileNotFoundError):
+                is_ours = False
+            if not is_ours:
+                allowed = "a name that no other process is quantising to at this moment"
+                raise ConfigError("output", str(self._out), allowed)
+            try:
+                self._check_settings()
+                yield
+            finally:
+                if not (self.path / "settings.json").exists():
+                    self.remove()
+
+    def _lock(self) -> IO[str]:
+        with file_errors(self.path, "written"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            return (self.path / LOCK).open("w", encoding="utf-8")
+
+    def _check_settings(self) -> None:
+        file, wanted = self.path / "settings.json", self._settings
         if not file.exists():
             return
+        found = self._json(file)
+        if not isinstance(found, dict):
+            raise self._damaged(file, ValueError("no settings"))
+        if found != wanted:
+            other = [key for key in {**wanted, **found} if found.get(key) != wanted.get(key)]
+            allowed = f"a name whose {self.path.name} was begun with the same settings (others: {', '.join(other)})"
+            raise ConfigError("output", str(self._out), f"{allowed}; delete that directory to begin anew")
+
+    def _json(self, file: Path) -> Any:
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            return json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise self._damaged(file, error) from None
-        if found != wanted:
-            other = [key for key in wanted if not isinstance(found, dict) or found.get(key) != wanted[key]]
-            allowed = f"a name whose {self.path.name} was begun with the same settings (others: {', '.join(other)})"
-            raise ConfigError("output", str(out), f"{allowed}; delete that directory to begin anew")
 
-    def texts(self) -> dict[str, Texts]:
+    def texts(self, vocab_size: int) -> dict[str, Texts]:
         """What `keep_texts` was given, or nothing."""
         file = self.path / "texts.json"
         if not file.exists():
             return {}
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            return {key: Texts(tokens, origin) for key, (tokens, origin) in found.items()}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise self._damaged(file, error) from None
+        found = self._json(file)
+        if not isinstance(found, dict) or "calibration" not in found:
+            raise self._damaged(file, ValueError("no texts to calibrate with"))
+        for each in found.values():
+            if not _are_texts(each, vocab_size):
+                raise self._damaged(file, ValueError("texts are lists of token ids, equally long, and their origin"))
+        return {key: Texts(tokens, origin) for key, (tokens, origin) in found.items()}
 
     def keep_texts(self, texts: Mapping[str, Texts]) -> None:
-        """The first that is kept; with it the directory is made."""
+        """The first that is kept."""
         with file_errors(self.path, "written"):
-            self.path.mkdir(parents=True, exist_ok=True)
             _write(self.path / "settings.json", json.dumps(self._settings, indent=2).encode())
             _write(self.path / "texts.json", json.dumps(texts).encode())
 
-    def eight_bits(self) -> list[str] | None:
-        """The tensors that `keep_eight_bits` was given, if it was."""
+    def eight_bits(self, names: Collection[str]) -> list[str] | None:
+        """The tensors that `keep_eight_bits` was given, if it was. names: those that there are."""
         file = self.path / "eight_bits.json"
         if not file.exists():
             return None
-        try:
-            names = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise self._damaged(file, error) from None
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise self._damaged(file, ValueError("no list of names"))
-        return names
+        found = self._json(file)
+        if not isinstance(found, list) or not all(name in names for name in found) or len({*found}) < len(found):
+            raise self._damaged(file, ValueError("its names are not those of matrices"))
+        return found
 
     def keep_eight_bits(self, names: list[str]) -> None:
         """The tensors that get 8 bits in a model of 4."""
@@ -94,15 +135,17 @@ class Partial:
             _write(self._layer(number), safetensors.torch.save(tensors, {"facts": json.dumps(facts)}))
         self._places |= {name: (self._layer(number), stored.bits) for name, stored in found.items()}
 
-    def read_layer(self, number: int) -> dict[str, tuple[float, float]]:
-        """The changes of a layer, whose matrices `matrix` can then read."""
+    def read_layer(self, number: int, bits: Mapping[str, int]) -> dict[str, tuple[float, float]]:
+        """The changes of a layer, whose matrices `matrix` can then read. bits: of each of them, by its name."""
         file = self._layer(number)
         facts = self._facts(file)
+        if facts["bits"] != bits or not all(map(_are_changes, facts["changes"].values())):
+            raise self._damaged(file, ValueError("it holds other matrices"))
         self._places |= {name: (file, bits) for name, bits in facts["bits"].items()}
         return {name: (float(before), float(after)) for name, (before, after) in facts["changes"].items()}
 
-    def matrix(self, name: str) -> Stored | None:
-        """The codes of a matrix of a layer that was kept or read."""
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Stored | None:
+        """The codes [R, K] of a matrix of a layer that was kept or read."""
         if name not in self._places:
             return None
         file, bits = self._places[name]
@@ -110,10 +153,23 @@ class Partial:
             with safe_open(file, framework="pt") as opened:
                 there = {part: f"{name}:{part}" for part in ("codes", "scales", "minimums")}
                 parts = {part: opened.get_tensor(key) for part, key in there.items() if key in opened.keys()}  # noqa: SIM118
+            self._check(bits, shape, parts)
             codes_RK = split_nibbles(parts["codes"]) if bits == 4 else parts["codes"]
             return Stored.of_groups(bits, codes_RK, self._group, parts["scales"].float(), parts.get("minimums"))
-        except (SafetensorError, OSError, KeyError, RuntimeError, IndexError) as error:
+        except (SafetensorError, OSError, KeyError, RuntimeError, IndexError, ValueError) as error:
             raise self._damaged(file, error) from None
+
+    def _check(self, bits: int, shape: tuple[int, ...], parts: Mapping[str, torch.Tensor]) -> None:
+        """ValueError where the parts of a matrix are not those of that shape."""
+        num_rows, num_inputs = shape
+        padded = -(-num_inputs // GROUP) * GROUP
+        groups = num_rows, -(-padded // self._group)
+        wanted = {"codes": ((num_rows, padded * bits // 8), torch.uint8), "scales": (groups, torch.float16)}
+        if bits == 4 and self._has_minimums:
+            wanted["minimums"] = groups, torch.float32
+        found = {part: (tuple(tensor.shape), tensor.dtype) for part, tensor in parts.items()}
+        if found != wanted:
+            raise ValueError("its codes are not those of that matrix")
 
     def remove(self) -> None:
         """Everything is written elsewhere."""
@@ -139,3 +195,17 @@ class Partial:
 def _write(file: Path, content: bytes) -> None:
     with writing(file) as out:
         out.write(content)
+
+
+def _are_texts(found: Any, vocab_size: int) -> bool:
+    """Whether this is what Texts are written as."""
+    if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], list) and isinstance(found[1], str)):
+        return False
+    texts = found[0]
+    if not texts or not all(isinstance(text, list) and text and len(text) == len(texts[0]) for text in texts):
+        return False
+    return all(type(token) is int and 0 <= token < vocab_size for text in texts for token in text)
+
+
+def _are_changes(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(isinstance(each, float) for each in found)

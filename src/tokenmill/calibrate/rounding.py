@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tokenmill.errors import CheckpointError
 from tokenmill.kernels.threads import over_rows
 from tokenmill.quant.gptq import Compensation, NotInvertible, compensation, gptq
 from tokenmill.quant.rtn import round_to_nearest
@@ -40,6 +41,8 @@ class Rounding:
         which is logged as a warning.
         """
         numbers_RK = numbers_RK.float()
+        if not torch.isfinite(numbers_RK).all():
+            raise CheckpointError(f"{name} cannot be rounded: it holds infinite or missing numbers")
         if inputs_TK is None:
             return self._to_nearest(name, numbers_RK, bits, "no calibration token reaches it")
         if self._last is None or self._last.inputs_TK is not inputs_TK:  # once for all matrices with these inputs
@@ -87,7 +90,7 @@ class _Seen:
 
     def _squares(self, rows_RK: Tensor) -> float:
         """The sum over rows w of w H wᵀ: the mean square of the outputs, times their number."""
-        return float(((rows_RK @ self.products_KK) * rows_RK).sum(dtype=torch.float64))
+        return max(0.0, float(((rows_RK @ self.products_KK) * rows_RK).sum(dtype=torch.float64)))
 
 
 def _products(inputs_TK: Tensor) -> Tensor:

@@ -64,28 +64,31 @@ def quantize_calibrated(
     _check_space(plan, to, out)
     described = {"algorithm": algorithm, "model": fingerprint(checkpoint.path), **text_settings, **settings}
     described |= {} if target_bits is None else {"target_bits": target_bits}
-    partial = Partial(out, described, plan.group)
-    try:
-        texts = partial.texts() or get_texts()
-        partial.keep_texts(texts)
-        if target_bits is not None:
-            settings["eight_bits"] = _eight_bits(plan, to, texts["calibration"], target_bits, partial, progress)
-            plan = with_8_bits(plan, settings["eight_bits"])
-        rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
-        changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
-        kinds = quantize(checkpoint, out, progress, rounder=lambda name, *_: partial.matrix(name), **settings)
-    except KeyboardInterrupt:
-        if partial.path.exists():
-            log.warning("%s keeps what is done: the same command goes on from there", partial.path)
-        raise
-    partial.remove()
+    partial = Partial(out, described, plan.group, to.grid(4, plan.symmetric) != "symmetric")
+    with partial.locked():
+        to.check_output(out)  # another process may have written it meanwhile
+        try:
+            texts = partial.texts(plan.model.vocab_size) or get_texts()
+            partial.keep_texts(texts)
+            if target_bits is not None:
+                settings["eight_bits"] = _eight_bits(plan, to, texts["calibration"], target_bits, partial, progress)
+                plan = with_8_bits(plan, settings["eight_bits"])
+            rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
+            changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
+            rounder = lambda name, rows_RK, _: partial.matrix(name, tuple(rows_RK.shape))  # noqa: E731
+            kinds = quantize(checkpoint, out, progress, rounder=rounder, **settings)
+        except KeyboardInterrupt:
+            if (partial.path / "settings.json").exists():
+                log.warning("%s keeps what is done: the same command goes on from there", partial.path)
+            raise
+        partial.remove()
     return Calibrated(kinds, changes, texts)
 
 
 def _eight_bits(
     plan: Plan, to: Export, texts: Texts, target_bits: float, partial: Partial, progress: Progress
 ) -> list[str]:
-    names = partial.eight_bits()
+    names = partial.eight_bits([name for name, bits in plan.bits.items() if bits == 4])
     if names is None:
         names = choose_8_bits(plan, to, texts, target_bits, progress)
         partial.keep_eight_bits(names)
@@ -113,7 +116,7 @@ def _round_layers(
 
         def choose(name: str, numbers_RK: Tensor, inputs_TK: Tensor | None) -> Tensor:
             nonlocal done
-            kept = partial.matrix(name)
+            kept = partial.matrix(name, tuple(numbers_RK.shape))
             stored = kept or rounding.round(name, numbers_RK, inputs_TK, plan.bits[name])
             found[name] = stored  # noqa: B023  (called before the loop goes on)
             done += numbers_RK.numel()
@@ -121,7 +124,7 @@ def _round_layers(
             return stored.values()[:, : numbers_RK.shape[1]]
 
         if partial.has_layer(number):
-            changes |= partial.read_layer(number)
+            changes |= partial.read_layer(number, {name: plan.bits[name] for name in walk.names(number)})
             walk.through(number, choose)
         else:
             walk.through(number, choose)

@@ -40,6 +40,10 @@ def quantize_and_compare(
         report.kinds, report.changes, kept = found.kinds, found.changes, dict(found.texts)
     report.seconds, report.peak_bytes = time.perf_counter() - started_s, peak_bytes()
     if evaluated:
-        text = kept.get("held out") or held_out(texts, checkpoint, progress)
-        report.comparison, report.measured_on = compared(checkpoint, output, text, progress), text
+        try:
+            text = kept.get("held out") or held_out(texts, checkpoint, progress)
+            report.comparison, report.measured_on = compared(checkpoint, output, text, progress), text
+        except KeyboardInterrupt:
+            remark(f"{output} is complete; only its comparison with the source was interrupted")
+            raise
     return report

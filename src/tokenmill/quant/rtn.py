@@ -34,12 +34,13 @@ def round_to_nearest(
     assert not quick or grid == "minimum" or bits == 8, "only a free minimum is found quickly"
     missing = -numbers_RK.shape[1] % GROUP
     padded_RK = F.pad(numbers_RK.float(), (0, missing))
-    if bits == 8 or quick:
+    if quick or (bits == 8 and weights_K is None):
         pieces = [_round_rows(rows, bits, group) for rows in torch.split(padded_RK, ROWS)]
     else:
         weights_K = torch.ones(numbers_RK.shape[1]) if weights_K is None else weights_K.float()
         weights_K = F.pad(weights_K, (0, missing))  # what is padded is never multiplied
-        pieces = over_rows(lambda share: _search_rows(share, bits, group, grid, weights_K), padded_RK)
+        kind = "symmetric" if bits == 8 else grid
+        pieces = over_rows(lambda share: _search_rows(share, bits, group, kind, weights_K), padded_RK)
     codes, scales, minimums = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     return Stored(bits, None, codes, scales, None if bits == 8 or grid == "symmetric" else minimums)
 

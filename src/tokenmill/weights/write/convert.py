@@ -80,7 +80,9 @@ def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
 
 
 def check_new(out_dir: Path) -> None:
-    """ConfigError for a directory that is not empty, or a file."""
+    """ConfigError for a directory that is not empty, or a file, or that the command runs in."""
+    if out_dir.resolve() == Path.cwd():
+        raise ConfigError("output", str(out_dir), "a new directory beside this one: what is written takes its place")
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         raise ConfigError("output", str(out_dir), "a directory that is new or empty")
 

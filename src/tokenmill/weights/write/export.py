@@ -57,12 +57,14 @@ class Export:
     """One file format: what it can hold, and how it is written.
 
     is_for_floats: whether a model may be written without any codes. codes_embedding: whether an embedding that is the
-    head too may become codes. default_head: the scheme of another head, where none is given.
+    head too may become codes. default_head: the scheme of another head, where none is given. mixes_bits: whether
+    some matrices may have 4 bits and others 8.
     """
 
     is_for_floats = False
     codes_embedding = False
     default_head = "q8"
+    mixes_bits = True
 
     def grid(self, bits: int, symmetric: bool) -> str:
         """The grid of quant/rtn.py whose codes the format holds."""

@@ -88,6 +88,7 @@ class GPTQExport(DirectoryExport):
     method = "gptq"
     zero_offset = 1
     default_head = "none"
+    mixes_bits = False
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"
