@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tokenmill
-from tests.calibrate.test_calibrate import Stopped, calibrated, contents, entries, save_wide
+from tests.calibrate.runs import Stopped, calibrated, contents, entries, save_wide
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.calibrate.allocation import choose_8_bits
 from tokenmill.calibrate.layers import LayerWalk
