@@ -33,6 +33,22 @@ def test_only_a_full_reading_tells_an_edit_in_place(edited):
     assert not set(full.values()) & set(fingerprint(path).values())
 
 
+def test_names_tell_which_files_are_read(tmp_path):
+    """A model may be moved, and a GGUF file have any name; in a directory another file is read under another name."""
+    path = save("llama", tmp_path)
+    before = fingerprint(path)
+    path = path.rename(tmp_path / "moved")
+    assert fingerprint(path) == before
+    (path / "model.safetensors.index.json").write_text("{}")
+    assert fingerprint(path)["weights"] != before["weights"]
+    (path / "model.safetensors.index.json").unlink()
+    (path / "model.safetensors").rename(path / "another.safetensors")
+    assert fingerprint(path)["weights"] != before["weights"]
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"the same")
+    assert fingerprint(tmp_path / "a.gguf") == fingerprint(tmp_path / "b.gguf")
+
+
 def test_a_session_of_the_model_before_the_edit_is_refused(edited, tmp_path):
     path, other = edited
     load(path, fingerprint="full").session(prompt(9)).save(tmp_path / "x.kv")

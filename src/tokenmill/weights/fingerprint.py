@@ -16,7 +16,7 @@ HEAD, PAGE, PAGES = 8 << 20, 4096, 256
 FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
-    "weights": ("*.safetensors", "*.bin"),
+    "weights": ("*.safetensors", "*.bin", "*.index.json"),
     "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
 }
 
@@ -27,7 +27,8 @@ def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
     A `.gguf` file holds all three and has one digest. CheckpointError where a file cannot be read.
     """
     with file_errors(path, "read"):
-        return {part: _digest(files, how) for part, files in files_of(path).items()}
+        named = not path.is_file()  # a directory's files are found by their names; a GGUF file may have any
+        return {part: _digest(files, how, named) for part, files in files_of(path).items()}
 
 
 def files_of(path: Path) -> dict[str, list[Path]]:
@@ -42,11 +43,11 @@ def is_full(digests: dict[str, str]) -> bool:
     return any(str(digest).startswith(FULL) for digest in digests.values())
 
 
-def _digest(files: list[Path], how: str) -> str:
+def _digest(files: list[Path], how: str, named: bool) -> str:
     digest = hashlib.sha256()
-    for file in files:  # without names: a model may be moved
+    for file in files:  # without their folder: a model may be moved
         size = file.stat().st_size
-        digest.update(f"{file.suffix} {size}\n".encode())
+        digest.update(f"{file.name if named else file.suffix} {size}\n".encode())
         with file.open("rb") as opened:
             if how == "full":
                 while part := opened.read(HEAD):

@@ -11,6 +11,7 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
@@ -109,9 +110,17 @@ def test_a_damaged_copy_of_a_draft_model_is_made_again(llama, folder, opened, ca
     assert caplog.text.count("another copy is made") == 1
 
 
+def another(model, path):
+    """A model of the same sizes with other weights."""
+    tensors = load_file(model / "model.safetensors")
+    other = {name: tensor.flip(0).contiguous() for name, tensor in tensors.items()}
+    save_file(other, shutil.copytree(model, path) / "model.safetensors", {"format": "pt"})
+    return path
+
+
 def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path):
     load(llama)
-    other = save("llama", tmp_path / "other", seed=9)
+    other = another(llama, tmp_path / "other")
     want = load(other).logits(LONG)
     file = llama / "model.safetensors"
     shutil.copyfile(other / "model.safetensors", file)
@@ -124,6 +133,18 @@ def test_a_model_that_was_replaced_is_read_again(llama, folder, opened, tmp_path
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     load(llama)
     assert opened == ["model"] * 4
+
+
+def test_files_that_change_their_names_are_another_model(llama, folder, opened, tmp_path):
+    """Contents, sizes and times stay: what the directory's files are called decides which of them is read."""
+    path = shutil.copytree(llama, tmp_path / "model")
+    other = another(llama, tmp_path / "other")
+    shutil.copyfile(other / "model.safetensors", path / "tuned.safetensors")
+    before = load(path).logits(LONG)
+    (path / "model.safetensors").rename(path / "base.safetensors")
+    (path / "tuned.safetensors").rename(path / "model.safetensors")
+    assert torch.equal(load(path).logits(LONG), load(other).logits(LONG))
+    assert not torch.equal(load(path).logits(LONG), before)
 
 
 @pytest.mark.parametrize("num_places", [4, pytest.param(64, marks=pytest.mark.long)])
