@@ -1,4 +1,4 @@
-"""What each scheme and algorithm of `tokenmill quantize` costs: perplexity and divergence beside bytes, and a picture.
+"""What each scheme and algorithm of `tokenmill quantize` costs: perplexity and divergence beside bits, and a picture.
 
     python benchmarks/quantize_quality.py SOURCE TEXT [--tokens 4000] [--groups 32,64] [--also NAME=MODEL ...]
         [--output rows.jsonl] [--picture quantization]
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -98,29 +99,50 @@ def num_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in (path.glob("*.safetensors") if path.is_dir() else [path]))
 
 
-def draw(rows: list[dict[str, Any]], source: dict[str, float], name: Path) -> None:
+def matrix_bits(path: Path, weights: int) -> float:
+    """Bits for each of so many weights of matrices: all tensors but the embedding, which differs by file, and norms."""
+    if path.is_dir():
+        sizes = {}
+        for file in path.glob("*.safetensors"):
+            sizes |= {name: tensor.nbytes for name, tensor in load_file(file).items()}
+    else:
+        sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    return 8 * sum(size for name, size in sizes.items() if is_matrix(name)) / weights
+
+
+def is_matrix(name: str) -> bool:
+    return "embd" not in name and "embed" not in name and "norm" not in name
+
+
+def draw(rows: list[dict[str, Any]], source: float, name: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.5))
     marks = {"quick": "x", "rtn": "s", "importance": "^", "gptq": "o"}
-    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-        mine = [row for row in rows if row["algorithm"] == algorithm]
-        points = [(row["bytes_per_weight"], row["perplexity"]) for row in mine]
-        axes.plot(*zip(*sorted(points), strict=True), marks.get(algorithm, "D"), label=algorithm, ls=":", lw=0.8)
-        for row, point in zip(mine, points, strict=True):
-            axes.annotate(
-                f"{row['scheme']} {row['group'] or ''}", point, fontsize=7, xytext=(3, 3), textcoords="offset points"
-            )
-    axes.axhline(source["perplexity"], color="grey", lw=0.8, label="source")
-    axes.set_xlabel("bytes per weight, of the whole file")
-    axes.set_ylabel("perplexity")
-    axes.legend(fontsize=8)
+    shown = (("perplexity", "perplexity"), ("kl_divergence", "divergence from the source, nats per token"))
+    for axes, (field, label) in zip(both, shown, strict=True):
+        for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
+            mine = sorted((row["bits"] / 8, row[field]) for row in rows if row["algorithm"] == algorithm)
+            axes.plot(*zip(*mine, strict=True), marks.get(algorithm, "D"), label=algorithm, ls=":", lw=0.8, ms=5)
+        for row in rows:
+            if row["algorithm"] in ("gptq", "llama.cpp"):
+                text, point = f"{row['scheme']} {row['group'] or ''}", (row["bits"] / 8, row[field])
+                axes.annotate(text, point, fontsize=7, xytext=(4, 3), textcoords="offset points")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        ticks = sorted({round(row["bits"] / 8, 2) for row in rows})
+        axes.set_xticks(ticks, list(map(str, ticks)), fontsize=7, rotation=60)
+        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+        axes.set_xlabel("bytes per weight of the matrices, scales included")
+        axes.set_ylabel(label)
+    both[0].set_yscale("linear")
+    both[0].axhline(source, color="grey", lw=0.8, label="source")
+    both[0].legend(fontsize=8)
     figure.tight_layout()
-    for suffix in (".png", ".svg"):
-        figure.savefig(name.with_suffix(suffix), dpi=150)
+    figure.savefig(name.with_suffix(".png"), dpi=100)
 
 
 def main() -> None:
@@ -139,7 +161,9 @@ def main() -> None:
         folder = Path(temporary)
         source = arguments.source if arguments.as_it_is else permuted(arguments.source, folder / "source")
         reference = engine(source)
-        weights = sum(torch.Size(shape).numel() for shape in open_checkpoint(source).shapes.values())
+        shapes = open_checkpoint(source).shapes
+        weights = sum(torch.Size(shape).numel() for shape in shapes.values())
+        in_matrices = sum(torch.Size(shape).numel() for name, shape in shapes.items() if is_matrix(name))
         tokens = read_text(arguments.text.read_text(), reference.tokenizer, arguments.tokens).tokens
         with engine(source, "q8", 16) as writer:
             texts = {"calibration": written_texts(writer, arguments.num_texts, WINDOW, 0, Silent())}
@@ -152,6 +176,7 @@ def main() -> None:
                     found = compare(ours, reference, tokens, WINDOW, WINDOW)
                 row = {
                     **facts,
+                    "bits": matrix_bits(path, in_matrices),
                     "bytes_per_weight": num_bytes(path) / weights,
                     "perplexity": found.ours.perplexity,
                     "loss": found.ratio - 1,
@@ -166,7 +191,7 @@ def main() -> None:
     if arguments.output:
         arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if arguments.picture:
-        draw(rows, {"perplexity": found.reference.perplexity}, arguments.picture)
+        draw(rows, found.reference.perplexity, arguments.picture)
 
 
 if __name__ == "__main__":
