@@ -118,7 +118,7 @@ OPTIONS = {
     "cache list": "--json",
     "cache clear": "--json --quiet -q",
     "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme
-        --seed --symmetric --text --text-length""",
+        --seed --symmetric --target-bits --text --text-length""",
 }
 
 
