@@ -401,7 +401,14 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
     path = export(llama, tmp_path / "out", "gptq")
     wanted = load(path, threads=1).logits(LONG)
     config = json.loads((path / "config.json").read_text())
-    older = config.pop("quantization_config") | {"damp_percent": 0.01, "model_file_base_name": "gptq_model-4bit-32g"}
+    older = config.pop("quantization_config") | {
+        "damp_percent": 0.01,
+        "provider": "auto-round",
+        "data_type": "int",
+        "iters": 200,
+        "amp": True,
+        "model_file_base_name": "gptq_model-4bit-32g",
+    }
     del older["quant_method"]
     (path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="missing"):

@@ -46,6 +46,7 @@ _ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "format": ("gptq", "gptq_v2"),  # transformers' newer word for it
         "pack_dtype": ("int32",),
         "is_marlin_format": (False,),
+        "data_type": ("int",),  # AutoRound's
         "desc_act": (False, True),  # what counts is whether g_idx is in order
     },
     "awq": {
@@ -58,11 +59,11 @@ _ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
-    """act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_auto_increment
-    damp_percent dataset disable_exllama do_fuse exllama_config fuse_max_seq_len lm_head max_input_length meta
-    model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
-    modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse pad_token_id quant_method static_groups sym
-    tokenizer true_sequential use_cuda_fp16 use_exllama""".split()
+    """act_group_aware amp autoround_version backend batch_size block_name_to_quantize cache_block_outputs
+    damp_auto_increment damp_percent dataset disable_exllama do_fuse exllama_config fuse_max_seq_len iters lm_head
+    max_input_length meta model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
+    modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse pad_token_id provider quant_method
+    static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama""".split()
 )
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie among the eight of a word
 _CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scales included
