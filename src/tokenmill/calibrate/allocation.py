@@ -7,7 +7,6 @@ the whole choice has gained is measured when the model is compared with its sour
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 
 import torch
@@ -22,14 +21,10 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.write.export import Export, Plan
 from tokenmill.weights.write.quantize import kind_of
 
-__all__ = ["check_target_bits", "choose_8_bits", "with_8_bits"]
+__all__ = ["check_target_bits", "choose_8_bits"]
 
 NUM_TEXTS, LENGTH = 2, 96  # that divergences are measured on
 Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
-
-
-def with_8_bits(plan: Plan, names: list[str]) -> Plan:
-    return replace(plan, bits={**plan.bits, **dict.fromkeys(names, 8)})
 
 
 def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
@@ -39,7 +34,7 @@ def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
     if not to.mixes_bits:
         raise ConfigError("target_bits", target_bits, "none with this export, whose matrices all have the same bits")
     least = _bits_per_weight(plan, to)
-    most = _bits_per_weight(with_8_bits(plan, list(plan.bits)), to)
+    most = _bits_per_weight(plan.with_8_bits(plan.bits), to)
     if not least <= target_bits <= most:
         allowed = (
             f"from {least:.2f}, which groups of {plan.group} take in 4 bits, to {most:.2f}; larger groups take less"
@@ -57,7 +52,7 @@ def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, prog
     }
     divergences = _divergences(walk, units, plan.group, to.grid(4, plan.symmetric), progress)
     cost = {
-        unit: _num_bytes(with_8_bits(plan, names), to, names) - _num_bytes(plan, to, names)
+        unit: _num_bytes(plan.with_8_bits(names), to, names) - _num_bytes(plan, to, names)
         for unit, names in units.items()
     }
     spare = 0.5 + (target_bits - _bits_per_weight(plan, to)) * _num_weights(plan) / 8

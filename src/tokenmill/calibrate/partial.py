@@ -3,14 +3,12 @@
 A later run with the same settings goes on from there. Everything is checked when it is read, and written atomically.
 """
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -19,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import writing
+from tokenmill.memory.file_lock import locked
 from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
@@ -44,13 +43,14 @@ class Partial:
         """Inside, no other process quantises to the same output; ConfigError where one does, or where the directory
         was begun with other settings. The directory is deleted at the end if nothing was kept in it.
         """
-        with self._lock() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_ours = os.path.samestat(os.fstat(lock.fileno()), (self.path / LOCK).stat())
-            except (BlockingIOError, FileNotFoundError):
-                is_ours = False
-            if not is_ours:
+        with ExitStack() as stack:
+            with file_errors(self.path, "written"):
+                self.path.mkdir(parents=True, exist_ok=True)
+                try:
+                    is_alone = stack.enter_context(locked(self.path / LOCK))
+                except FileNotFoundError:  # another process was done, and has deleted the directory
+                    is_alone = False
+            if not is_alone:
                 allowed = "a name that no other process is quantising to at this moment"
                 raise ConfigError("output", str(self._out), allowed)
             try:
@@ -59,11 +59,6 @@ class Partial:
             finally:
                 if not (self.path / "settings.json").exists():
                     self.remove()
-
-    def _lock(self) -> IO[str]:
-        with file_errors(self.path, "written"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            return (self.path / LOCK).open("w", encoding="utf-8")
 
     def _check_settings(self) -> None:
         file, wanted = self.path / "settings.json", self._settings

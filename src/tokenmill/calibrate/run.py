@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.calibrate.allocation import check_target_bits, choose_8_bits, with_8_bits
+from tokenmill.calibrate.allocation import check_target_bits, choose_8_bits
 from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
@@ -72,7 +72,7 @@ def quantize_calibrated(
             partial.keep_texts(texts)
             if target_bits is not None:
                 settings["eight_bits"] = _eight_bits(plan, to, texts["calibration"], target_bits, partial, progress)
-                plan = with_8_bits(plan, settings["eight_bits"])
+                plan = plan.with_8_bits(settings["eight_bits"])
             rounding = Rounding(algorithm, plan.group, to.grid(4, plan.symmetric))
             changes = _round_layers(plan, texts["calibration"], rounding, partial, progress)
             rounder = lambda name, rows_RK, _: partial.matrix(name, tuple(rows_RK.shape))  # noqa: E731

@@ -5,19 +5,18 @@ by which they were packed. Copies that were not used for longest are deleted whe
 copy that is being read may be deleted or replaced: its readers keep the old file. Nothing here imports torch.
 """
 
-import fcntl
 import logging
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import NamedTuple
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
+from tokenmill.memory.file_lock import locked
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, is_packed_model, read_header
@@ -112,7 +111,7 @@ def writing_copy(path: Path) -> Iterator[bool]:
     """Inside, this process alone writes that copy; False if another one does. What killed ones left is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     delete_leftovers()
-    with _locked(path) as is_alone:
+    with locked(_lock_of(path)) as is_alone:
         yield is_alone
 
 
@@ -120,7 +119,7 @@ def delete_leftovers() -> None:
     """Delete what processes have written of copies before they were killed."""
     for left in copies_folder().glob(f".*{SUFFIX}.*-*"):
         name = left.name[1 : left.name.rindex(SUFFIX)] + SUFFIX
-        with suppress(OSError), _locked(left.with_name(name)) as is_dead:
+        with suppress(OSError), locked(_lock_of(left.with_name(name))) as is_dead:
             if is_dead:
                 left.unlink(missing_ok=True)
 
@@ -144,35 +143,11 @@ def copies() -> list[Copy]:
 def delete_copy(path: Path) -> None:
     path.unlink(missing_ok=True)
     forget(path)
-    with suppress(OSError), _locked(path) as is_alone:
+    with suppress(OSError), locked(_lock_of(path)) as is_alone:
         if is_alone:
             _lock_of(path).unlink(missing_ok=True)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock of a copy, which its writer has, for as long as this context lasts."""
-    name = _lock_of(path)
-    while True:
-        with name.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            if not _is_there(name, lock):  # who had it before has deleted it meanwhile, and others take a new one
-                continue
-            yield True
-            return
-
-
-def _is_there(name: Path, lock: TextIO) -> bool:
-    """Whether the open file is still the one of that name."""
-    try:
-        return os.path.samestat(name.stat(), os.fstat(lock.fileno()))
-    except FileNotFoundError:
-        return False
-
-
 def _lock_of(path: Path) -> Path:
+    """The file of the lock that the writer of a copy has."""
     return path.with_name(f".{path.name}.lock")

@@ -5,8 +5,8 @@ hold, and writes it. So that any way of rounding goes with any format, the two m
 passes on: (name, rows [outputs, inputs] in floating point) → the rows as codes.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -47,6 +47,10 @@ class Plan:
     scheme_bits: int
     group: int
     symmetric: bool
+
+    def with_8_bits(self, names: Collection[str]) -> "Plan":
+        """The same with 8 bits for these tensors."""
+        return replace(self, bits={**self.bits, **dict.fromkeys(names, 8)})
 
     def is_transposed(self, name: str) -> bool:
         """Whether the checkpoint stores this tensor [inputs, outputs]."""

@@ -7,7 +7,7 @@ files are written is the export's (export.py).
 import math
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -86,7 +86,7 @@ def quantize(
 ) -> dict[str, Kind]:
     """Write config, codes, floating-point tensors and tokenizer to `out`, which must be new.
 
-    Returns what was written of each kind of tensor, by the kind's name.
+    Returns what was written of each kind of tensor, by the kind's name ("… in q8" for eight_bits).
     scheme: "q4", "q8", or "none" for an export that also converts. group: inputs that share a scale. head: of a head
     that is not the embedding, "q4", "q8" or "none"; None is what the export prefers. rounder: rounds a matrix, on the
     grid that the export has for so many bits; by default to nearest, with a search for scales. export: a key of
@@ -96,7 +96,7 @@ def quantize(
     nothing is left behind.
     """
     plan, to = plan_quantization(checkpoint, out, scheme, group, head, export, symmetric)
-    plan = replace(plan, bits={**plan.bits, **dict.fromkeys(eight_bits, 8)})
+    plan = plan.with_8_bits(eight_bits)
     to.check(plan)
     kinds: dict[str, Kind] = {}
     for name, shape in plan.shapes.items():
