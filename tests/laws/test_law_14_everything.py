@@ -15,6 +15,7 @@ import time
 import pytest
 import torch
 
+from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
 from tests.tiny_models import VOCABULARY, prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
@@ -225,9 +226,19 @@ class Worker:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
-    settings = PROGRAMS[program]
-    quiet = Quiet(llama, **settings)
-    foreign = load(llama, dtype="bfloat16", max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
+    everything_at_once(llama, PROGRAMS[program], tmp_path)
+
+
+def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):
+    """Written by `quantize --target-bits`."""
+    kinds = calibrated(llama, tmp_path / "mixed", algorithm="importance", target_bits=7.0).kinds
+    assert {kind.stored_as for kind in kinds.values() if kind.name != "lm_head"} >= {"q4", "q8"}
+    everything_at_once(tmp_path / "mixed", PROGRAMS["native, adaptive"], tmp_path)
+
+
+def everything_at_once(model, settings, tmp_path):
+    quiet = Quiet(model, **settings)
+    foreign = load(model, dtype="bfloat16", max_length=96, program=settings["program"]).session([*BEGINNINGS[2], 7])
     foreign.save(tmp_path / "foreign.kv")
     how = {
         "dtype": "float32",
@@ -239,7 +250,7 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     }
     if settings.get("speculate") in DRAFT_FROM_TEXTS:
         how |= {"suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
-    engine = load(llama, **how)
+    engine = load(model, **how)
     workers = [Worker(number, engine, quiet, tmp_path, tmp_path / "foreign.kv") for number in range(THREADS)]
     ends, failures = time.monotonic() + SECONDS, []
 
@@ -265,7 +276,7 @@ def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
         for session in worker.sessions:
             session.close()
     engine.close()
-    again = load(llama, **how)  # a later process, from the blocks on disk
+    again = load(model, **how)  # a later process, from the blocks on disk
     for tokens in BEGINNINGS:
         sampling = {"max_new_tokens": 6, "ignore_eos": True}
         assert quiet.says([*tokens, 9], sampling, again.generate([*tokens, 9], **sampling).tokens)
