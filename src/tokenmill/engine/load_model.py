@@ -4,7 +4,6 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.memory.arena import Allocate, unreserved
+from tokenmill.memory.available import available_bytes
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program import ModelParts
@@ -139,10 +139,8 @@ def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
     try:
         return Pool(spec, device)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
-        if device.type == "cuda":
-            available = torch.cuda.mem_get_info(device)[0]
-        else:
-            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         setting = "max_length, max_sequences or cache_tokens"
-        what = f"memory for a cache of {spec.num_slots} tokens"
+        reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["no reason"])[0]
+        what = f"memory for a cache of {spec.num_slots} tokens, which the system refuses ({reason})"
         raise CapacityError(what, spec.num_bytes, available, setting, in_bytes=True) from error

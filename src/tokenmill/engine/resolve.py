@@ -10,6 +10,7 @@ from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.kernels.threads import default_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.program import Program, preferred_schemes
@@ -49,7 +50,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
             "block_size": config.block_size or max_length,
             "cache_tokens": config.cache_tokens or max_length,
             "num_draft_tokens": config.num_draft_tokens or default_drafts(config.speculate),
-            "threads": config.threads or torch.get_num_threads(),
+            "threads": config.threads or default_threads(),
             "async_scheduling": scheduling,
         }
     )

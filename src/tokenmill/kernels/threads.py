@@ -8,9 +8,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["over_rows", "torch_threads"]
+from tokenmill.memory.available import available_processors
+
+__all__ = ["default_threads", "over_rows", "torch_threads"]
 
 Found = TypeVar("Found")
+
+
+def default_threads() -> int:
+    """Where no setting says how many: torch's own number, at most the processors that this process may use."""
+    return min(torch.get_num_threads(), available_processors())
 
 
 @contextmanager
