@@ -10,6 +10,7 @@ mutant lies in a copy of src/ and is run with those tests of the room that reach
 none does in this process), fastest first, until one fails. What survives is printed with its place, for a person who
 decides whether the change means anything at all: a mutant that computes the same result counts for nothing.
 
+MUTANTS_LOG names a file for what pytest prints.
 torch is imported once; each mutant runs in a fork of that process, with a time limit, and a hang counts as noticed.
 """
 
@@ -24,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -180,7 +182,7 @@ class Watch:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
 
 
-OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header", "--tb=no"]
+OPTIONS = ["-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", "-W", "ignore:Module already imported"]
 
 
 def tests_of(room: str) -> Path:
@@ -195,12 +197,16 @@ def in_child(work, limit: float) -> tuple[int, float]:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(null, number)
+        said = os.open(os.environ.get("MUTANTS_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(said, number)
         status = 70
-        with contextlib.suppress(BaseException):
+        try:
             status = int(work())
+        except BaseException:  # noqa: BLE001  (this process ends here, whatever was raised)
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     while time.monotonic() - start < limit:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -217,26 +223,46 @@ def in_child(work, limit: float) -> tuple[int, float]:
     return os.waitstatus_to_exitcode(status), time.monotonic() - start
 
 
-def reach(room: str, limit: float) -> dict[str, list[str]]:
-    """`file:line` → tests of the room that run this line in their own process, fastest first; "" → all tests."""
+@contextlib.contextmanager
+def copied(mutant: Mutant | None = None):
+    """A copy of src/ with the mutant in it."""
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "reach.json"
+        copy = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant:
+            target = copy / "tokenmill" / mutant.file
+            target.write_text(mutated(target.read_text(), mutant.place))
+        yield copy
+
+
+def run_tests(copy: Path, arguments: list[str], plugins: list[object]) -> int:
+    """Pytest's exit status, with the package taken from the copy, also by the processes that tests start."""
+    import pytest
+
+    os.environ["PYTHONPATH"] = str(copy)
+    sys.path.insert(0, str(copy))
+    return pytest.main([*OPTIONS, *arguments], plugins=plugins)
+
+
+def reach(room: str, limit: float) -> dict[str, list[str]]:
+    """`file:line` → tests of the room that run this line in their own process, fastest first."""
+    with copied() as copy:
+        result = copy / "reach.json"
 
         def work() -> int:
             import coverage
-            import pytest
 
-            cover = coverage.Coverage(data_file=None, source=[str(PACKAGE)], config_file=False)
+            package = copy / "tokenmill"
+            cover = coverage.Coverage(data_file=None, source=[str(package)], config_file=False)
             watch = Watch(cover)
             cover.start()
-            status = pytest.main([*OPTIONS, str(tests_of(room))], plugins=[watch])
+            status = run_tests(copy, [str(tests_of(room))], [watch])
             cover.stop()
             data, lines = cover.get_data(), {}
             for path in data.measured_files():
                 for line, tests in data.contexts_by_lineno(path).items():
-                    key = f"{Path(path).relative_to(PACKAGE)}:{line}"
+                    key = f"{Path(path).relative_to(package)}:{line}"
                     lines[key] = sorted(filter(None, tests), key=lambda test: watch.seconds.get(test, 0.0))
-            lines[""] = sorted(watch.seconds, key=watch.seconds.__getitem__)
             result.write_text(json.dumps(lines))
             return status
 
@@ -248,20 +274,8 @@ def reach(room: str, limit: float) -> dict[str, list[str]]:
 
 def judge(mutant: Mutant, tests: list[str], limit: float) -> tuple[str, float]:
     """ "noticed", "hung" or "survived", and the seconds that it took."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
-        target = copy / "tokenmill" / mutant.file
-        target.write_text(mutated(target.read_text(), mutant.place))
-
-        def work() -> int:
-            import pytest
-
-            os.environ["PYTHONPATH"] = str(copy)
-            sys.path.insert(0, str(copy))
-            return pytest.main([*OPTIONS, "-x", *tests])
-
-        status, seconds = in_child(work, limit)
+    with copied(mutant) as copy:
+        status, seconds = in_child(lambda: run_tests(copy, ["-x", *tests], []), limit)
     return {0: "survived", -1: "hung"}.get(status, "noticed"), seconds
 
 
