@@ -54,8 +54,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
             "async_scheduling": scheduling,
         }
     )
-    if config.dtype == "auto" and config.scheme == "auto" and model.codes:
-        # A quantised file stays as it is unless no program here can run its codes.
+    if config.scheme == "auto" and model.codes:
+        # A quantised file stays as it is, in any dtype, unless no program here can run its codes.
         kept = replace(resolved, scheme=AS_STORED)
         program = _program(kept, model)
         resolved = kept if program is not None and AS_STORED in preferred_schemes(program) else resolved
