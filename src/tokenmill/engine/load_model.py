@@ -14,12 +14,13 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program import ModelParts
@@ -78,6 +79,7 @@ def load_model(
             log.warning("%s; the plain modules serve", error)
             resolved = replace(resolved, aot_package=None, program="eager")
             forms = choose_forms(resolved, model_config, device)
+    _tell(resolved, model_config, forms)
     decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
@@ -93,7 +95,17 @@ def load_model(
     names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)
+    return LoadedModel(
+        resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults, forms.refusals
+    )
+
+
+def _tell(config: ResolvedConfig, model: ModelConfig, forms: Forms) -> None:
+    """What was chosen where something faster or closer to the checkpoint was to be expected."""
+    for name, reason in forms.refusals.items():
+        log.info("program %s runs, which is slower than %s; that one %s", forms.program_name, name, reason)
+    if (model.dtype, config.dtype) == ("float16", FLOAT16_ON_CPU) and config.device == "cpu":
+        log.info("the float16 checkpoint is computed in %s: programs of a CPU have no float16", config.dtype)
 
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
