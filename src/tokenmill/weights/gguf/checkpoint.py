@@ -151,4 +151,4 @@ def _describe_rounding(tensors: Iterable[TensorInfo]) -> str:
     if not counts:
         return ""
     found = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-    return f"codes of other kinds are rounded to 8 bits: {found}; --dtype bfloat16 reads the file's values instead"
+    return f"codes of other kinds are rounded to 8 bits: {found}; --scheme dense reads the file's values instead"
