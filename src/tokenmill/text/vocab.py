@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.errors import CheckpointError
+from tokenmill.text.templates import templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader
 
@@ -91,12 +92,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in wanted.items()],
         )
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    template = metadata.get("tokenizer.chat_template")
+    templates = templates_from_gguf(metadata)
     return Tokenizer(
         backend,
         bos_token_id=ids["bos"],
         eos_token_ids=end_token_ids(metadata),
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
         special_texts={word: tokens[number] for name, word in words.items() if (number := ids[name]) is not None},
     )
 
