@@ -7,6 +7,7 @@ import tokenizers
 
 from tests.text.test_tokenizer import CORPUS, trained
 from tokenmill.errors import CheckpointError
+from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.text.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
 from tokenmill.text.tokenizer import Tokenizer
@@ -45,6 +46,19 @@ def test_a_byte_level_vocabulary_gives_the_ids_of_the_tokenizer_it_came_from():
     assert ours.eos_token_ids == (1, 2)
     assert ours.special_texts == {"bos_token": "<s>", "eos_token": "</s>"}
     assert ours.chat_template == "{{ messages }}"
+
+
+def test_named_chat_templates_are_read_and_written():
+    keys = {"tokenizer.chat_template.tool_use": "tools", "tokenizer.chat_templates": ["tool_use"]}
+    ours = tokenizer_from_gguf(metadata() | keys)
+    assert (ours.chat_template, ours.named_templates) == ("{{ messages }}", {"tool_use": "tools"})
+    written = gguf_of_tokenizer(ours, ours.num_tokens)
+    assert {key: value for key, value in written.items() if "template" in key} == {
+        "tokenizer.chat_template": "{{ messages }}",
+        **keys,
+    }
+    with pytest.raises(CheckpointError, match=r"tokenizer\.chat_template\.tool_use = 5"):
+        tokenizer_from_gguf(metadata() | {"tokenizer.chat_template.tool_use": 5})
 
 
 def test_begin_of_text_is_added_where_the_file_says_so():

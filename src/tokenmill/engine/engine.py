@@ -1,5 +1,6 @@
 """The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from functools import partial
@@ -21,6 +22,8 @@ from tokenmill.errors import ConfigError
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -150,7 +153,11 @@ class Engine:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
         What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
-        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages,
-        and with continue_final_message=True inside the last one.
+        whatever else the template reads, as enable_thinking=False, and a warning names what it does not read; with
+        `tools` a template of the model that is named "tool_use" is taken. add_generation_prompt=False ends with the
+        messages, and with continue_final_message=True inside the last one.
         """
-        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        tokens = self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        for name in self.core.inputs.unread_variables(variables):
+            log.warning("this model's chat template does not read %r, so it changes nothing", name)
+        return tokens

@@ -21,7 +21,7 @@ from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.literal import encode_chat
+from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 Prompt = str | List[int]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
+HOW_IT_ENDS = ("add_generation_prompt", "continue_final_message")
+PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+"""Where the text of a part of a message stands, by the part's type; the last two are those of OpenAI's responses."""
+WITHOUT_CONTENT = ("assistant", "function")  # roles whose content OpenAI's API allows to be null
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
@@ -109,6 +113,10 @@ class InputProcessor:
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
+
+    def unread_variables(self, variables: Mapping[str, Any]) -> list[str]:
+        """Names of variables, such as `tools`, that this model's chat template does not read: they change nothing."""
+        return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
 
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
@@ -210,14 +218,14 @@ def salt_of(given: bytes) -> bytes:
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """One chat message, checked. Text parts, which OpenAI's API has as a list, are joined by newlines."""
+    """One chat message, checked. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
     reader = ValueReader(message, where, RequestError)
-    reader.text("role")
-    if isinstance(content := reader.values.get("content"), list) and content:
+    role, content = reader.text("role"), reader.values.get("content")
+    if isinstance(content, list):
         parts = [ValueReader(part, f"{where}: part {number}", RequestError) for number, part in enumerate(content, 1)]
-        texts = [part.expect("type", ..., "text") and part.text("text", longest=math.inf) for part in parts]
+        texts = [part.text(PARTS[part.expect("type", ..., *PARTS)], longest=math.inf) for part in parts]
         return {**reader.values, "content": "\n".join(texts)}
-    if not reader.values.get("tool_calls"):
+    if content is not None or not (role in WITHOUT_CONTENT or reader.values.get("tool_calls")):
         reader.text("content", longest=math.inf)
     return reader.values
 

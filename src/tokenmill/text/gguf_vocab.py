@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from tokenmill.text.pre_tokenizers import GPT2, PRE_TOKENIZERS
+from tokenmill.text.templates import templates_to_gguf
 from tokenmill.text.tokenizer import Tokenizer, for_continuation
 from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf
 
@@ -54,8 +55,7 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
         ggml |= {"pre": _pre_tokenizer(settings, bool(model["ignore_merges"])), "merges": list(map(" ".join, merges))}
     ggml |= _special(tokenizer, end_ids)
     metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
-    if tokenizer.chat_template is not None:
-        metadata["tokenizer.chat_template"] = tokenizer.chat_template
+    metadata |= templates_to_gguf(tokenizer.chat_template, tokenizer.named_templates)
     _check(tokenizer, merges, metadata)
     return metadata
 

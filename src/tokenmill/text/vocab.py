@@ -18,6 +18,7 @@ from tokenizers import decoders, models, processors
 from tokenmill.errors import CheckpointError
 from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, sentencepiece_backend
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import MAX_COUNT, ValueReader
 
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
 MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
 NO_VOCABULARY = ("none", "no_vocab")  # its values where the file has none
-NAMED_TEMPLATES = "tokenizer.chat_template"  # keys that begin so: more templates, by name
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 # Tokens that end a text or a turn whatever the metadata says, and those that a model for code writes where a file or a
@@ -88,17 +88,18 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             single=" ".join(part for part in ("bos", "$A", "eos") if part in (*around, "$A")),
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
-    template = keys.text("chat_template", "", math.inf) or None
     suppressed = keys.token_ids("ggml.suppress_tokens")
     for key in _WITHOUT_EFFECT:
         keys.take(key, None)
-    keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(NAMED_TEMPLATES))
+    keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(KEY))
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+    templates = templates_from_gguf(metadata)
     return Tokenizer(
         backend,
         bos_token_id=ids.get("bos"),
         eos_token_ids=end_token_ids(metadata),
-        chat_template=template,
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
         special_texts={word: tokens[ids[name]] for name, word in words.items() if name in ids},
         suppressed_ids=[number for number in suppressed if number < len(tokens)],
     )
@@ -192,7 +193,7 @@ def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple
     merges = [_pair(merge) for merge in keys.entries("ggml.merges", str)]
     for left, right in merges:
         if not {left, right, left + right} <= vocabulary.keys():
-            raise CheckpointError(f"tokenizer.ggml.merges holds {f'{left} {right}'!r}, whose parts are no tokens")
+            raise CheckpointError(f"tokenizer.ggml.merges holds {f'{left} {right}'.strip()!r}, whose parts are no tokens")
     pre = PRE_TOKENIZERS[name]
     keys.take("ggml.scores", None)  # some converters write them for every vocabulary
     keys.flag("ggml.add_space_prefix", False)  # of decoding whole texts in llama.cpp alone
