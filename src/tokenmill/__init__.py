@@ -9,6 +9,8 @@ Only the names below are public. They are imported on first use: `tokenmill --he
 cli/start.py in charge as soon as anything takes time.
 """
 
+# Here, so that a fork is noted from now on.
+from tokenmill.process import is_forked_thread as is_forked_thread
 from tokenmill.version import __version__ as __version__
 
 # Type checkers know this name. Importing it from `typing` takes milliseconds, in which Ctrl-C would show a traceback.

@@ -20,6 +20,7 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.value_reader import path_of
 
@@ -266,10 +267,11 @@ class Session:
                 "sampling": asdict(self.params),
                 "notes": self.notes,
             }
-            if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
-                rows = loaded.pool.converted(sequence.saved(0, num_rows))
-            else:
-                rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
+            with torch_threads(loaded.config.threads):
+                if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
+                    rows = loaded.pool.converted(sequence.saved(0, num_rows))
+                else:
+                    rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
         return write_snapshot(file, header, rows)
 
     @classmethod
@@ -278,7 +280,8 @@ class Session:
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
-        saved = read_session(path, ours, size, pool, convert)
+        with torch_threads(core.loaded.config.threads):
+            saved = read_session(path, ours, size, pool, convert)
         session = cls(core, saved.sampling, salt)
         try:
             session.notes = saved.notes
