@@ -29,7 +29,9 @@ __all__ = ["Session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
 
-REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words")
+REQUEST = (
+    "tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words", "earlier",
+)  # fmt: skip
 """The fields of a sequence that a request sets; the others describe its rows."""
 
 
@@ -116,7 +118,8 @@ class Session:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
         `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in `params`, or else
-        as in the last call, so that a text is the same in one call and in several.
+        as in the last call, so that a text is the same in one call and in several. What could still become another
+        character, or a stop text, at the end of a call that a limit ends is shown by the call that continues the text.
         """
         *_, last = self.stream(prompt, params, **settings)
         assert last.done is not None, "a stream ends with its completion"
@@ -137,6 +140,7 @@ class Session:
         (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
         self.core.scheduler.check_length(wanted.max_tokens)
         wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
+        wanted.earlier = (wanted.counted_from, self.params) if wanted.counted_from < len(tokens) else None
         self.params = replace(params, seed=wanted.seed)
         request = Request([sequence])
         return Stream(self._follow(request, wanted, len(sequence.tokens)), partial(self.core.cancel, request))
