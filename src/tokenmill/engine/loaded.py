@@ -77,7 +77,7 @@ class LoadedModel:
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),
             "shape": {name: getattr(model, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
-            "rope": repr(model.rope),
+            "rope": "None" if model.rope is None else model.rope.text,
             "cache_format": config.cache_format,
             "dtype": config.dtype,
             "scheme": config.scheme,
