@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as List
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -24,6 +24,12 @@ from tokenmill.value_reader import path_of
 __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
+
+One = str | List[int]
+Many = List[str] | List[List[int]]
+Messages = List[Mapping[str, Any]]
+Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+"""Numbers of continuations for which a type checker knows that they are a list, as it is from 2 on."""
 
 
 class Engine:
@@ -66,13 +72,21 @@ class Engine:
         self.core.close()
 
     @overload
+    def generate(self, prompt: One, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
+    @overload
     def generate(
-        self, prompt: str | List[int], params: SamplingParams | None = None, **settings: Any
+        self, prompt: One, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+        self, prompt: One, params: SamplingParams | None = None, *, n: Several, **settings: Any
     ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self, prompt: One, params: SamplingParams | None = None, **settings: Any
+    ) -> Completion | list[Completion]: ...
+    @overload
+    def generate(self, prompt: Many, params: SamplingParams | None = None, **settings: Any) -> list[Completion]: ...
     def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come.
 
@@ -98,10 +112,25 @@ class Engine:
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
+    @overload
+    def chat(self, messages: Messages, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
+    @overload
     def chat(
-        self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
-    ) -> Completion:
-        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
+        self, messages: Messages, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, n: Several, **settings: Any
+    ) -> list[Completion]: ...
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Any
+    ) -> Completion | list[Completion]: ...
+    def chat(self, messages: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
+        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template.
+
+        With n above 1 a list of n answers.
+        """
         return self.generate(self.chat_prompt(messages), params, **settings)
 
     def stream_chat(
