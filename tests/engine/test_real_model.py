@@ -31,7 +31,7 @@ NEW = 64
 
 @pytest.fixture(scope="module")
 def engine(real_model):
-    return tokenmill.load(real_model, dtype="float32", max_sequences=10, block_size=16, max_length=256)
+    return tokenmill.load(real_model, dtype="float32", scheme="dense", max_sequences=10, block_size=16, max_length=256)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
 
 @pytest.mark.slow
 def test_perplexity_equals_transformers(real_model, real_peer):
-    engine = tokenmill.load(real_model, dtype="float32", max_length=128)
+    engine = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=128)
     tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens
     assert len(tokens) == 300
     ours = perplexity(engine, tokens, 128, 64)
@@ -61,7 +61,7 @@ def test_perplexity_equals_transformers(real_model, real_peer):
 
 
 def test_a_batch_says_what_singles_say(batch, real_model):
-    single = tokenmill.load(real_model, dtype="float32", max_length=256, max_step_tokens=5)
+    single = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=256, max_step_tokens=5)
     for prompt, done in list(zip(PROMPTS, batch, strict=True))[2:5]:
         assert single.generate(prompt, max_new_tokens=24, ignore_eos=True).tokens == done.tokens[:24]
 

@@ -141,14 +141,12 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
 
 def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int]:
     """The settings and the number of threads that all engines are asked for; wrong settings are refused here."""
-    import torch
-
     from tokenmill.engine.resolve import resolve_config
     from tokenmill.model.families import read_config
 
     model = read_config(checkpoint.config)
     config = resolve_config(engine, model)
-    return config, config.threads or torch.get_num_threads()
+    return config, config.threads
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:

@@ -36,8 +36,9 @@ class Engine:
     """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads. A context, too.
 
     config: the settings, every default resolved. program_name, program_reason, kernel_name: what was chosen, and why;
-    the kernel is the program's name if it computes attention itself. fingerprint: see LoadedModel. core: the loop that
-    every method drives; a server uses it directly, for requests with a priority, a deadline or a way to cancel them.
+    the kernel is the program's name if it computes attention itself. program_refusals: why faster programs cannot run.
+    fingerprint: see LoadedModel. core: the loop that every method drives; a server uses it directly, for requests with
+    a priority, a deadline or a way to cancel them.
     """
 
     def __init__(self, core: Core) -> None:
@@ -46,6 +47,7 @@ class Engine:
         self.core, loaded = core, core.loaded
         self.config, self.model_config, self.tokenizer = loaded.config, loaded.model_config, loaded.tokenizer
         self.program_name, self.program_reason = loaded.program_name, loaded.program_reason
+        self.program_refusals = loaded.program_refusals
         self.kernel_name, self.fingerprint = loaded.kernel_name, loaded.fingerprint
 
     @property

@@ -6,18 +6,16 @@ at all files. They are counted anew where that is unknown and where there seems 
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, NamedTuple
 
-from tokenmill.memory.file_lock import locked_file
+from tokenmill.memory.file_lock import NO_LOCKS, locked_file
 
 __all__ = ["BoundedFolder"]
 
 WAIT_S = 0.1  # for another process that writes; then a file is left out, which whoever needs it computes again
 FULL = 0.9  # of the limit is left where files must go, so that they need not be looked at for each new one
-NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 
 
 class _File(NamedTuple):

@@ -5,12 +5,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import IO
 
-__all__ = ["locked", "locked_file"]
+__all__ = ["NO_LOCKS", "locked", "locked_file"]
 
 RETRY_S = 0.001
+NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
+"""The errors of file systems that have no locks."""
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def locked(file: Path) -> Iterator[bool]:
 def locked_file(file: Path, wait_s: float = 0.0) -> Iterator[IO[bytes] | None]:
     """As `locked`, but gives the open file, or None if another holds the lock for longer than `wait_s`.
 
-    What the file holds is left as it is. OSError where the file system has no locks.
+    What the file holds is left as it is. OSError, one of NO_LOCKS, where the file system has none.
     """
     give_up_at = time.monotonic() + wait_s
     while True:

@@ -58,14 +58,14 @@ class Sessions:
 
     def open(self, tenant: bytes, name: str) -> Session:
         """A saved text, whose rows are to be loaded."""
-        path = self._files(tenant, name)[0]
+        found = self._files(tenant, name)
         try:
-            session = self._engine.open(path, salt=tenant)
+            session = self._engine.open(found[0], salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
         if session.notes and session.notes != _notes(tenant, name):  # earlier versions noted nothing
             session.close()
-            raise ApiError(409, f"{path} was saved under another name or key", "name", "session_unusable")
+            raise ApiError(409, f"{found[0]} was saved under another name or key", "name", "session_unusable")
         return session
 
     def hold(self, tenant: bytes, name: str, session: Session) -> Json:
@@ -75,13 +75,14 @@ class Sessions:
 
     def erase(self, tenant: bytes, name: str) -> Json:
         """Forget a text, its file too."""
-        found = self._files(tenant, name)
-        if foreign := [path for path in found if not _is_saved(path)]:
-            raise ApiError(409, f"{foreign[0]} is no session: it is not deleted", "name", "session_unusable")
         held = self._held.pop(self._path(tenant, name), None)
         if held is not None:
             held.close()
-        for path in found:
+        files = self._files(tenant, name)
+        for path in files:
+            if not _is_saved(path):
+                raise ApiError(409, f"{path} is no session: it is not deleted", "name", "session_unusable")
+        for path in files:
             path.unlink(missing_ok=True)
         return {"name": name, "erased": True}
 

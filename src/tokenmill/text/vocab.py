@@ -193,7 +193,8 @@ def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple
     merges = [_pair(merge) for merge in keys.entries("ggml.merges", str)]
     for left, right in merges:
         if not {left, right, left + right} <= vocabulary.keys():
-            raise CheckpointError(f"tokenizer.ggml.merges holds {f'{left} {right}'.strip()!r}, whose parts are no tokens")
+            merge = f"{left} {right}".strip()
+            raise CheckpointError(f"tokenizer.ggml.merges holds {merge!r}, whose parts are no tokens")
     pre = PRE_TOKENIZERS[name]
     keys.take("ggml.scores", None)  # some converters write them for every vocabulary
     keys.flag("ggml.add_space_prefix", False)  # of decoding whole texts in llama.cpp alone
