@@ -15,11 +15,13 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import Forms, cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels.attend import choose as choose_kernel
+from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
+from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program import ModelParts
@@ -51,21 +53,35 @@ def load_model(
 
     `fill` gives the empty decoder its weights, `allocate` the memory for weights that the program packs.
     """
+    if isinstance(checkpoint, PackedCheckpoint):
+        config = config if checkpoint.is_copy else _as_packed(config, checkpoint)
+        checkpoint.start_reading()  # meanwhile the tokenizer is made
     model_config = read_config(checkpoint.config)
-    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    if packed is not None:
-        config = config if packed.is_copy else _as_packed(config, packed)
-        packed.start_reading()  # meanwhile the tokenizer is made
     resolved = resolve_config(config, model_config)
+    with torch_threads(resolved.threads):
+        return _load(checkpoint, model_config, resolved, config.threads, progress, fill, allocate)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    model_config: ModelConfig,
+    resolved: ResolvedConfig,
+    given_threads: int | None,
+    progress: Progress | None,
+    fill: Callable[..., Fill],
+    allocate: Allocate,
+) -> LoadedModel:
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     device = find_device(resolved.device)
     tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
-    torch.set_num_threads(resolved.threads)
     spec = cache_spec(resolved, model_config)
     kernel_name, kernel = choose_kernel(
         resolved.kernel, spec, device, resolved.max_length, describe(model_config).attention_shapes
     )
     forms = choose_forms(resolved, model_config, device)
-    resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
+    threads = _threads(resolved.threads, given_threads, forms)
+    resolved = replace(resolved, scheme=forms.scheme_name, threads=threads)
+    resolved = choose_proposer(resolved, forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.speculate, "speculate")
     digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
     package = None
@@ -94,6 +110,17 @@ def load_model(
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
     return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)
+
+
+def _threads(count: int, given: int | None, forms: Forms) -> int:
+    """The threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py."""
+    usable = count if forms.program.has_threads else usable_threads(count)
+    if given is not None and given > usable:
+        message = (
+            "threads = %d is ignored: program %s computes with torch, whose threads a forked process does not have"
+        )
+        log.warning(message, given, forms.program_name)
+    return usable
 
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:

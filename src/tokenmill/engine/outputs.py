@@ -153,23 +153,29 @@ class Tracker:
         noted = (self.logprobs.get(position) for position in range(start + first, start + last))
         return tuple(entry for entry in noted if entry is not None)
 
-    def _decode(self, final: bool = False) -> bool:
-        """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed."""
+    def _decode(self, final: str | None = None) -> bool:
+        """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed.
+
+        final: why no token follows. Within a session others may follow a limit: what is held back is shown with these.
+        """
         if self.detokenizer is None:
             return False
         # The token that stops a sequence is not part of the text.
         end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
         self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
-        if final:
-            self.detokenizer.finish()
+        if final is not None and not (final == "length" and self.sequence.keep):
+            self.detokenizer.finish(cut=final == "length")
         if self.detokenizer.stopped is None:
             return False
         del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
         return True
 
     def finish(self, reason: str) -> None:
-        """Flush the text that was held back and make the completion. A stop string may be found only now."""
-        if self._decode(final=True):
+        """Flush the text that was held back and make the completion. A stop string may be found only now.
+
+        A character that a limit cuts is left out: its bytes would come back as another one, with the next prompt.
+        """
+        if self._decode(final=reason):
             reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
