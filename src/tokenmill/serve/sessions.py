@@ -23,10 +23,13 @@ Json = dict[str, Any]
 
 
 class Sessions:
-    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
+    """The sessions of one server, in a directory. Its methods are called in the driver's thread.
 
-    def __init__(self, engine: Engine, directory: Path) -> None:
-        self._engine, self._directory = engine, directory
+    old: a directory in which sessions of an earlier version are found. Nothing is written there.
+    """
+
+    def __init__(self, engine: Engine, directory: Path, old: Path | None = None) -> None:
+        self._engine, self._directory, self._old = engine, directory, old
         remove_leftovers(directory, ".kv")
         self._held: dict[Path, Session] = {}  # the latest used last
 
@@ -49,11 +52,9 @@ class Sessions:
 
     def open(self, tenant: bytes, name: str) -> Session:
         """A saved text, whose rows are to be loaded."""
-        path = self._path(tenant, name)
-        if not path.exists():
-            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
+        found = self._files(tenant, name)
         try:
-            return self._engine.open(path, salt=tenant)
+            return self._engine.open(found[0], salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
 
@@ -64,14 +65,11 @@ class Sessions:
 
     def erase(self, tenant: bytes, name: str) -> Json:
         """Forget a text, its file too."""
-        path = self._path(tenant, name)
-        held = self._held.pop(path, None)
+        held = self._held.pop(self._path(tenant, name), None)
         if held is not None:
             held.close()
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found") from None
+        for path in self._files(tenant, name):
+            path.unlink(missing_ok=True)
         return {"name": name, "erased": True}
 
     def _hold(self, path: Path, session: Session) -> None:
@@ -80,6 +78,14 @@ class Sessions:
         for each in [old, *([self._held.pop(next(iter(self._held)))] if len(self._held) > MAX_HELD else [])]:
             if each is not None:
                 each.close()
+
+    def _files(self, tenant: bytes, name: str) -> list[Path]:
+        """The files of that name, at least one: what was saved last, and what an earlier version saved."""
+        path = self._path(tenant, name)
+        old = [] if self._old is None else [self._old / path.relative_to(self._directory)]
+        if found := [each for each in (path, *old) if each.exists()]:
+            return found
+        raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
 
     def _path(self, tenant: bytes, name: str) -> Path:
         if not NAME.fullmatch(name):
