@@ -14,9 +14,10 @@ __all__ = ["check_appendable", "make_directory", "write_atomically"]
 
 
 def check_appendable(path: Path, setting: str) -> None:
-    """ConfigError when no line can be added to this file; leaves no empty one behind."""
+    """ConfigError when no line can be added to this file; makes its folder, and leaves no empty file behind."""
     existed = path.exists()
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:
             file.write(b"")  # a device that is full refuses even this
         if not existed:
