@@ -19,7 +19,6 @@ UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and pro
 def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:
     """Every column of one point that was measured."""
     point = measured.point
-    hashes = {sample.hash for sample in measured.samples}
     return {
         "version": VERSION,
         "kind": kind,
@@ -27,8 +26,8 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "label": label,
         **settings_of(engine),
         **point_columns(point),
-        "status": "ok" if len(hashes) == 1 else "failed",
-        "reason": "" if len(hashes) == 1 else f"repetitions gave different tokens: {', '.join(sorted(hashes))}",
+        "status": "ok" if measured.repeats else "failed",
+        "reason": "" if measured.repeats else "the prompts of the first repetition, run again, gave other tokens",
         "repetitions": len(measured.samples),
         **figures_of(measured),
         **engine.core.speculation.stats.columns,
@@ -38,7 +37,7 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "compile_s": engine.core.loaded.program.compile_s,
         "warmup_s": measured.warmup_s,
         **_memory(measured, engine),
-        "hash": min(hashes),
+        "hash": measured.samples[0].hash,
         **provenance(),
         "itl_ms": [round(1e3 * gap, 4) for sample in measured.samples for gap in sample.itl_s],
     }

@@ -169,7 +169,7 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         if theirs[name] != ours[name] and not convert:
             raise SnapshotError(
                 f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
-                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert"
+                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert=True"
             )
     return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
 

@@ -185,8 +185,17 @@ class InputProcessor:
         """RequestError for more tokens than max_length."""
         if num_tokens > self._max_length:
             raise RequestError(
-                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
+                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text "
+                f"({self._remedy(num_tokens)})"
             )
+
+    def _remedy(self, num_tokens: int) -> str:
+        """What else would help a text of so many tokens. Advice that the model would refuse is none."""
+        if num_tokens <= self._context:
+            return f"or raise max_length to {num_tokens}"
+        if self._max_length >= self._context:
+            return "this is the model's own context"
+        return f"the model's own context is {self._context}"
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
@@ -195,7 +204,7 @@ class InputProcessor:
             wanted = max(self._room - num_prompt, min_new)
         num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
         if num_prompt + (wanted or min_new) > max_length:
-            remedy = "raise max_length" if max_length < self._context else "this is the model's own context"
+            remedy = self._remedy(num_prompt + (wanted or min_new))
             if num_prompt >= max_length:
                 raise RequestError(
                     f"the prompt has {num_prompt} tokens, and with max_length of {max_length} not one more fits: "
