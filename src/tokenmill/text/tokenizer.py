@@ -34,7 +34,8 @@ class Tokenizer:
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
     byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
     their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used, unless `template_for` finds
-    another among named_templates, those that the model brings under names of their own. config: what
+    another among named_templates, those that the model brings under names of their own. suppressed_ids: ids that are
+    never drawn. config: what
     tokenizer_config.json says, if there is one.
     """
 
@@ -48,6 +49,7 @@ class Tokenizer:
         named_templates: Mapping[str, str] | None = None,
         special_texts: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        suppressed_ids: Iterable[int] = (),
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -55,6 +57,7 @@ class Tokenizer:
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
+        self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
         self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = frozenset(i for i, token in added if token.special)
@@ -246,14 +249,16 @@ def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, so that ids are kept."""
     shell.model = backend.model
+    added = []
     if names:  # new ids begin at the number of tokens; where the vocabulary has gaps, some of its ids are larger
         gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
-        shell.add_tokens([f"{min(names.values())}{number}" for number in range(gaps)])
+        added = [tokenizers.AddedToken(f"{min(names.values())}{number}") for number in range(gaps)]
     for _, token in sorted(backend.get_added_tokens_decoder().items()):
         kept = {flag: getattr(token, flag) for flag in FLAGS}
         if token.content in names:
             kept["normalized"] = False
-        shell.add_tokens([tokenizers.AddedToken(names.get(token.content, token.content), **kept)])
+        added.append(tokenizers.AddedToken(names.get(token.content, token.content), **kept))
+    shell.add_tokens(added)  # all at once, since each call builds the automaton of all added tokens anew
     return shell
 
 
