@@ -98,6 +98,13 @@ class InputProcessor:
         self._check_ids(tokens)
         return tokens
 
+    @property
+    def document_start(self) -> int | None:
+        """The token that begins a text, or stands between texts; None if the model names none."""
+        tokenizer = self._tokenizer
+        known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
+        return next((number for number in (*known, *self._eos) if number is not None), None)
+
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
     ) -> list[int]:
