@@ -66,7 +66,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     device = torch.device("cpu")
     program, pool = MockProgram(), Pool(spec, device)
     runner = Runner(program, pool, device)  # type: ignore[arg-type]
-    loaded = LoadedModel(config, model, tokenizer, program, pool, runner, "mock", "", "mock", {}, {})  # type: ignore[arg-type]
+    loaded = LoadedModel(config, model, tokenizer, program, pool, runner, "mock", "", "mock", {}, {}, {})  # type: ignore[arg-type]
     scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
     return Engine(Core(loaded, scheduler, NoProposer()))
 

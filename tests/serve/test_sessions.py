@@ -99,6 +99,31 @@ def test_a_damaged_file_is_refused(kept, tmp_path):
         assert cached(server)[1]
 
 
+def test_a_file_under_another_name_or_key_is_refused(kept, tmp_path):
+    """Renamed, copied to another name, or into the folder of another key: never another text than the one asked for."""
+    with kept(keys=("one", "two")) as server:
+        for key, name, prompt in (("one", "a", "w1 w2"), ("one", "b", "w1 w2 w3"), ("two", "a", "w1")):
+            post(server, f"/v1/sessions/{name}/save", {"prompt": prompt}, key)
+        first, second, other = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_mtime)
+        whole = {path: path.read_bytes() for path in (first, second, other)}
+        for source in (second, other):
+            first.write_bytes(whole[source])
+            response = post(server, "/v1/sessions/a/restore", key="one")
+            assert response.status_code == 409 and "under another name or key" in response.json()["error"]["message"]
+        first.write_bytes(whole[first])
+        assert post(server, "/v1/sessions/a/restore", key="one").json()["tokens"] == 2
+
+
+def test_what_is_no_session_is_neither_replaced_nor_deleted(kept, tmp_path):
+    with kept() as server:
+        post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2"})
+        (file,) = tmp_path.rglob("tale.kv")
+        file.write_bytes(b"my own letters")
+        for what, status in (("save", 507), ("erase", 409), ("restore", 409)):
+            assert post(server, f"/v1/sessions/tale/{what}", {"prompt": "w1"}).status_code == status
+        assert file.read_bytes() == b"my own letters"
+
+
 @pytest.mark.parametrize("body", [{}, {"prompt": "w1", "messages": MESSAGES}, {"prompt": ""}, {"messages": []}])
 def test_what_cannot_be_kept(kept, body):
     with kept() as server:

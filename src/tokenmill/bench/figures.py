@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured
 from tokenmill.engine.engine import Engine
+from tokenmill.kernels.threads import default_threads
 from tokenmill.measure.cost import Storage, Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
@@ -57,7 +56,7 @@ def settings_of(engine: Engine) -> dict[str, Any]:
     config = engine.config
     names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}
-    settings["threads"] = config.threads or torch.get_num_threads()
+    settings["threads"] = config.threads or default_threads()
     return {"model": config.model, "program": engine.program_name, "kernel": engine.kernel_name, **settings}
 
 

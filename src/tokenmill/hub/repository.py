@@ -16,13 +16,14 @@ from huggingface_hub.utils.tqdm import tqdm
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import sha256_of
 from tokenmill.hub.progress import Progress
+from tokenmill.hub.weight_files import find_weights
 
 __all__ = ["Repository"]
 
-_SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt", re.ASCII)
-_SAFETENSORS = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+_SETTINGS = re.compile(
+    r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
+)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
-_BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
 
 
 class Repository:
@@ -44,7 +45,7 @@ class Repository:
         files = {entry.rfilename: entry for entry in info.siblings or []}
         names = self._choose(list(files), gguf)
         paths = [self._file(files[name], str(info.sha), f"{i}/{len(names)}") for i, name in enumerate(names, 1)]
-        return paths[0] if names[0].endswith(".gguf") else paths[0].parent
+        return paths[-1] if names[-1].endswith(".gguf") else paths[-1].parent
 
     def _choose(self, names: list[str], gguf: str | None) -> list[str]:
         """The files to fetch: one GGUF, or the settings with safetensors, or with `.bin` where there are none."""
@@ -58,14 +59,10 @@ class Repository:
                 there = f"it has {', '.join(named or ggufs)}" if ggufs else "it has no .gguf file at all"
                 raise CheckpointError(f"{self.name} has {many} {gguf!r}: {there}")
             return named
-        weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
-        weights = [name for name in weights if name.startswith("model")] or weights  # a second copy by another name
-        weights = weights or [name for name in names if _BIN.fullmatch(name)]
-        if "config.json" in names and weights:
-            # Of two indices only the one that goes with the weights.
-            unwanted = ".bin.index.json" if weights[0].endswith(".safetensors") else ".safetensors.index.json"
-            settings = [name for name in names if _SETTINGS.fullmatch(name) and not name.endswith(unwanted)]
-            return sorted(settings) + sorted(weights)
+        found = find_weights([name for name in names if "/" not in name])
+        if "config.json" in names and found.files:
+            settings = [name for name in names if _SETTINGS.fullmatch(name) and not name.endswith(".index.json")]
+            return sorted([*settings, *([found.index] if found.index else [])]) + list(found.files)
         if len(ggufs) == 1:
             return ggufs
         several = f"has several models: give one as {self.name}:FILE, of {', '.join(ggufs)}"

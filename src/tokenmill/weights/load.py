@@ -176,8 +176,7 @@ def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]
             expected = expected[::-1] if target.transform == "transpose" else expected
             if shape != expected:
                 misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
-        # A second copy of tied embeddings is harmless.
-        elif not is_ignored(family, short) and not (config.tie_embeddings and family.names.get(short) == "head.weight"):
+        elif not is_ignored(family, short):
             unexpected.append(name)
     if wanted or unexpected or misshapen:
         what = f"{checkpoint.path} does not fit its config"
