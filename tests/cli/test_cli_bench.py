@@ -97,6 +97,22 @@ def test_a_sweep_resumes_and_keeps_refused_points_marked(tm, path, tmp_path):
     assert len(read_rows([file])) == 10, "other settings are other points"
 
 
+def test_a_sweep_with_the_cache_and_without_is_one_table(tm, path, tmp_path):
+    file = tmp_path / "new" / "cache.jsonl"
+    sweep = ("sweep", path, "--batch", "1,2", "--prompt", "8", "--new", "4", "-r", 1, "--dtype", "float32")
+    code, out, err = tm(*sweep, "--cache", "on,off", "--output", file)
+    assert code == 0, err
+    table = out[out.index("With the KV cache and without") :]
+    assert all(word in table for word in ("factor", "peak MB", "off, MB", "tokens", "text")) and "the same" in table
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["cache"], row["batch"]) for row in rows] == [(True, 1), (True, 2), (False, 1), (False, 2)]
+    assert len({row["hash"] for row in rows if row["batch"] == 2}) == 1 and "text" in rows[0], (
+        "None: this model has no tokenizer"
+    )
+    assert "4 of 4 points are in" in tm(*sweep, "--cache", "on,off", "--output", file)[2]
+    assert "--cache = 'maybe' is not allowed: on, off, or on,off" in tm(*sweep, "--cache", "maybe")[2]
+
+
 def test_a_sweep_without_a_valid_point_says_so(tm, path):
     code, _, err = tm("sweep", path, "--batch", "1", "--prompt", "500", "--new", "4")
     assert code == 2 and "no point of the sweep could be measured" in err and "500" in err

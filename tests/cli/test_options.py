@@ -345,3 +345,14 @@ def test_one_is_singular_and_one_token_has_no_speed(tm, model):
 def test_an_unknown_peer_is_told_which_there_are(tm):
     for verb in (["install-peer", "foo"], ["peers", "--peer", "foo=/x"]):
         assert "error: no peer 'foo': there are " in tm("bench", *verb)[2]
+
+
+def test_a_narrow_terminal_does_without_columns_and_cuts_no_data(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    header, row = ("name", "speed", "memory", "hash"), ("a-long-name-of-a-file", "1,234.5", "12,345", "0123abcd")
+    text = table_text("title", [row], header, expendable=("memory", "speed"))
+    assert row[0] in text and row[3] in text and "12,345" not in text and "…" not in text
+    assert "(no room for memory" in text and len(text.splitlines()[2]) <= 40
+    monkeypatch.setenv("COLUMNS", "80")
+    assert all(word in table_text("title", [row], header, expendable=("memory", "speed")) for word in row)

@@ -1,5 +1,6 @@
 """From the repetitions of a point to its row: medians, rates, and how near they are to the machine's floor."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.bench.points import Point
@@ -13,6 +14,7 @@ from tokenmill.measure.statistics import Spread, percentile
 
 __all__ = ["figures_of", "is_noisy", "row_of", "settings_of"]
 
+TEXT_TOKENS = 12
 UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
 
 
@@ -38,9 +40,15 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "warmup_s": measured.warmup_s,
         **_memory(measured, engine),
         "hash": measured.samples[0].hash,
+        "text": _text(engine, measured.samples[0].tokens[: min(max(point.new, 1), TEXT_TOKENS)]),
         **provenance(),
         "itl_ms": [round(1e3 * gap, 4) for sample in measured.samples for gap in sample.itl_s],
     }
+
+
+def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
+    """The beginning of the first text, for people to see that it is one."""
+    return None if engine.tokenizer is None else engine.tokenizer.decode(list(tokens))
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:

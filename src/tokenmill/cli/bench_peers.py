@@ -171,18 +171,20 @@ HEADER = (
     "engine",
     "decode tok/s",
     "min to max",
-    "ours over",
+    "decode ours over",
     "prefill tok/s",
-    "ours over",
+    "prefill ours over",
     "same tokens",
     "accepted",
     "load s",
 )
+EXPENDABLE = ("load s", "min to max", "prefill ours over", "same tokens", "decode ours over")
 
 
 def _print(rows: list[Row], points: list[Point], title: str) -> None:
     for point in points:
-        print_table(f"{title}: {point.title}", [_line(row) for row in rows if row["test"] == point.title], HEADER)
+        lines = [_line(row) for row in rows if row["test"] == point.title]
+        print_table(f"{title}: {point.title}", lines, HEADER, EXPENDABLE)
     good = {row["label"]: row for row in rows if row["status"] == "ok"}
     for name, row in good.items():
         versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
