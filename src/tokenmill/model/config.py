@@ -164,7 +164,7 @@ class ConfigReader(ValueReader):
         older = self.text("torch_dtype", "float32")
         value = self.text("dtype", older).removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: use {', '.join(DTYPES)}")
+            raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: only {', '.join(DTYPES)}")
         return value
 
 
@@ -177,5 +177,5 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
     method = reader.take("quant_method", None)
     if method not in QUANT_METHODS:
         known = ", ".join(QUANT_METHODS)
-        raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: only {known}")
     return str(method)

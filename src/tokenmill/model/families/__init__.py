@@ -63,7 +63,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: only {known}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
 
