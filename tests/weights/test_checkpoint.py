@@ -25,7 +25,7 @@ def model(good, tmp_path):
 def refused(path, message: str) -> CheckpointError:
     with pytest.raises(CheckpointError, match=message) as caught:
         load(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     return caught.value
 
 

@@ -407,6 +407,9 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
         "data_type": "int",
         "iters": 200,
         "amp": True,
+        "act_bits": 16,
+        "offload_to_disk": True,
+        "gptaq": False,
         "model_file_base_name": "gptq_model-4bit-32g",
     }
     del older["quant_method"]
@@ -462,6 +465,7 @@ def edit_tensors(path, changes) -> None:
         ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not implemented"),
         ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}, "does not know: .*dynamic"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype = 'int16' is not implemented"),
+        ("gptq", {"act_bits": 8}, "act_bits = 8 is not implemented: only 16, 32"),
         ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: only 4"),
         ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: only 'gemm'"),
         ("awq", {"zero_point": False}, "zero_point = False is not implemented"),

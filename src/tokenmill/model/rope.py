@@ -136,7 +136,12 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor, dict[
 def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
-    scaling = ValueReader({**older.values, **newer.values}, "config.json: rope parameters", CheckpointError)
+    outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
+    outer = {} if outer_length is None else {"original_max_position_embeddings": outer_length}
+    chosen = older.values or newer.values  # transformers takes one of the two, and never a mixture
+    scaling = ValueReader(chosen, "config.json: rope parameters", CheckpointError)
+    if outer and scaling.take("rope_type", scaling.take("type", None)) in ("llama3", "yarn"):
+        scaling.values = {**chosen, **outer}
     theta = _agreed(reader, scaling, "rope_theta", 1.0, 1e30)
     part = _agreed(reader, scaling, "partial_rotary_factor", 0.0, 1.0)
     kind = scaling.text("rope_type", scaling.text("type", "default"))

@@ -26,7 +26,7 @@ from tokenmill.quant.stored import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.generation import gguf_of_defaults
+from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.config import FLOATS
@@ -216,7 +216,7 @@ def _general(plan: Plan, path: Path) -> dict[str, Any]:
         "general.name": path.stem,
         "general.file_type": int(_FILE_TYPES[most.most_common(1)[0][0]]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
-        **gguf_of_defaults(plan.checkpoint.generation_defaults()),
+        **gguf_of_defaults(usable(plan.checkpoint)),
     }
 
 
