@@ -102,6 +102,7 @@ def test_a_sweep_without_a_valid_point_says_so(tm, path):
     assert code == 2 and "no point of the sweep could be measured" in err and "500" in err
 
 
+@pytest.mark.slow
 def test_the_ladder_names_every_rung(tm, path):
     ladder = ("ladder", path, "--prompt", 16, "--new", 4, "-r", 1)
     code, out, _ = tm(*ladder, "--json")
@@ -160,6 +161,7 @@ def few_texts(monkeypatch):
     monkeypatch.setitem(golden.GOLDEN, "smollm2-135m", dict(list(texts.items())[3:6]))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.usefixtures("few_texts")
 def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
@@ -175,6 +177,7 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
     assert code == 1 and "not those of transformers" in err and "medians" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
@@ -229,6 +232,7 @@ def test_rows_that_a_disk_does_not_take_are_printed(tm, path, full, verb, monkey
     assert code == 2 and len(json.loads(out)["rows"]) == 2, "the document has them already"
 
 
+@pytest.mark.slow
 def test_a_row_that_was_cut_short_is_taken_back(tmp_path):
     """A limit on the size of files is a disk that is full."""
     code = """

@@ -193,6 +193,21 @@ def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_pat
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 
 
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_dtype_alone_leaves_the_codes_as_they_are(llama, tmp_path, dtype):
+    """It is that of what is no code: the same as with scheme "file", and much smaller than what was dequantised."""
+    make(llama, tmp_path / "out")
+    settings = {"dtype": dtype, "threads": 1}
+    alone, kept, plain = (
+        load(tmp_path / "out", **settings, **how) for how in ({}, {"scheme": "file"}, {"scheme": "dense"})
+    )
+    assert (alone.config.scheme, alone.config.dtype, plain.config.scheme) == ("file", dtype, "dense")
+    assert torch.equal(alone.logits(LONG), kept.logits(LONG))
+    assert alone.memory["matrix_bytes"] == kept.memory["matrix_bytes"] < 0.6 * plain.memory["matrix_bytes"]
+    assert load(llama, **settings).config.scheme != "file"
+
+
 def test_shards_keep_a_matrix_together(llama, tmp_path, monkeypatch):
     make(llama, tmp_path / "one")
     monkeypatch.setattr(module, "SHARD_BYTES", 10_000)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import torch
-
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured
 from tokenmill.engine.engine import Engine
+from tokenmill.kernels.threads import default_threads
 from tokenmill.measure.cost import Storage, Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
@@ -20,7 +19,6 @@ UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and pro
 def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:
     """Every column of one point that was measured."""
     point = measured.point
-    hashes = {sample.hash for sample in measured.samples}
     return {
         "version": VERSION,
         "kind": kind,
@@ -28,8 +26,8 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "label": label,
         **settings_of(engine),
         **point_columns(point),
-        "status": "ok" if len(hashes) == 1 else "failed",
-        "reason": "" if len(hashes) == 1 else f"repetitions gave different tokens: {', '.join(sorted(hashes))}",
+        "status": "ok" if measured.repeats else "failed",
+        "reason": "" if measured.repeats else "the prompts of the first repetition, run again, gave other tokens",
         "repetitions": len(measured.samples),
         **figures_of(measured),
         **engine.core.speculation.stats.columns,
@@ -39,7 +37,7 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "compile_s": engine.core.loaded.program.compile_s,
         "warmup_s": measured.warmup_s,
         **_memory(measured, engine),
-        "hash": min(hashes),
+        "hash": measured.samples[0].hash,
         **provenance(),
         "itl_ms": [round(1e3 * gap, 4) for sample in measured.samples for gap in sample.itl_s],
     }
@@ -50,7 +48,7 @@ def settings_of(engine: Engine) -> dict[str, Any]:
     config = engine.config
     names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}
-    settings["threads"] = config.threads or torch.get_num_threads()
+    settings["threads"] = config.threads or default_threads()
     return {"model": config.model, "program": engine.program_name, "kernel": engine.kernel_name, **settings}
 
 

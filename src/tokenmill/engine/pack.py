@@ -44,13 +44,17 @@ def save_packed_model(
         return finish_packed(writer, loaded, checkpoint)
 
 
-def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpoint) -> int:
-    """Write the header of a packed model whose weights the writer has, and put it in its place; its size in bytes."""
+def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpoint, copy: str | None = None) -> int:
+    """Write the header of a packed model whose weights the writer has, and put it in its place; its size in bytes.
+
+    copy: the name of the packed copy that it is.
+    """
     facts = {
         "program": loaded.program_name,
         "dtype": loaded.config.dtype,
         "scheme": loaded.config.scheme,
         "source": str(checkpoint.path.resolve()),
+        "copy": copy,
         "fingerprint": loaded.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),

@@ -28,7 +28,9 @@ from tokenmill.hub.weight_files import find_weights
 
 __all__ = ["Repository"]
 
-_SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt", re.ASCII)
+_SETTINGS = re.compile(
+    r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
+)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
 
 
@@ -57,7 +59,7 @@ class Repository:
         files = {entry.rfilename: entry for entry in info.siblings or []}
         names = self._choose(list(files), gguf)
         paths = [self._file(files[name], str(info.sha), f"{i}/{len(names)}") for i, name in enumerate(names, 1)]
-        return paths[0] if names[0].endswith(".gguf") else paths[0].parent
+        return paths[-1] if names[-1].endswith(".gguf") else paths[-1].parent
 
     def _choose(self, names: list[str], gguf: str | None) -> list[str]:
         """The files to fetch: one GGUF, or the settings with safetensors, or with `.bin` where there are none."""

@@ -28,6 +28,11 @@ class Rope:
     kind: str = "default"  # a key of model/rope.py's KINDS
     scaling: tuple[tuple[str, Any], ...] = ()  # that kind's own numbers, e.g. (("factor", 8.0), …)
 
+    @property
+    def text(self) -> str:
+        """Every field, as saved files hold it. Not `repr`: that of a dataclass, once interrupted, is "..." for ever."""
+        return f"Rope(dim={self.dim!r}, theta={self.theta!r}, kind={self.kind!r}, scaling={self.scaling!r})"
+
 
 @dataclass(frozen=True)
 class ModelConfig:

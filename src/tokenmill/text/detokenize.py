@@ -6,7 +6,6 @@ stop string. Only a short window is decoded per step, so the cost of a token doe
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -20,7 +19,7 @@ class Detokenizer:
 
     text: all that was shown. stopped: the stop string that ended it. num_tokens_used: pushed tokens up to and including
     the one that completed that match; all of them while there is none. The match that is complete first wins, the
-    longest of those that end together.
+    longest of those that end together. A match that the first `min_tokens` tokens complete stops nothing.
     """
 
     def __init__(
@@ -31,20 +30,26 @@ class Detokenizer:
         include_stop: bool = False,
         prompt: Sequence[int] = (),
         skip_special: bool = True,
+        min_tokens: int = 0,
     ) -> None:
-        self.text = ""
-        self.stopped: str | None = None
-        self.num_tokens_used = 0
         self._tokenizer = tokenizer
         # After a prompt that is text, the first token's space is a space; otherwise sentencepiece leaves it out.
         self._continues = tokenizer.is_text(prompt)
         self._skip_special = skip_special
-        self._stop, self._include_stop = tuple(stop), include_stop
-        self.has_stops = bool(self._stop)
         # Tokens before `_first` are decoded for good; those up to `_shown` are decoded again as context only.
         self._tokens: list[int] = []
         self._first = self._shown = 0
         self._held = ""
+        self.go_on(stop=stop, include_stop=include_stop, min_tokens=min_tokens)
+
+    def go_on(self, *, stop: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0) -> None:
+        """Begin anew after the tokens that were pushed: what they have held back is the first of the new text."""
+        self.text = ""
+        self.stopped: str | None = None
+        self.num_tokens_used = 0
+        self._stop, self._include_stop, self._min_tokens = tuple(stop), include_stop, min_tokens
+        self._num_free = 0  # characters of the held text within which no match ends that counts
+        self.has_stops = bool(self._stop)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; the text that is safe to show because of them. Nothing more after a stop string."""
@@ -59,17 +64,35 @@ class Detokenizer:
             pieces.append(self._release(final=False))
         return "".join(pieces)
 
-    def finish(self) -> str:
-        """The text that was held back, now that no more tokens come."""
+    def finish(self, cut: bool = False) -> str:
+        """The text that was held back, now that no more tokens come. `cut`: without the character that they began."""
+        if cut:
+            self._leave_out_unfinished()
         return "" if self.stopped is not None else self._release(final=True)
+
+    def _leave_out_unfinished(self) -> None:
+        """Take in the text of the last tokens up to the character that they began, and forget the rest of them."""
+        before, after = (self._text_of(self._tokens[self._first : end]) for end in (self._shown, None))
+        if not after.endswith(UNFINISHED):
+            return
+        whole = after[:-1]  # of the bytes that have begun a character a decoder makes one mark
+        for first in range(len(self._tokens) - 1, max(len(self._tokens) - 4, self._shown - 1), -1):
+            if self._tokens[first] not in self._tokenizer.byte_ids:
+                break  # only of such tokens each has a mark, also those of characters before them
+            if not (known := self._text_of(self._tokens[self._first : first])).endswith(UNFINISHED):
+                whole = known
+                break
+        self._held += whole[len(before) :]
+        self._first = self._shown = len(self._tokens)
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special=self._skip_special, continues=self._continues)
 
     def _decode(self, final: bool) -> str:
         """New text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
-        decode = partial(self._tokenizer.decode, skip_special=self._skip_special, continues=self._continues)
-        before = decode(self._tokens[self._first : self._shown])
-        after = decode(self._tokens[self._first :])
+        before, after = (self._text_of(self._tokens[self._first : end]) for end in (self._shown, None))
         unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids
         if len(after) <= len(before) or (unfinished and not final):
             return ""
@@ -80,13 +103,17 @@ class Detokenizer:
         """What of held and new text can be shown; ends everything at a stop string."""
         self._held += self._decode(final)
         # By the end of the match, not its start: so the choice does not depend on how much text came at once.
-        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        if 0 < self.num_tokens_used <= self._min_tokens:
+            self._num_free = len(self._held)
+        matches = ((self._held.find(stop, max(self._num_free - len(stop) + 1, 0)), stop) for stop in self._stop)
+        found = [(start + len(stop), start, stop) for start, stop in matches if start >= 0]
         if found:
             _, start, self.stopped = min(found)
             safe = start + (len(self.stopped) if self._include_stop else 0)
         else:
             safe = len(self._held) if final else len(self._held) - self._could_grow()
         shown, self._held = self._held[:safe], self._held[safe:]
+        self._num_free = max(self._num_free - safe, 0)
         self.text += shown
         return shown
 

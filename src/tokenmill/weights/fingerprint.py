@@ -9,6 +9,7 @@ import hashlib
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.text.templates import FOLDER
 
 __all__ = ["files_of", "fingerprint", "is_full"]
 
@@ -17,7 +18,10 @@ FULL = "full "  # what the digests of all bytes begin with: those of samples nev
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin", "*.index.json"),
-    "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
+    "tokenizer": (
+        *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json"),
+        *("chat_template.jinja", f"{FOLDER}/*.jinja"),
+    ),
 }
 
 
