@@ -53,6 +53,8 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     else:
         ggml |= {"pre": _pre_tokenizer(settings, bool(model["ignore_merges"])), "merges": list(map(" ".join, merges))}
     ggml |= _special(tokenizer, end_ids)
+    if tokenizer.suppressed_ids:
+        ggml["suppress_tokens"] = list(tokenizer.suppressed_ids)
     metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
     if tokenizer.chat_template is not None:
         metadata["tokenizer.chat_template"] = tokenizer.chat_template

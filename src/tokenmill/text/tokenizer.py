@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.value_reader import ValueReader
 
 __all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
 
@@ -75,9 +76,11 @@ class Tokenizer:
         entries = {**read_json(path / "special_tokens_map.json"), **config}
         named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
         texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
-        generation = read_json(path / "generation_config.json").get("eos_token_id", [])
+        file = path / "generation_config.json"
+        generation = ValueReader(read_json(file), str(file), CheckpointError)
+        ends = generation.take("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
-        eos += generation if isinstance(generation, list) else [generation]
+        eos += ends if isinstance(ends, list) else [ends]
         return cls(
             backend,
             bos_token_id=backend.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
@@ -85,6 +88,7 @@ class Tokenizer:
             chat_template=_chat_template(path, config),
             special_texts=texts,
             config=config,
+            suppressed_ids=generation.token_ids("suppress_tokens"),
         )
 
     @cached_property

@@ -83,6 +83,7 @@ class PackedCheckpoint(Checkpoint):
             eos_token_ids=header.token_ids("eos_token_ids"),
             chat_template=template,
             special_texts=special_texts,
+            suppressed_ids=header.token_ids("suppressed_ids"),
         )
 
     def generation_defaults(self) -> dict[str, Any]:
