@@ -12,7 +12,8 @@ from tokenmill.serve.document import answers
 from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
-from tokenmill.text.tokenizer import Tokenizer, spelled
+from tokenmill.text.token_bytes import spelled
+from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["encode", "tokens"]
 

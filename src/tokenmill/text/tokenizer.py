@@ -17,7 +17,7 @@ import tokenizers
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
+__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
@@ -32,9 +32,10 @@ class Tokenizer:
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
-    byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
-    their bytes are valid UTF-8, each becomes U+FFFD. suppressed_ids: ids that are never drawn. config: what
-    tokenizer_config.json says, if there is one.
+    added_ids: ids of tokens that stand in no merge, the special ones among them. is_byte_level: tokens are spelled in
+    GPT-2's letters for bytes. byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded
+    together, and unless all their bytes are valid UTF-8, each becomes U+FFFD. suppressed_ids: ids that are never drawn.
+    config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class Tokenizer:
         self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
         self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
+        self.added_ids = frozenset(i for i, _ in added)
         self.special_ids = frozenset(i for i, token in added if token.special)
         self.control_ids = {
             token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
+        self.is_byte_level = backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if falls_back else []
         self.byte_ids = frozenset(number for number in byte_ids if number is not None)
@@ -136,11 +139,6 @@ def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool 
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=add_special_tokens)
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-
-
-def spelled(tokenizer: Tokenizer | None, token: int) -> str:
-    """One token as people read it: its text, that of a special token too; its id for a model without a tokenizer."""
-    return str(token) if tokenizer is None else tokenizer.decode([token], skip_special=False)
 
 
 def read_json(file: Path) -> dict[str, Any]:
