@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.pieces import add_tokens, sentencepiece_backend
 from tokenmill.value_reader import ValueReader
 
 __all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
@@ -192,9 +193,45 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
     try:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
+        pieces = _read_pieces(path / name) if name == "tokenizer.model" else None
     except (OSError, ValueError, ImportError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
+    return backend if pieces is None else _fill_in_added(pieces, backend)
+
+
+def _read_pieces(file: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer that a sentencepiece file itself describes; None for one that is no BPE.
+
+    transformers' conversion loses what sentencepiece does with spaces at the beginning of a text, so it is asked for
+    the added tokens and for what is put around a text alone.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as protocol  # noqa: PLC0415  (optional, as transformers is)
+
+    model = protocol.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    if model.trainer_spec.model_type != protocol.TrainerSpec.BPE or model.trainer_spec.treat_whitespace_as_suffix:
+        return None
+    tokens, types, scores = zip(*((each.piece, each.type, each.score) for each in model.pieces), strict=True)
+    rules = model.normalizer_spec
+    backend = sentencepiece_backend(tokens, types, scores, prefix=rules.add_dummy_prefix)
+    steps: list[tokenizers.normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps += [tokenizers.normalizers.Precompiled(rules.precompiled_charsmap)]
+    if rules.remove_extra_whitespaces:
+        rule = tokenizers.normalizers.Replace
+        steps += [rule(tokenizers.Regex(r"\A +| +\z"), ""), rule(tokenizers.Regex(" {2,}"), " ")]
+    if steps and backend.normalizer is not None:
+        backend.normalizer = tokenizers.normalizers.Sequence([*steps, backend.normalizer])
+    add_tokens(backend, [token.replace("\u2581", " ") for token in tokens], types)
+    return backend
+
+
+def _fill_in_added(backend: tokenizers.Tokenizer, converted: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer with the added tokens of another, and with what that one puts around a text."""
+    backend.add_tokens([token for _, token in sorted(converted.get_added_tokens_decoder().items())])
+    if converted.post_processor is not None:
+        backend.post_processor = converted.post_processor
     return backend
 
 
