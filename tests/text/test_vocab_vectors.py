@@ -1,4 +1,4 @@
-"""llama.cpp's vocabularies and their vectors, which come in the source archive of llama-cpp-python (`make test-long`)."""
+"""llama.cpp's vocabularies and their vectors, out of the source archive of llama-cpp-python (`make test-long`)."""
 
 import subprocess
 import sys
