@@ -232,6 +232,10 @@ def test_what_llama_cpp_takes_in_a_vocabulary_is_taken(caplog):
     assert phi.encode("x</s>  y") == phi.encode("x</s>y") != tokenizer_from_gguf(metadata()).encode("x</s>  y")
 
 
+def test_tokens_that_a_file_suppresses_are_known_by_their_ids():
+    assert tokenizer_from_gguf(metadata(suppress_tokens=[7, 9, 7, 4000])).suppressed_ids == (7, 9)
+
+
 def test_the_special_tokens_of_a_vocabulary_are_added_at_once():
     """Each call builds the automaton of all added tokens anew: one by one, Gemma 3's 6,000 took eight seconds."""
     calls = []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests import gguf_files
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.header import Header, read_header
 
@@ -421,3 +422,10 @@ def test_the_real_model():
         tensor = checkpoint.read(name)
         assert tensor.shape == shape
         assert torch.isfinite(tensor).all(), name
+
+
+@pytest.mark.parametrize("name", ["sha256-0f1e2d", "model.GGUF", "model.gguf.backup"])
+def test_a_file_is_known_by_what_it_begins_with(tmp_path, name):
+    """Ollama's blobs have names that say nothing of their kind."""
+    path = gguf_files.write(tmp_path / "model.gguf", "llama").rename(tmp_path / name)
+    assert open_checkpoint(path).config["model_type"] == "llama"

@@ -68,12 +68,14 @@ class InputProcessor:
         self._vocab_size, self._context = model.vocab_size, model.context
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
         known = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
-        ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
-        self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
-        if absent := sorted(ids.keys() - self._eos.keys()):
-            ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
+        ends = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        self._eos = {number: reason for number, reason in ends.items() if 0 <= number < model.vocab_size}
+        if absent := sorted(ends.keys() - self._eos.keys()):
+            absent_ids, last = ", ".join(map(str, absent)), model.vocab_size - 1
             message = "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d"
-            log.warning(message, self._name, ends, last)
+            log.warning(message, self._name, absent_ids, last)
+        ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
+        self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
         self._ids = count(1)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
@@ -135,6 +137,8 @@ class InputProcessor:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             self._check_ids(getattr(params, name) or (), name)
+        if self._suppressed:  # as a setting of the sequence, so that whatever depends on its settings knows of them
+            params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
         stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)

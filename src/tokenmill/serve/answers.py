@@ -18,7 +18,8 @@ from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import CompletionBody, SamplingBody
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.tokenizer import Tokenizer, spelled
+from tokenmill.text.token_bytes import spelled, token_bytes
+from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 
@@ -181,23 +182,32 @@ class CompletionFormat(Format):
         return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, self._body.skip_special_tokens))
+        before = () if self._echo else self._prepared.prompts[index // self._num_shown]
+        skips = self._body.skip_special_tokens
+        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, skips, before))
         return {
             "tokens": [self._token_text(token) for token in tokens],
             "token_logprobs": [entry and entry.logprob for entry in entries],
-            "top_logprobs": [entry and self._top(entry) for entry in entries],
+            "top_logprobs": [entry and self._top(token, entry) for token, entry in zip(tokens, entries, strict=True)],
             "text_offset": [offsets.next(token) for token in tokens],
         }
 
-    def _top(self, entry: TokenLogprobs) -> Json:
-        return {self._token_text(token): value for token, value in entry.top[: self._num_top]}
+    def _top(self, token: int, entry: TokenLogprobs) -> Json:
+        """By text; of tokens that are spelled alike the likeliest."""
+        top: Json = {}
+        for other, value in _likeliest(token, entry, self._num_top or 0):
+            top.setdefault(self._token_text(other), value)
+        return top
 
 
 class _TextOffsets:
     """The offset in characters at which the text of each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, skip_special=skip_special)
+    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool, prompt: List[int]) -> None:
+        """prompt: tokens before those that are counted."""
+        self._detokenizer = (
+            None if tokenizer is None else Detokenizer(tokenizer, prompt=prompt, skip_special=skip_special)
+        )
         self._length = 0
 
     def next(self, token: int) -> int:
@@ -240,14 +250,23 @@ class ChatFormat(Format):
         pairs = zip(tokens, entries, strict=True)
         return {
             "content": [
-                self._entry(token, entry.logprob) | {"top_logprobs": [self._entry(*other) for other in entry.top]}
+                self._entry(token, entry.logprob)
+                | {"top_logprobs": [self._entry(*other) for other in _likeliest(token, entry, len(entry.top))]}
                 for token, entry in pairs
             ]
         }
 
     def _entry(self, token: int, value: float) -> Json:
         text = self._token_text(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        raw = text.encode() if self._tokenizer is None else token_bytes(self._tokenizer, token)
+        return {"token": text, "logprob": value, "bytes": list(raw)}
+
+
+def _likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens, and after them the chosen one where it is not among them; none for a count of 0."""
+    top = list(entry.top[:count])
+    is_among = not count or any(other == token for other, _ in top)
+    return top if is_among else [*top, (token, entry.logprob)]
 
 
 def _mean_logprob(done: Completion) -> float:

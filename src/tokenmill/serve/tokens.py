@@ -13,7 +13,8 @@ from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.prepare import template_variables, template_warnings, warnings_of
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
-from tokenmill.text.tokenizer import Tokenizer, spelled
+from tokenmill.text.token_bytes import spelled
+from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["encode", "tokens", "warned"]
 

@@ -2,11 +2,14 @@
 
 Text is held back while it ends in an unfinished character or in a run of byte tokens, and while its end could still
 become a stop string. What is shown, piece by piece, is in the end the decoding of all tokens at once, cut at the first
-stop string. Only a short window is decoded per step, so the cost of a token does not grow with the length.
+stop string. Bytes that no later one can make a character are shown at once. Only a short window is decoded per step, so
+the cost of a token does not grow with the length.
 """
 
+import codecs
 from collections.abc import Sequence
 
+from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
@@ -40,6 +43,8 @@ class Detokenizer:
         self._tokens: list[int] = []
         self._first = self._shown = 0
         self._held = ""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()  # of the run of byte tokens that the tokens end with
+        self._is_broken = False  # whether that run is no UTF-8, so that each of its bytes is U+FFFD
         self.go_on(stop=stop, include_stop=include_stop, min_tokens=min_tokens)
 
     def go_on(self, *, stop: Sequence[str] = (), include_stop: bool = False, min_tokens: int = 0) -> None:
@@ -92,12 +97,41 @@ class Detokenizer:
         """New text since the last call; none while it ends in an unfinished character."""
         if not self._tokens:
             return ""
-        before, after = (self._text_of(self._tokens[self._first : end]) for end in (self._shown, None))
-        unfinished = after.endswith(UNFINISHED) or self._tokens[-1] in self._tokenizer.byte_ids
-        if len(after) <= len(before) or (unfinished and not final):
+        was_broken = self._is_broken
+        in_run = not final and self._tokens[-1] in self._tokenizer.byte_ids and self._read_byte(self._tokens[-1])
+        if in_run and not self._is_broken:
             return ""
+        before, after = (self._text_of(self._tokens[self._first : end]) for end in (self._shown, None))
+        if in_run:
+            return self._cut(UNFINISHED if was_broken else after[len(before) :])
+        if len(after) <= len(before) or (not final and after.endswith(UNFINISHED) and self._could_complete()):
+            return ""
+        self._utf8.reset()
+        self._is_broken = False
         self._first, self._shown = self._shown, len(self._tokens)
         return after[len(before) :]
+
+    def _read_byte(self, token: int) -> bool:
+        """Add a byte token to the run; always true. One byte that is no UTF-8 breaks the whole run."""
+        try:
+            self._utf8.decode(token_bytes(self._tokenizer, token))
+        except UnicodeDecodeError:
+            self._is_broken = True
+        return True
+
+    def _cut(self, text: str) -> str:
+        """Text that stands whatever follows: the tokens so far are not even context of later ones."""
+        self._first = self._shown = len(self._tokens)
+        self._continues = True
+        return text
+
+    def _could_complete(self) -> bool:
+        """Whether the bytes of the tokens that are not shown end in the beginning of a character."""
+        if not self._tokenizer.is_byte_level:
+            return not self._tokenizer.byte_ids
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        utf8.decode(b"".join(token_bytes(self._tokenizer, token) for token in self._tokens[self._shown :]))
+        return bool(utf8.getstate()[0])
 
     def _release(self, final: bool) -> str:
         """What of held and new text can be shown; ends everything at a stop string."""

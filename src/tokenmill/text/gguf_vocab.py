@@ -54,6 +54,8 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     else:
         ggml |= {"pre": _pre_tokenizer(settings, bool(model["ignore_merges"])), "merges": list(map(" ".join, merges))}
     ggml |= _special(tokenizer, end_ids)
+    if tokenizer.suppressed_ids:
+        ggml["suppress_tokens"] = list(tokenizer.suppressed_ids)
     metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
     metadata |= templates_to_gguf(tokenizer.chat_template, tokenizer.named_templates)
     _check(tokenizer, merges, metadata)

@@ -15,9 +15,11 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.pieces import add_tokens, sentencepiece_backend
 from tokenmill.text.templates import templates_from_directory
+from tokenmill.value_reader import ValueReader
 
-__all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
+__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
@@ -32,10 +34,11 @@ class Tokenizer:
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
-    byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
-    their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used, unless `template_for` finds
-    another among named_templates, those that the model brings under names of their own. suppressed_ids: ids that are
-    never drawn. config: what tokenizer_config.json says, if there is one.
+    added_ids: ids of tokens that stand in no merge, the special ones among them. is_byte_level: tokens are spelled in
+    GPT-2's letters for bytes. byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded
+    together, and unless all their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used,
+    unless `template_for` finds another among named_templates, those that the model brings under names of their own.
+    suppressed_ids: ids that are never drawn. config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -59,10 +62,12 @@ class Tokenizer:
         self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
         self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
+        self.added_ids = frozenset(i for i, _ in added)
         self.special_ids = frozenset(i for i, token in added if token.special)
         self.control_ids = {
             token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
+        self.is_byte_level = backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if falls_back else []
         self.byte_ids = frozenset(number for number in byte_ids if number is not None)
@@ -78,9 +83,11 @@ class Tokenizer:
         entries = {**read_json(path / "special_tokens_map.json"), **config}
         named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
         texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
-        generation = read_json(path / "generation_config.json").get("eos_token_id", [])
+        file = path / "generation_config.json"
+        generation = ValueReader(read_json(file), str(file), CheckpointError)
+        ends = generation.take("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
-        eos += generation if isinstance(generation, list) else [generation]
+        eos += ends if isinstance(ends, list) else [ends]
         templates = templates_from_directory(path, config)
         return cls(
             backend,
@@ -90,6 +97,7 @@ class Tokenizer:
             named_templates=templates,
             special_texts=texts,
             config=config,
+            suppressed_ids=generation.token_ids("suppress_tokens"),
         )
 
     def template_for(self, tools: object) -> str | None:
@@ -151,11 +159,6 @@ def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool 
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
-def spelled(tokenizer: Tokenizer | None, token: int) -> str:
-    """One token as people read it: its text, that of a special token too; its id for a model without a tokenizer."""
-    return str(token) if tokenizer is None else tokenizer.decode([token], skip_special=False)
-
-
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, empty when there is no such file."""
     if not file.is_file():
@@ -207,9 +210,45 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
     try:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
+        pieces = _read_pieces(path / name) if name == "tokenizer.model" else None
     except (OSError, ValueError, ImportError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
+    return backend if pieces is None else _fill_in_added(pieces, backend)
+
+
+def _read_pieces(file: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer that a sentencepiece file itself describes; None for one that is no BPE.
+
+    transformers' conversion loses what sentencepiece does with spaces at the beginning of a text, so it is asked for
+    the added tokens and for what is put around a text alone.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as protocol  # noqa: PLC0415  (optional, as transformers is)
+
+    model = protocol.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    if model.trainer_spec.model_type != protocol.TrainerSpec.BPE or model.trainer_spec.treat_whitespace_as_suffix:
+        return None
+    tokens, types, scores = zip(*((each.piece, each.type, each.score) for each in model.pieces), strict=True)
+    rules = model.normalizer_spec
+    backend = sentencepiece_backend(tokens, types, scores, prefix=rules.add_dummy_prefix)
+    steps: list[tokenizers.normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps += [tokenizers.normalizers.Precompiled(rules.precompiled_charsmap)]
+    if rules.remove_extra_whitespaces:
+        rule = tokenizers.normalizers.Replace
+        steps += [rule(tokenizers.Regex(r"\A +| +\z"), ""), rule(tokenizers.Regex(" {2,}"), " ")]
+    if steps and backend.normalizer is not None:
+        backend.normalizer = tokenizers.normalizers.Sequence([*steps, backend.normalizer])
+    add_tokens(backend, [token.replace("\u2581", " ") for token in tokens], types)
+    return backend
+
+
+def _fill_in_added(backend: tokenizers.Tokenizer, converted: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer with the added tokens of another, and with what that one puts around a text."""
+    backend.add_tokens([token for _, token in sorted(converted.get_added_tokens_decoder().items())])
+    if converted.post_processor is not None:
+        backend.post_processor = converted.post_processor
     return backend
 
 

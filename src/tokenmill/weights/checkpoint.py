@@ -4,7 +4,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CheckpointError, naming
+from tokenmill.errors import CheckpointError, file_errors, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
@@ -20,8 +20,8 @@ from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
 __all__ = ["Checkpoint", "open_checkpoint", "read_config_json"]
 
-# Kinds of files by suffix. By name, since gguf is slow to import.
-FILES = {".gguf": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
+# Kinds of files by the bytes that they begin with. By name, since gguf is slow to import.
+FILES = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
@@ -40,17 +40,27 @@ def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
     opened: Checkpoint
     if path.is_file() and is_packed_model(path):
         opened = PackedCheckpoint(path, reader)
-    elif path.is_file() and path.suffix in FILES:
-        opened = lookup(FILES, path.suffix, "model")(path)
+    elif path.is_file() and (kind := _kind(path)) is not None:
+        opened = lookup(FILES, kind, "model")(path)
     elif path.is_dir():
         opened = _open_directory(path)
     else:
-        kind = f"a {path.suffix} file, not" if path.suffix else "not"
+        named = f"a {path.suffix} file, not a model" if path.suffix else "not a model"
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
-            f"{path} is {kind} a model: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
+            f"{path} is {named}: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
         )
     return opened
+
+
+def _kind(path: Path) -> str | None:
+    """The key of FILES that a file begins with, whatever its name: Ollama's files have none that says what they are.
+
+    A file named as one of them is opened as one, which says what is wrong with it.
+    """
+    with file_errors(path, "read"), path.open("rb") as file:
+        magic = file.read(4).decode("latin-1")
+    return magic if magic in FILES else next((key for key in FILES if path.suffix.lower() == f".{key.lower()}"), None)
 
 
 def _open_directory(path: Path) -> Checkpoint:

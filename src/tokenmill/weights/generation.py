@@ -30,7 +30,7 @@ ABSENT = {
     "encoder_repetition_penalty": 1.0,
     "num_beams": 1,
     "penalty_alpha": 0.0,
-    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
     "bad_words_ids": [],
 }
 GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}

@@ -85,6 +85,7 @@ class PackedCheckpoint(Checkpoint):
             chat_template=template,
             named_templates=named,
             special_texts=special_texts,
+            suppressed_ids=header.token_ids("suppressed_ids"),
         )
 
     def generation_defaults(self) -> dict[str, Any]:

@@ -192,6 +192,7 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
         settings["chat_template"] = templates if tokenizer.named_templates else tokenizer.chat_template
     _write_json(path / "tokenizer_config.json", settings)
     stops = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids) or None}
+    stops["suppress_tokens"] = list(tokenizer.suppressed_ids) or None
     _write_json(path / "generation_config.json", {key: value for key, value in stops.items() if value is not None})
 
 
