@@ -18,6 +18,7 @@ from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import writing
 from tokenmill.memory.file_lock import locked
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
@@ -145,7 +146,7 @@ class Partial:
             return None
         file, bits = self._places[name]
         try:
-            with safe_open(file, framework="pt") as opened:
+            with held_interrupts(), safe_open(file, framework="pt") as opened:
                 there = {part: f"{name}:{part}" for part in ("codes", "scales", "minimums")}
                 parts = {part: opened.get_tensor(key) for part, key in there.items() if key in opened.keys()}  # noqa: SIM118
             self._check(bits, shape, parts)
@@ -175,7 +176,7 @@ class Partial:
 
     def _facts(self, file: Path) -> Any:
         try:
-            with safe_open(file, framework="pt") as opened:
+            with held_interrupts(), safe_open(file, framework="pt") as opened:
                 facts = json.loads(opened.metadata()["facts"])
             if not isinstance(facts["bits"], dict) or not isinstance(facts["changes"], dict):
                 raise ValueError("its facts are no mappings")
