@@ -33,7 +33,7 @@ def pytest_collection_finish():
 def users_cache(tmp_path_factory):
     """The user's own cache folder. The tests have a temporary one, with the model that was fetched before in it.
 
-    So packed copies, measured limits of the machine, sessions and stored blocks are written nowhere else.
+    So packed copies, measured limits of the machine and stored blocks are written nowhere else; nor is users' data.
     """
     users, ours = cache_folder(), tmp_path_factory.mktemp("cache")
     for model in SHORT_NAMES.values():
@@ -41,6 +41,7 @@ def users_cache(tmp_path_factory):
             (ours / file.name).symlink_to(file.absolute())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOKENMILL_CACHE", str(ours))
+        patch.setenv("TOKENMILL_DATA", str(tmp_path_factory.mktemp("data")))
         yield users
     shutil.rmtree(ours)
 

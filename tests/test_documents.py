@@ -1,18 +1,26 @@
 """Every command that a document shows can be typed. Those that need nothing from elsewhere run as they are written."""
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
+from tests.serve.conftest import MODEL, served
+from tests.word_model import save_chat_model
 from tokenmill.cli.main import main
+from tokenmill.model.config import ConfigReader
+from tokenmill.model.families import find_family
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
@@ -108,6 +116,7 @@ def test_the_commands_of_the_readme_run_as_written(folder):
         run(line, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
@@ -118,6 +127,69 @@ def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
     assert "Paris" in capsys.readouterr().out
 
 
+# What a shell line of a document may begin with, beside tokenmill.
+PROGRAMS = {"make", "pip", "python", "curl", "cat", "for", "done", "git", "cd"}
+
+
+@pytest.mark.parametrize("document", sorted(DOCUMENTS))
+def test_every_shell_block_is_one(document):
+    """bash parses it; each of its lines calls a program, a make target or a benchmark that there is."""
+    text = DOCUMENTS[document]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for block in blocks(text, ("", "sh", "bash", "console")):
+        subprocess.run(["bash", "-n"], input=block.replace("$ ", ""), text=True, check=True)
+    for line in shell_lines(text):
+        first, *others = shlex.split(line, comments=True) or ["cat"]
+        if first == "make":
+            assert others[0] in targets, line
+        if first == "python" and others[0] != "-m":
+            assert (ROOT / others[0]).is_file(), line
+
+
+def python_blocks():
+    """Every Python block of a document but the README's, whose test is above, as one parameter each."""
+    for name, text in sorted(DOCUMENTS.items()):
+        for number, block in enumerate(blocks(text, ("python",)), start=1):
+            needs_harness = [pytest.mark.clients] if "lm_eval" in block else []
+            if name != "README.md":
+                yield pytest.param(block, id=f"{name}-{number}", marks=[pytest.mark.model, *needs_harness])
+
+
+@pytest.mark.parametrize("block", list(python_blocks()))
+def test_every_python_block_runs_as_written(block, folder, monkeypatch, tmp_path_factory, capsys):
+    shutil.copytree(ROOT / "examples" / "tasks", folder / "examples" / "tasks")
+    monkeypatch.chdir(folder)
+    address = "http://127.0.0.1:8000"
+    with served(save_chat_model(tmp_path_factory.mktemp("chat"))) if address in block else nullcontext() as server:
+        if server:
+            block = block.replace(address, server.url).replace("smollm2-135m", MODEL)
+        names = {}
+        exec(compile(block, "document", "exec"), names)
+    if "print(" in block:
+        assert capsys.readouterr().out.strip()
+    if "MISTRAL" in names:
+        assert names["MISTRAL"].names == find_family({"model_type": "mistral"}).names
+
+
+def test_values_that_a_document_shows_of_a_reader_are_those_that_it_gives():
+    """docs/adding-a-family.md has a table of calls; each is made on a config that has none of the keys."""
+    calls = re.findall(r"^\| `(reader\.[^`]*)`", DOCUMENTS["adding-a-family.md"], re.MULTILINE)
+    config = {"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "silu"}
+    given = {call: eval(call, {"reader": ConfigReader(config, {}, {})}) for call in calls}
+    assert list(given.values()) == [8, 1e-5, False, "silu", 1, 4096]
+
+
+def test_every_block_of_settings_can_be_read():
+    for text in DOCUMENTS.values():
+        for block in blocks(text, ("toml",)):
+            assert tomllib.loads(block)
+        for block in blocks(text, ("yaml",)):
+            assert yaml.safe_load(block)
+        for block in blocks(text, ("json",)):
+            assert json.loads(block)
+
+
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_commands_about_the_cache_print_what_is_written(folder):
     shown = [(line, under) for line, under in pairwise(shell_lines(DOCUMENTS["kv-cache.md"])) if line.startswith("$ ")]
@@ -126,6 +198,7 @@ def test_the_commands_about_the_cache_print_what_is_written(folder):
         assert run(line.removeprefix("$ "), folder).splitlines()[0] == text, line
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_commands_about_speculation_run_as_written(folder):
     lines = commands(DOCUMENTS["speculation.md"])

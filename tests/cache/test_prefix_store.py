@@ -1,19 +1,22 @@
 """Blocks on disk: found after a restart, shared by processes, never wrong."""
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
-from tokenmill.cache.prefix_store import PrefixStore
-from tokenmill.cache.snapshot import shared_fields
+from tokenmill.cache.prefix_store import OWN_FRONTS, PrefixStore
+from tokenmill.cache.snapshot import serialise_bytes, shared_fields
 from tokenmill.engine.load import load
-from tokenmill.errors import ConfigError, SnapshotError
+from tokenmill.errors import CapacityError, ConfigError, SnapshotError
+from tokenmill.memory import file_lock
 
 START = prompt(40, seed=2)
 
@@ -47,6 +50,29 @@ def fed(engine, tokens):
     return count, done.tokens
 
 
+def folders(directory):
+    """One for each compatibility header."""
+    return [path for path in directory.iterdir() if path.is_dir()]
+
+
+def blocks(directory):
+    return sorted(directory.glob("*/*.kv"))
+
+
+def num_bytes(directory):
+    total = 0
+    for file in blocks(directory):
+        with suppress(FileNotFoundError):  # another process may delete it
+            total += file.stat().st_size
+    return total
+
+
+def store_on(directory, engine, limit_bytes):
+    """The engine's store with a limit that is no whole number of MB."""
+    loaded = engine.core.loaded
+    loaded.runner.prefix_store = PrefixStore(directory, loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
+
+
 def test_a_prompt_is_found_after_a_restart(llama, tmp_path):
     count, wanted = fed(engine_for(llama, tmp_path), START)
     assert count == 42
@@ -67,13 +93,13 @@ def test_programs_builds_and_fusions_have_folders_of_their_own(llama, tmp_path):
     settings = [eager, {"program": "native"}, {**eager, "fuse": "none"}]
     for number, how in enumerate(settings, start=1):
         assert fed(engine_for(llama, tmp_path, **how), START)[0] == 42
-        assert len(list(tmp_path.iterdir())) == number
+        assert len(folders(tmp_path)) == number
     loaded = engine_for(llama, tmp_path, program="native").core.loaded
     header = loaded.compatibility
     assert header["build"] and {"build", "fuse", "kernel", "compile", "program"} <= shared_fields(header).keys()
     for number, name in enumerate(("build", "fuse", "kernel", "compile"), start=len(settings) + 1):
         PrefixStore(tmp_path, loaded.pool, shared_fields({**header, name: "another"}), 1_000_000)
-        assert len(list(tmp_path.iterdir())) == number
+        assert len(folders(tmp_path)) == number
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
@@ -146,11 +172,10 @@ def test_the_longest_unread_go_first(llama, tmp_path):
     engine = engine_for(llama, tmp_path)
     fed(engine, START)
     size = max(file.stat().st_size for file in tmp_path.glob("*/*.kv"))
-    loaded, header = engine.core.loaded, shared_fields(engine.core.loaded.compatibility)
-    loaded.runner.prefix_store = PrefixStore(tmp_path, loaded.pool, header, 8 * size)  # engines count in MB
+    store_on(tmp_path, engine, 8 * size)
     for seed in range(6):
         fed(engine, prompt(40, seed=10 + seed))
-        assert sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) <= 8 * size
+        assert num_bytes(tmp_path) <= 8 * size
     assert fed(engine_for(llama, tmp_path), prompt(40, seed=15))[0] < 42
     assert fed(engine_for(llama, tmp_path), START)[0] == 42
 
@@ -162,7 +187,7 @@ def test_a_full_disk_is_said_once_and_the_text_goes_on(llama, tmp_path, monkeypa
     def full(*_, **__):
         raise SnapshotError("x.kv cannot be written: No space left on device")
 
-    monkeypatch.setattr(prefix_store, "write_bytes", full)
+    monkeypatch.setattr(prefix_store, "write_buffers", full)
     with pytest.warns(UserWarning, match="no more blocks are kept on disk.*No space left") as said:
         assert fed(engine, START)[1] == wanted
     assert len(said) == 1
@@ -181,6 +206,7 @@ def test_what_is_no_file_costs_one_block(make, llama, tmp_path):
     assert fed(engine_for(llama, tmp_path), START)[1] == wanted
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_directory(llama, tmp_path):
     code = (
         "import sys; from tokenmill.engine.load import load;"
@@ -198,13 +224,258 @@ def test_two_processes_share_a_directory(llama, tmp_path):
 
 def test_what_a_killed_process_left_is_deleted(llama, tmp_path):
     engine_for(llama, tmp_path).close()
-    (folder,) = tmp_path.iterdir()
-    old, new = (folder / f".{name * 16}.kv.77-{name * 4}" for name in ("ab", "cd"))
-    for path in (old, new):
-        path.write_bytes(b"half")
-    os.utime(old, (time.time() - 7200,) * 2)
+    (folder,) = folders(tmp_path)
+    old, empty, new = (folder / f".{name * 16}.kv.77-{name * 4}" for name in ("ab", "cd", "ef"))
+    others = [
+        folder / f".{'ab' * 16}.kv.77-{'12' * 4}",  # which begins with something else
+        folder / ".tale.kv.77-abababab",
+        folder / f".{'ab' * 16}.kv.backup-of-mine",
+        folder.with_name("letters") / old.name,
+    ]
+    others[-1].parent.mkdir()
+    for path in (old, empty, new, *others):
+        path.write_bytes(b"" if path == empty else b"my notes" if path == others[0] else bytes(8) + OWN_FRONTS[0])
+    for path in (old, empty, *others):
+        os.utime(path, (time.time() - 7200,) * 2)
     engine_for(llama, tmp_path).close()
-    assert new.exists() and not old.exists()  # which may be another process's
+    assert new.exists() and not old.exists() and not empty.exists()  # the new one may be another process's
+    assert all(path.exists() for path in others)
+
+
+# ---- attacks: files under other names, files of others
+
+
+def other_texts(llama, folder):
+    """Two prompts whose blocks lie in one folder, and what follows each in an engine without a store."""
+    prompts = [prompt(40, seed=seed) for seed in (2, 3)]
+    quiet = [fed(engine_for(llama, folder.with_name("quiet")), each)[1] for each in prompts]
+    return prompts, quiet
+
+
+def check_texts(llama, directory, prompts, wanted):
+    """Whatever was done to the directory: each text that of a quiet engine, and what was wrong is mended."""
+    engine = engine_for(llama, directory)
+    assert [fed(engine, each)[1] for each in prompts] == wanted
+    for _ in range(10):
+        engine = engine_for(llama, directory)
+        if [fed(engine, each) for each in prompts] == [(10, tokens) for tokens in wanted]:
+            return
+    raise AssertionError("not mended")
+
+
+def swap(first, second):
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+
+
+def rename_over(first, second):
+    first.replace(second)
+
+
+def link(first, second):
+    second.unlink()
+    second.symlink_to(first)
+
+
+@pytest.mark.parametrize("change", [swap, rename_over, link])
+def test_a_block_in_the_place_of_another_is_not_taken(change, llama, tmp_path):
+    folder = tmp_path / "blocks"
+    prompts, wanted = other_texts(llama, folder)
+    for each in prompts:
+        fed(engine_for(llama, folder), each)
+    own = {}
+    for each in prompts:  # the blocks of each prompt
+        fed(engine_for(llama, tmp_path / str(each[0])), each)
+        own[each[0]] = [path.name for path in blocks(tmp_path / str(each[0]))]
+    (place,) = folders(folder)
+    for first, second in zip(own[prompts[0][0]], own[prompts[1][0]], strict=True):
+        change(place / first, place / second)
+    check_texts(llama, folder, prompts, wanted)
+
+
+def test_a_block_of_another_store_is_not_taken(llama, tmp_path):
+    """Rows of another build have the same sizes, but may be other numbers; so have those of another model."""
+    folder = tmp_path / "blocks"
+    prompts, wanted = other_texts(llama, folder)
+    other = save("mistral-no-window", tmp_path / "other")
+    for each in prompts:
+        fed(engine_for(llama, folder), each)
+        fed(engine_for(other, tmp_path / "theirs"), each)
+    for file in blocks(tmp_path / "theirs"):
+        (here,) = folders(folder)
+        (here / file.name).write_bytes(file.read_bytes())
+    check_texts(llama, folder, prompts, wanted)
+
+
+def test_a_session_in_the_place_of_a_block_is_neither_taken_nor_lost(llama, tmp_path):
+    folder = tmp_path / "blocks"
+    (first, *_), (wanted, *_) = other_texts(llama, folder)
+    fed(engine_for(llama, folder), first)
+    place = blocks(folder)[0]
+    engine = engine_for(llama, folder)
+    with engine.session(START) as session:
+        session.save(place)
+    kept = place.read_bytes()
+    for _ in range(2):
+        assert fed(engine_for(llama, folder), first)[1] == wanted
+    assert place.read_bytes() == kept
+
+
+def test_files_of_others_are_neither_counted_nor_deleted(llama, tmp_path):
+    engine = engine_for(llama, tmp_path)
+    fed(engine, START)
+    (folder,) = folders(tmp_path)
+    size = max(file.stat().st_size for file in blocks(tmp_path))
+    session = engine.session(START)
+    others = [
+        folder.with_name("mine") / "tale.kv",
+        folder / "tale.kv",
+        folder / f"{'ab' * 16}.kv",  # named as a block, and a session
+        folder.with_name("mine") / f"{'cd' * 16}.kv",
+    ]
+    others[0].parent.mkdir()
+    for path in others:
+        session.save(path)
+    big, block = folder / f"{'ef' * 16}.kv", folder / "backup.kv"
+    big.write_bytes(bytes(20 * size))
+    block.write_bytes(next(path for path in blocks(tmp_path) if path not in others).read_bytes())
+    others += [big, block]
+    kept = {path: path.read_bytes() for path in others}
+    for path in others:
+        os.utime(path, (0, 0))
+    store_on(tmp_path, engine, 8 * size)
+    for seed in range(6):
+        fed(engine, prompt(40, seed=10 + seed))
+        assert len(blocks(tmp_path)) - len(others) > 4  # what others have takes no room
+    assert {path: path.read_bytes() for path in others} == kept
+    assert num_bytes(tmp_path) - sum(map(len, kept.values())) <= 8 * size
+
+
+def test_blocks_of_an_earlier_layout_are_deleted_first(llama, tmp_path):
+    engine = engine_for(llama, tmp_path)
+    fed(engine, START)
+    size = max(file.stat().st_size for file in blocks(tmp_path))
+    old = tmp_path / ("0" * 16) / f"{'ab' * 16}.kv"
+    old.parent.mkdir()
+    old.write_bytes(b"".join(serialise_bytes({}, "rows", [memoryview(bytes(8 * size))])))
+    os.utime(old, (0, 0))
+    store_on(tmp_path, engine, 8 * size)
+    fed(engine, prompt(40, seed=10))
+    assert not old.exists() and num_bytes(tmp_path) <= 8 * size
+
+
+# ---- one limit for several engines and processes
+
+
+def test_engines_share_the_limit(llama, tmp_path):
+    engines = [engine_for(llama, tmp_path) for _ in range(4)]
+    fed(engines[0], START)
+    size = max(file.stat().st_size for file in blocks(tmp_path))
+    for engine in engines:
+        store_on(tmp_path, engine, 8 * size)
+    for number in range(16):
+        fed(engines[number % 4], prompt(40, seed=20 + number))
+        assert num_bytes(tmp_path) <= 8 * size
+    assert num_bytes(tmp_path) > 4 * size
+
+
+def test_processes_share_the_limit(llama, tmp_path):
+    limit = 10 * 2400  # a block takes 2,400 bytes
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from tests.cache.test_prefix_store import engine_for, num_bytes, store_on\n"
+        "folder, limit = Path(sys.argv[2]), int(sys.argv[3])\n"
+        "e = engine_for(sys.argv[1], folder); store_on(folder, e, limit)\n"
+        "ps = [[(7 * i + j) % 90 + 1 for j in range(40)] for i in range(12)]\n"
+        "for p in ps + ps:\n"
+        "    print(e.generate(p, max_new_tokens=3, ignore_eos=True).tokens)\n"
+        "    assert num_bytes(folder) <= limit\n"
+    )
+    command = [sys.executable, "-c", code, str(llama), str(tmp_path), str(limit)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert said[0] == said[1] != ""
+    assert limit / 2 < num_bytes(tmp_path) <= limit
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "0", "-5", "99999999999999999999", None])
+def test_a_wrong_count_is_found_out(text, llama, tmp_path):
+    """Of an engine that starts, or that finds no room. None: the file is gone."""
+    engine = engine_for(llama, tmp_path)
+    fed(engine, START)
+    size = max(file.stat().st_size for file in blocks(tmp_path))
+    lock = tmp_path / ".tokenmill-blocks"
+    lock.unlink() if text is None else lock.write_text(text)
+    engine = engine_for(llama, tmp_path)
+    store_on(tmp_path, engine, 8 * size)
+    for number in range(4):
+        fed(engine, prompt(40, seed=20 + number))
+        assert 4 * size < num_bytes(tmp_path) <= 8 * size
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks(error, llama, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", refuse)
+    engine = engine_for(llama, tmp_path)
+    fed(engine, START)
+    size = max(file.stat().st_size for file in blocks(tmp_path))
+    for _ in range(2):
+        store_on(tmp_path, engine, 8 * size)
+        for number in range(4):
+            fed(engine, prompt(40, seed=20 + number))
+            assert 4 * size < num_bytes(tmp_path) <= 8 * size
+
+
+def test_who_holds_the_lock_for_long_costs_blocks_and_no_text(llama, tmp_path):
+    """As a process does that was stopped."""
+    _, wanted = fed(engine_for(llama, tmp_path / "other"), START)
+    engine = engine_for(llama, tmp_path)
+    with file_lock.locked(tmp_path / ".tokenmill-blocks"):
+        assert fed(engine, START)[1] == wanted
+        assert not blocks(tmp_path)
+    assert fed(engine_for(llama, tmp_path), START) == (42, wanted)
+    assert len(blocks(tmp_path)) == 5
+
+
+KILLED = """
+import os, sys
+from tokenmill.engine.load import load
+from tokenmill.memory import atomic_file
+moment, replace, count = sys.argv[3], os.replace, 0
+def killing(self, target):
+    global count
+    count += 1
+    if moment == 'before' and count == 3:
+        os._exit(9)
+    replace(self, target)
+    if moment == 'behind' and count == 3:
+        os._exit(9)
+atomic_file.Path.replace = killing
+e = load(sys.argv[1], dtype='float32', max_length=96, block_size=8, threads=1, prefix_dir=sys.argv[2], speculate='off')
+e.generate([(7 * j) % 90 + 1 for j in range(40)], max_new_tokens=3, ignore_eos=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "behind"])
+def test_killed_around_the_rename(moment, llama, tmp_path):
+    """The next engine finds what is complete, computes the rest, and counts what there is."""
+    folder = tmp_path / "blocks"
+    start = [(7 * j) % 90 + 1 for j in range(40)]
+    _, wanted = fed(engine_for(llama, tmp_path / "quiet"), start)
+    command = [sys.executable, "-c", KILLED, str(llama), str(folder), moment]
+    assert subprocess.run(command, check=False).returncode == 9
+    left = len(blocks(folder))
+    assert left == (2 if moment == "before" else 3)
+    engine = engine_for(llama, folder)
+    size = blocks(folder)[0].stat().st_size
+    store_on(folder, engine, 6 * size)
+    assert fed(engine, start) == (42 - 8 * left, wanted)
+    assert len(blocks(folder)) == 5
 
 
 def test_what_is_refused(llama, tmp_path):
@@ -217,3 +488,6 @@ def test_what_is_refused(llama, tmp_path):
         engine_for(llama, tmp_path, prefix_cache=False)
     with pytest.raises(ConfigError, match="prefix_limit"):
         engine_for(llama, tmp_path, prefix_limit=0)
+    loaded = engine_for(llama, tmp_path).core.loaded
+    with pytest.raises(CapacityError, match=r"prefix_limit for one block: .* needed, 100 B available"):
+        PrefixStore(tmp_path, loaded.pool, {}, 100)

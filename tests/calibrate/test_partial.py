@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from contextlib import suppress
 
 import pytest
 import safetensors.torch
@@ -10,9 +11,10 @@ import torch
 
 from tests.calibrate.runs import Stopped, calibrated, contents, entries, save_wide
 from tests.tiny_models import save
-from tokenmill.calibrate.partial import Partial
+from tokenmill.calibrate.partial import Partial, _checksum
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.memory.atomic_file import seal, unseal
 from tokenmill.quant.rtn import round_to_nearest
 
 
@@ -34,6 +36,14 @@ def test_an_interrupted_run_goes_on_to_the_same_files(models, tmp_path, caplog, 
     assert entries(tmp_path) == ["out", "whole"]
 
 
+def write_sealed(file, content):
+    """A file as the calibration of that directory writes it, if that is JSON."""
+    kept = json.loads((file.parent / "settings.json").read_text())["facts"]
+    with suppress(ValueError):
+        content = seal({"calibration": kept["calibration"], "content": json.loads(content)}, 1)
+    file.write_text(content)
+
+
 def test_a_damaged_layer_is_named(models, tmp_path):
     source = save("llama", models)
     with pytest.raises(KeyboardInterrupt):
@@ -49,7 +59,7 @@ def test_a_damaged_layer_is_named(models, tmp_path):
     for name, wrong in WRONG:
         file = tmp_path / "out.partial" / name
         before = file.read_bytes() if file.exists() else None
-        file.write_text(wrong)
+        write_sealed(file, wrong)
         with pytest.raises(CheckpointError, match=f"{name} is damaged .*: delete .*out.partial"):
             calibrated(source, tmp_path / "out", target_bits=6.0 if name == "eight_bits.json" else None)
         file.unlink() if before is None else file.write_bytes(before)
@@ -71,7 +81,7 @@ def test_a_damaged_choice_is_named(models, tmp_path, wrong):
     source = save_wide(models)
     with pytest.raises(KeyboardInterrupt):
         calibrated(source, tmp_path / "out", Stopped(0.7, stage=2), target_bits=6.0)
-    (tmp_path / "out.partial" / "eight_bits.json").write_text(wrong)
+    write_sealed(tmp_path / "out.partial" / "eight_bits.json", wrong)
     with pytest.raises(CheckpointError, match=r"eight_bits.json is damaged .*: delete .*out.partial"):
         calibrated(source, tmp_path / "out", target_bits=6.0)
 
@@ -80,9 +90,10 @@ def changed_layer(source, target, change):
     """Another layer file: `change` is given its tensors and its facts."""
     with safetensors.safe_open(source, "pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        facts = json.loads(opened.metadata()["facts"])
+        facts = unseal(opened.metadata()["facts"], 1)
     change(tensors, facts)
-    safetensors.torch.save_file(tensors, target, {"facts": json.dumps(facts)})
+    facts["data_checksum"] = _checksum(tensors)
+    safetensors.torch.save_file(tensors, target, {"facts": seal(facts, 1)})
 
 
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -120,8 +131,67 @@ def test_a_layer_in_the_place_of_another_is_refused(models, tmp_path):
         calibrated(source, tmp_path / "out", Stopped(0.99))
     folder = tmp_path / "out.partial"
     shutil.copy(folder / "layer-0000.safetensors", folder / "layer-0001.safetensors")
-    with pytest.raises(CheckpointError, match=r"layer-0001.safetensors is damaged .*it holds other matrices"):
+    with pytest.raises(
+        CheckpointError, match=r"layer-0001.safetensors is damaged .*it is of another calibration or layer"
+    ):
         calibrated(source, tmp_path / "out")
+
+
+def interrupted(source, out, **settings):
+    with pytest.raises(KeyboardInterrupt):
+        calibrated(source, out, Stopped(0.99, stage=2 if settings.get("target_bits") else 1), **settings)
+    return out.with_name(f"{out.name}.partial")
+
+
+@pytest.mark.parametrize("name", ["layer-0000.safetensors", "texts.json", "eight_bits.json"])
+def test_a_file_of_another_calibration_is_refused(models, tmp_path, name):
+    """Of the same model with other texts, whose matrices have the same names and shapes."""
+    source, settings = save_wide(models), {"target_bits": 6.0}
+    first, second = (interrupted(source, tmp_path / each, described={"texts": each}, **settings) for each in "ab")
+    shutil.copy(first / name, second / name)
+    with pytest.raises(CheckpointError, match=rf"{name} is damaged .*it is of another calibration"):
+        calibrated(source, tmp_path / "b", described={"texts": "b"}, **settings)
+
+
+def test_a_flipped_bit_is_found(models, tmp_path):
+    source = save_wide(models)
+    layer = interrupted(source, tmp_path / "out") / "layer-0000.safetensors"
+    data = bytearray(layer.read_bytes())
+    data[-1000] ^= 1
+    layer.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"layer-0000.safetensors is damaged .*do not match their checksum"):
+        calibrated(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["empty", "full", "named", "file"])
+def test_a_directory_of_somebody_else_is_neither_used_nor_deleted(models, tmp_path, kind):
+    """On a refusal, too, and even where its files have our names."""
+    theirs = tmp_path / "out.partial"
+    if kind == "file":
+        theirs.write_text("letters")
+    else:
+        theirs.mkdir()
+    if kind in ("full", "named"):
+        (theirs / ("letters" if kind == "full" else "settings.json")).write_text("{}")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match=r"a name beside which no other out\.partial lies"):
+        calibrated(save_wide(models), tmp_path / "out")
+    with pytest.raises(ConfigError, match="algorithm"):
+        calibrated(save_wide(models), tmp_path / "out", algorithm="none")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_somebody_has_put_into_it_stays(models, tmp_path, caplog):
+    source = save_wide(models)
+    partial = interrupted(source, tmp_path / "out")
+    (partial / "notes.txt").write_text("of mine")
+    (partial / "layer-0001").mkdir()
+    with caplog.at_level(logging.WARNING):
+        calibrated(source, tmp_path / "out")
+    assert entries(partial) == [".tokenmill", "layer-0001", "notes.txt"]
+    assert "stays, with what is not of the calibration: layer-0001, notes.txt" in caplog.text
+    calibrated(source, tmp_path / "other")
+    assert contents(tmp_path / "out") == contents(tmp_path / "other")
 
 
 class Meanwhile(Progress):

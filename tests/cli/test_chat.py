@@ -20,9 +20,9 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def data(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
 
 
 # Waits for ever after the third piece of the first answer, and says that it does.
@@ -43,7 +43,7 @@ Session.stream = pausing
 """
 
 
-def test_a_conversation_on_a_terminal(model, cache):
+def test_a_conversation_on_a_terminal(model, data):
     with Terminal("chat", model, "-n", "4") as terminal:
         greeting = terminal.type("w1 w2")
         assert model in greeting and "/help" in greeting and "/bye" in greeting
@@ -58,7 +58,7 @@ def test_a_conversation_on_a_terminal(model, cache):
         terminal.type("quit")
         terminal.type("y", prompt="leave\\? .*: $")
         assert terminal.end()[1] == 0
-    assert "w1 w2" in (cache / "chat_history").read_text()
+    assert "w1 w2" in (data / "chat_history").read_text()
 
 
 def test_commands_after_ctrl_c_do_not_answer_and_continue_does(model, piped, tmp_path):
@@ -121,16 +121,19 @@ def test_a_block_is_one_message_where_answers_go_to_a_file(model, tmp_path):
 
 def test_a_history_that_cannot_be_kept_costs_a_remark(model, tmp_path):
     (tmp_path / "file").write_text("")
-    with Terminal("chat", model, "-n", "2", env={"TOKENMILL_CACHE": str(tmp_path / "file" / "cache")}) as terminal:
+    with Terminal("chat", model, "-n", "2", env={"TOKENMILL_DATA": str(tmp_path / "file" / "data")}) as terminal:
         terminal.type("w1")
         assert "first token" in terminal.type("/bye")
         shown, code = terminal.end()
     assert code == 0 and "Traceback" not in shown
-    assert shown.count("TOKENMILL_CACHE") == 1
+    assert shown.count("TOKENMILL_DATA") == 1
 
 
-def test_the_history_follows_xdg_cache_home_and_ctrl_c_at_the_prompt_says_how_to_leave(model, tmp_path):
-    with Terminal("chat", model, env={"TOKENMILL_CACHE": "", "XDG_CACHE_HOME": str(tmp_path)}) as terminal:
+def test_the_history_follows_xdg_data_home_and_ctrl_c_at_the_prompt_says_how_to_leave(model, tmp_path):
+    """The lines that an earlier version kept in the cache folder are there too."""
+    (tmp_path / "chat_history").write_text("typed long ago\n")
+    places = {"TOKENMILL_DATA": "", "XDG_DATA_HOME": str(tmp_path), "TOKENMILL_CACHE": str(tmp_path)}
+    with Terminal("chat", model, env=places) as terminal:
         terminal.wait(PROMPT)
         terminal.send("w1 w2")
         terminal.wait("w1 w2")  # echoed, so the line is being read
@@ -139,7 +142,8 @@ def test_the_history_follows_xdg_cache_home_and_ctrl_c_at_the_prompt_says_how_to
         assert "0 messages" in terminal.wait(PROMPT)
         terminal.send("\x04")
         assert terminal.end()[1] == 0
-    assert "/stats" in (tmp_path / "tokenmill" / "chat_history").read_text()
+    kept = (tmp_path / "tokenmill" / "chat_history").read_text()
+    assert "/stats" in kept and "typed long ago" in kept
 
 
 # ---- piped

@@ -176,7 +176,7 @@ def test_text_on_stdout_and_one_line_of_figures_on_stderr(tm, model):
     assert figures[0] == "3 prompt + 5 new tokens"
     assert figures[1].startswith("first token ")
     assert figures[2].endswith(" tokens/s")
-    assert figures[3].startswith("float32 native, ")
+    assert figures[3].startswith("float32 native, scheme ")
     assert figures[4] == done.hash
 
 
@@ -315,6 +315,7 @@ main.run()
 """
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_what_is_compiled_in_the_background(model):
     """Nor crash on it."""
     command = [sys.executable, "-c", COMPILING, "generate", model, "-p", "w1", "-n", "3", "-q"]
@@ -440,6 +441,13 @@ def test_info_says_what_is_in_it(tm, model, wordless):
     assert len(facts["tensors"]) == facts["types"]["float32"]["count"]
     assert facts["tokenizer"] == {"num_tokens": VOCABULARY}
     assert facts["chat_template"] is True
+    loaded = tokenmill.load(model)
+    assert facts["runs"] == {
+        "program": loaded.program_name,
+        "dtype": loaded.config.dtype,
+        "scheme": loaded.config.scheme,
+        "refusals": loaded.program_refusals,
+    }
     _, out, _ = tm("info", model, "--tensors")
     assert "model.layers.1.self_attn.q_proj.weight" in out
     assert tm("info", model, "--template")[:2] == (0, TEMPLATE + "\n")
@@ -453,8 +461,11 @@ def test_plan_says_whether_it_fits(tm, model):
     assert code == 0
     for name in ("weights_bytes", "cache_bytes"):
         assert facts["predicted"][name] == facts["allocated"][name]
+    loaded = tokenmill.load(model)
+    assert (facts["scheme"], facts["program"]["name"]) == (loaded.config.scheme, loaded.program_name)
     code, out, _ = tm("plan", model, "--check")
     assert code == 0
+    assert f"in float32, scheme {loaded.config.scheme}, program {loaded.program_name} on cpu" in out
     assert "allocated" in out
     assert "\nfits: " in out
     code, out, _ = tm("plan", model, "--cache-tokens", 10**15)

@@ -58,6 +58,7 @@ def test_the_text_of_every_family(family, sampling, models):
     check_empty(engine.core)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -104,6 +105,7 @@ def test_what_looks_back_waits(settings, llama):
     assert [each.logprobs for each in done] == [each.logprobs for each in wanted]
 
 
+@pytest.mark.slow
 def test_it_ends_where_it_should(llama):
     """By an id, at the last place that its length allows as well, and not before the least number of tokens."""
     engine, reference = engine_for(llama), plain(llama)

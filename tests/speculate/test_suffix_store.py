@@ -293,6 +293,7 @@ def test_while_another_merges_a_segment_of_its_own_is_written(tmp_path):
     assert opened(tmp_path).guess([5, 6, 7], 1) == ([8], 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [LIMIT, SMALL])
 def test_processes_at_once(limit, tmp_path):
     code = (
@@ -334,6 +335,7 @@ TEXTS = [TEXT, [5, 6, 7, 11, 12, 13, 14], numbers(3, 20), [20, 21, 22, 23] * 6]
 TAILS = [[5, 6, 7], numbers(3, 20)[:15], [20, 21, 22, 23] * 3, [7, 11, 12], [1, 2, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [1, 0x80])
 def test_a_damaged_byte_costs_only_guesses(damage, tmp_path):
     stored(tmp_path / "good", *TEXTS)
@@ -384,7 +386,7 @@ def test_a_damaged_text_is_not_written_again(tmp_path):
 def test_what_is_no_segment_is_left_out_and_said_once(kind, tmp_path):
     stored(tmp_path, TEXT)
     folder = files(tmp_path)[0].parent
-    for name in ("0.texts", "1.texts"):
+    for name in ("0" * 20 + "-00000000.texts", "0" * 20 + "-00000001.texts"):
         path = folder / name
         if kind == "directory":
             path.mkdir()
@@ -395,7 +397,7 @@ def test_what_is_no_segment_is_left_out_and_said_once(kind, tmp_path):
             files(tmp_path / name)[0].rename(path)
         else:
             path.write_bytes(b"" if kind == "empty" else b"nothing of ours" * 99)
-    with pytest.warns(UserWarning, match=r"left out: .*0\.texts") as said:
+    with pytest.warns(UserWarning, match=r"left out: .*00\.texts") as said:
         store = opened(tmp_path)
     assert len(said) == 1
     assert store.guess([5, 6, 7], 1) == ([8], 3)
@@ -474,13 +476,14 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path, monkeypatch):
 
 def test_what_a_killed_process_left_is_deleted_when_it_is_old(tmp_path):
     stored(tmp_path, TEXT)
-    old, new = beside(files(tmp_path)[0]), beside(files(tmp_path)[0])
-    old.write_bytes(b"half")
-    new.write_bytes(b"half")
-    os.utime(old, (time.time() - 7200, time.time() - 7200))
+    old, new, other = (beside(files(tmp_path)[0]) for _ in range(3))
+    for path, content in ((old, b"TMTEXTS\nhalf"), (new, b"TMTEXTS\nhalf"), (other, b"my letters")):
+        path.write_bytes(content)
+    for path in (old, other):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
     stored(tmp_path, [1, 2, 3, 4])
     assert not old.exists()
-    assert new.exists()
+    assert new.exists() and other.exists()
 
 
 def test_files_that_are_not_its_own_are_left_alone(tmp_path):
@@ -489,6 +492,7 @@ def test_files_that_are_not_its_own_are_left_alone(tmp_path):
         tmp_path / "letters" / "important.texts",
         tmp_path / "letters" / "00000000000000000001-01234567.texts",
         tmp_path / "0123456789abcdef" / "mine.texts",
+        tmp_path / "0123456789abcdef" / "00000000000000000001-01234567.texts",
     ]
     for path in others:
         path.parent.mkdir(exist_ok=True)
@@ -498,6 +502,16 @@ def test_files_that_are_not_its_own_are_left_alone(tmp_path):
     stored(tmp_path, [1, 2, 3, 4])
     assert all(path.exists() for path in others)
     assert opened(tmp_path).guess([5, 6, 7], 1) == ([8], 3)
+
+
+def test_a_backup_in_its_folder_is_neither_read_nor_merged_away(tmp_path):
+    stored(tmp_path, TEXT)
+    (segment,) = files(tmp_path)
+    backup = segment.with_name("backup.texts")
+    segment.rename(backup)
+    stored(tmp_path, [1, 2, 3, 4])
+    assert backup.exists() and len(files(tmp_path)) == 2
+    assert opened(tmp_path).guess([5, 6, 7], 1) == ([], 0)
 
 
 def test_what_cannot_be_written_makes_room_for_what_comes(tmp_path, monkeypatch):

@@ -101,6 +101,45 @@ def test_declared_tokens_must_be_a_map_of_ids(tmp_path, declared):
         Tokenizer.from_directory(tmp_path)
 
 
+NAMED = {"default": "plain", "tool_use": "tools"}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "wanted"),
+    [
+        ([{"name": name, "template": text} for name, text in NAMED.items()], {}, NAMED),
+        (NAMED, {}, NAMED),
+        ("one", {}, {"default": "one"}),
+        (None, {}, {}),
+        (None, NAMED, NAMED),
+        ("one", NAMED, NAMED),
+        (NAMED, {"default": "file"}, {"default": "file"}),
+        ("one", {"rag": "file"}, {"rag": "file"}),
+    ],
+    ids=str,
+)
+def test_named_chat_templates_are_those_of_transformers(tmp_path, config, files, wanted):
+    """Files take the place of all that tokenizer_config.json says."""
+    write(tmp_path, trained(), tokenizer_class="PreTrainedTokenizerFast", chat_template=config)
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        default = name == "default"
+        (tmp_path / ("chat_template.jinja" if default else f"additional_chat_templates/{name}.jinja")).write_text(text)
+    ours, theirs = (
+        Tokenizer.from_directory(tmp_path),
+        transformers.AutoTokenizer.from_pretrained(str(tmp_path)).chat_template,
+    )
+    found = dict(ours.named_templates) | ({} if ours.chat_template is None else {"default": ours.chat_template})
+    assert found == wanted == (theirs if isinstance(theirs, dict) else {"default": theirs} if theirs else {})
+
+
+@pytest.mark.parametrize("wrong", [5, ["text"], [{"name": "default"}], [{"template": "x"}], {"default": 5}], ids=str)
+def test_chat_templates_that_are_none_are_refused(tmp_path, wrong):
+    write(tmp_path, trained(), chat_template=wrong)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
     write(tmp_path, trained())
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")

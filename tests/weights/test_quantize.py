@@ -193,6 +193,21 @@ def test_a_quantised_directory_keeps_its_codes_without_being_told(llama, tmp_pat
         assert load(tmp_path / "out", threads=1).config.scheme == "file"
 
 
+@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_dtype_alone_leaves_the_codes_as_they_are(llama, tmp_path, dtype):
+    """It is that of what is no code: the same as with scheme "file", and much smaller than what was dequantised."""
+    make(llama, tmp_path / "out")
+    settings = {"dtype": dtype, "threads": 1}
+    alone, kept, plain = (
+        load(tmp_path / "out", **settings, **how) for how in ({}, {"scheme": "file"}, {"scheme": "dense"})
+    )
+    assert (alone.config.scheme, alone.config.dtype, plain.config.scheme) == ("file", dtype, "dense")
+    assert torch.equal(alone.logits(LONG), kept.logits(LONG))
+    assert alone.memory["matrix_bytes"] == kept.memory["matrix_bytes"] < 0.6 * plain.memory["matrix_bytes"]
+    assert load(llama, **settings).config.scheme != "file"
+
+
 def test_shards_keep_a_matrix_together(llama, tmp_path, monkeypatch):
     make(llama, tmp_path / "one")
     monkeypatch.setattr(module, "SHARD_BYTES", 10_000)
@@ -407,6 +422,9 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
         "data_type": "int",
         "iters": 200,
         "amp": True,
+        "act_bits": 16,
+        "offload_to_disk": True,
+        "gptaq": False,
         "model_file_base_name": "gptq_model-4bit-32g",
     }
     del older["quant_method"]
@@ -453,17 +471,18 @@ def edit_tensors(path, changes) -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: use one of tokenm"),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: only tokenm"),
         ("gptq", {"quant_method": None}, "quant_method None is not implemented"),
-        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: use 4, 8"),
+        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: only 4, 8"),
         ("gptq", {"bits": None}, "has no 'bits', which is required"),
-        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: use 32, 64, 128, 256, -1"),
+        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: only 32, 64, 128, 256, -1"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not implemented"),
         ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not implemented"),
         ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}, "does not know: .*dynamic"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype = 'int16' is not implemented"),
-        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: use 4"),
-        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: use 'gemm'"),
+        ("gptq", {"act_bits": 8}, "act_bits = 8 is not implemented: only 16, 32"),
+        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: only 4"),
+        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: only 'gemm'"),
         ("awq", {"zero_point": False}, "zero_point = False is not implemented"),
     ],
 )

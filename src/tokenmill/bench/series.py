@@ -26,6 +26,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import find_device, resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
+from tokenmill.kernels.threads import default_threads
 from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
@@ -56,7 +57,7 @@ class Series:
 
     def rows(self, points: List[Point], config: EngineConfig, label: str = "") -> Iterator[dict[str, Any]]:
         """One row per point, small batches first. Raises WrongText when an engine does not say what it must."""
-        self._done, self._total = 0, len(points) * (self.repetitions + 1)
+        self._done, self._total = 0, len(points) * (self.repetitions + 2)
         ordered = sorted(points, key=lambda point: point.batch)
         for _, group in groupby(ordered, key=lambda point: (point.batch, chunk_for(point, config.max_step_tokens))):
             members = list(group)
@@ -65,7 +66,7 @@ class Series:
 
     def limits(self, config: EngineConfig) -> Limits:
         """Of the device and the threads that the engines use."""
-        device, threads = find_device(config.device), config.threads or torch.get_num_threads()
+        device, threads = find_device(config.device), config.threads or default_threads()
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
             self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")
             self._limits = limits(device, threads)

@@ -1,13 +1,15 @@
 """Published blocks on disk, by their chained hash: a prompt that was computed once is found after a restart.
 
 One file for each block, in a folder for each compatibility header. Several engines and processes may use the same
-directory: a file that is gone or damaged counts as never written. The least recently used files are deleted when the
-directory is over its limit. A directory that can be read but not written serves what it holds.
+directory: a file that is gone or damaged, or that says inside that it is another block, counts as never written. The
+least recently used blocks of all models are deleted so that the directory stays within its limit. A directory that can
+be read but not written serves what it holds; other files in it are neither counted nor touched.
 """
 
 import hashlib
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,26 +20,35 @@ from typing import Any
 from torch import Tensor
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.snapshot import read_snapshot, write_bytes
-from tokenmill.errors import SnapshotError
+from tokenmill.cache.snapshot import FRONT, begins_with, read_snapshot, serialise_bytes, write_buffers
+from tokenmill.errors import CapacityError, SnapshotError
 from tokenmill.memory.atomic_file import remove_leftovers
+from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.schedule.sequence import RowSource
 from tokenmill.value_reader import brief
 
 __all__ = ["PrefixStore"]
 
-LAYOUT, NAME = 2, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
+LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
+BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
+LOCK = ".tokenmill-blocks"
+OWN_FRONTS = tuple(FRONT + json.dumps(f'"{fact}": ')[1:-1].encode() for fact in ("block", "data_checksum"))
+"""How blocks begin: with their name, or as layout 2, which had none."""
 
 
 class PrefixStore:
-    """Blocks of one pool. header: fields that must be equal for rows to be shared. SnapshotError without a folder."""
+    """Blocks of one pool. header: fields that must be equal for rows to be shared.
+
+    SnapshotError without a folder, CapacityError where the limit is less than a block.
+    """
 
     def __init__(self, folder: Path, pool: Pool, header: Mapping[str, Any], limit_bytes: int) -> None:
-        self._pool, self._limit_bytes = pool, limit_bytes
-        self._size = pool.spec.block_size
-        facts = json.dumps({**header, "block_size": self._size, "layout": LAYOUT}, sort_keys=True, default=str)
-        self._root = folder
-        self._folder = self._root / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+        self._pool = pool
+        facts = json.dumps(
+            {**header, "block_size": pool.spec.block_size, "layout": LAYOUT}, sort_keys=True, default=str
+        )
+        self._store = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+        self._root, self._folder = folder, folder / hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -45,18 +56,27 @@ class PrefixStore:
                 raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
         self._failed = not os.access(self._folder, os.W_OK)
         self._damaged: set[bytes] = set()
-        remove_leftovers(self._root, ".kv")
-        self._num_bytes = sum(size for _, size, _ in self._files())
+        self._blocks = BoundedFolder(self._root, LOCK, "*/*.kv", _is_block, limit_bytes)
+        if (size := pool.spec.bytes_per_token * pool.spec.block_size) > limit_bytes:
+            what, setting = "prefix_limit for one block", "prefix_limit or block_size"
+            raise CapacityError(what, size, limit_bytes, setting, in_bytes=True)
+        if not self._failed:
+            remove_leftovers(self._root, BLOCKS, lambda path: begins_with(path, *OWN_FRONTS))
+            with suppress(OSError):  # which the first block says
+                self._blocks.recount()
 
     def find(self, digest: bytes) -> RowSource | None:
         """What reads the rows of that block, or None if there is no file of it."""
         return partial(self.read, digest) if digest not in self._damaged and self._path(digest).is_file() else None
 
     def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
-        """Rows [first, last) of a block. SnapshotError where the file is gone or damaged, which `save` mends."""
+        """Rows [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
         path = self._path(digest)
         try:
-            found = read_snapshot(path).rows
+            facts, found = read_snapshot(path)
+            for name, wanted in self._facts(digest).items():
+                if facts.get(name) != wanted:
+                    raise SnapshotError(f"{path} is another block: its {name} is {brief(facts.get(name))}")
             if list(found) != [NAME]:
                 raise SnapshotError(f"{path} is damaged: it should hold {NAME!r}, and holds {brief(list(found))}")
             rows = self._pool.split(path, found[NAME])
@@ -70,43 +90,28 @@ class PrefixStore:
     def save(self, digest: bytes, block: int) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
-        A folder or a pipe in the place of the file is none of the disk's: only that block is not written.
+        Where something lies in the place of the file that no store has written, only that block is not written.
         """
-        if self._failed or self.find(digest) or _is_other(self._path(digest)):
+        path = self._path(digest)
+        if self._failed or self.find(digest) or (os.path.lexists(path) and not _is_block(path)):
             return
+        buffers = serialise_bytes(self._facts(digest), NAME, self._pool.block_bytes(block))
         try:
-            self._num_bytes += write_bytes(self._path(digest), NAME, self._pool.block_bytes(block))
-            self._damaged.discard(digest)
-        except SnapshotError as error:
+            num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
+            if self._blocks.add(num_bytes, partial(write_buffers, path, buffers)):
+                self._damaged.discard(digest)
+        except (SnapshotError, OSError) as error:
             self._failed = True
             warnings.warn(f"no more blocks are kept on disk: {error}", stacklevel=2)
-        if self._num_bytes > self._limit_bytes:
-            self._evict()
 
-    def _evict(self) -> None:
-        """Down to nine tenths of the limit, whichever engine wrote the files."""
-        files = sorted(self._files())
-        self._num_bytes = sum(size for _, size, _ in files)
-        for _, size, path in files:
-            if self._num_bytes <= 0.9 * self._limit_bytes:
-                return
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-            self._num_bytes -= size
-
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """When last read, size and path, of all models' blocks in the directory."""
-        found = []
-        for path in self._root.glob("*/*.kv"):
-            with suppress(OSError):  # another process was faster
-                status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        return found
+    def _facts(self, digest: bytes) -> dict[str, Any]:
+        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONTS."""
+        return {"block": digest.hex(), "store": self._store}
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.kv"
 
 
-def _is_other(path: Path) -> bool:
-    """Whether something lies there that is no regular file."""
-    return path.exists() and not path.is_file()
+def _is_block(path: Path) -> bool:
+    """Whether a store has written the file: it has a block's name, and begins as a block does."""
+    return BLOCKS.fullmatch(f"{path.parent.name}/{path.name}") is not None and begins_with(path, *OWN_FRONTS)

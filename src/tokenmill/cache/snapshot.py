@@ -24,17 +24,25 @@ from tokenmill.value_reader import brief
 
 __all__ = [
     "FORMAT",
+    "FRONT",
+    "SERIALISED",
     "Snapshot",
+    "begins_with",
     "check_compatible",
     "read_facts",
     "read_snapshot",
+    "serialise_bytes",
     "shared_fields",
-    "write_bytes",
+    "write_buffers",
     "write_snapshot",
 ]
 
 FORMAT = 2
 KEY = "tokenmill"  # in the file's metadata: our header, in JSON
+FRONT = json.dumps({"__metadata__": {KEY: '{"facts": {'}})[:-3].encode()
+"""What lies between the length of a file's header and its facts, where `serialise_bytes` has made the file."""
+SERIALISED = b'{"__metadata__":{"tokenmill":'
+"""The same where `write_snapshot` has made it: safetensors writes no spaces."""
 
 # Fields of the header: not compared; required to be equal; allowed to differ with `convert`, which may change the text.
 DESCRIPTIVE = ("model", "versions")
@@ -64,26 +72,42 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
         raise SnapshotError(f"{path} cannot be written: {getattr(error, 'strerror', error)}") from error
 
 
-def write_bytes(path: Path, name: str, parts: Sequence[Any]) -> int:
-    """The same without `sync` for buffers that follow each other, as one tensor of bytes, and without facts.
+def serialise_bytes(facts: Mapping[str, Any], name: str, parts: Sequence[Any]) -> list[Any]:
+    """Buffers that make a file which follow each other: facts, and `parts`, buffers too, as one tensor of bytes.
 
-    It copies nothing in memory, where fresh pages cost more than writing does; so it writes the file's header itself.
+    It copies nothing in memory, where fresh pages cost more than writing does; so it makes the file's header itself.
+    The header begins with FRONT and the facts in their order.
     """
     count = sum(part.nbytes for part in parts)
     checksum = _checksum_of(name, torch.uint8, [count])
     for part in parts:
         checksum = zlib.crc32(part, checksum)
+    entry = {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}
+    text = seal({**facts, "data_checksum": checksum}, FORMAT)
+    head = json.dumps({"__metadata__": {KEY: text}, name: entry}).encode()
+    head += b" " * (-len(head) % 8)
+    return [len(head).to_bytes(8, "little") + head, *parts]
+
+
+def write_buffers(path: Path, buffers: Sequence[Any]) -> None:
+    """Write and rename, without `sync`, what `serialise_bytes` gave. SnapshotError as write_snapshot."""
     try:
-        entry = {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}
-        head = json.dumps({"__metadata__": {KEY: seal({"data_checksum": checksum}, FORMAT)}, name: entry}).encode()
-        head += b" " * (-len(head) % 8)
         with writing(path, sync=False) as out:
-            out.write(len(head).to_bytes(8, "little") + head)
-            for part in parts:
-                out.write(part)
-            return out.tell()
+            for buffer in buffers:
+                out.write(buffer)
     except OSError as error:
         raise SnapshotError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def begins_with(path: Path, *fronts: bytes) -> bool:
+    """Whether one of these follows the length of the header: the file is ours then, even if it is cut or damaged."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        with path.open("rb") as opened:
+            return opened.read(8 + max(map(len, fronts)))[8:].startswith(fronts)
+    except OSError:
+        return False
 
 
 def read_snapshot(path: Path) -> Snapshot:
@@ -146,7 +170,7 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         if theirs[name] != ours[name] and not convert:
             raise SnapshotError(
                 f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
-                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert"
+                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert=True"
             )
     return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
 

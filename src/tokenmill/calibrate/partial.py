@@ -1,10 +1,14 @@
 """What an interrupted calibration has done: a directory beside the output, with the texts and a file for each layer.
 
-A later run with the same settings goes on from there. Everything is checked when it is read, and written atomically.
+A later run with the same settings goes on from there. Everything is written atomically and checked when it is read:
+each file says of which calibration it is, and which layer. Only a directory that was made for this is used and deleted.
 """
 
+import hashlib
 import json
-import shutil
+import logging
+import re
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,15 +20,20 @@ from safetensors import SafetensorError, safe_open
 
 from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
-from tokenmill.memory.atomic_file import writing
+from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.memory.file_lock import locked
 from tokenmill.memory.interrupts import held_interrupts
+from tokenmill.memory.marked_folder import is_marked, make_marked, remove_marked
 from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
 __all__ = ["Partial"]
 
-LOCK = ".lock"
+log = logging.getLogger(__name__)
+
+LOCK, FORMAT = ".lock", 1
+WHAT = "calibration"  # what the directory is for
+NAMES = re.compile(r"\.lock|(settings|texts|eight_bits)\.json|layer-\d{4,}\.safetensors")
 
 
 class Partial:
@@ -37,16 +46,22 @@ class Partial:
         self.path, self._out = out.with_name(f"{out.name}.partial"), out
         self._group, self._has_minimums = group, has_minimums
         self._settings = json.loads(json.dumps(settings))
+        which = json.dumps([self._settings, group, has_minimums], sort_keys=True)
+        self._id = hashlib.blake2b(which.encode(), digest_size=16).hexdigest()
         self._places: dict[str, tuple[Path, int]] = {}  # of each matrix: its file and its bits
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Inside, no other process quantises to the same output; ConfigError where one does, or where the directory
-        was begun with other settings. The directory is deleted at the end if nothing was kept in it.
+        was begun with other settings, or by somebody else. It is deleted at the end if nothing was kept in it.
         """
         with ExitStack() as stack:
             with file_errors(self.path, "written"):
-                self.path.mkdir(parents=True, exist_ok=True)
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_marked(self.path, WHAT)
+                if self.path.exists() and not is_marked(self.path, WHAT):
+                    allowed = f"a name beside which no other {self.path.name} lies: that is not of a calibration"
+                    raise ConfigError("output", str(self._out), allowed)
                 try:
                     is_alone = stack.enter_context(locked(self.path / LOCK))
                 except FileNotFoundError:  # another process was done, and has deleted the directory
@@ -65,7 +80,7 @@ class Partial:
         file, wanted = self.path / "settings.json", self._settings
         if not file.exists():
             return
-        found = self._json(file)
+        found = self._content(file, is_own=False)
         if not isinstance(found, dict):
             raise self._damaged(file, ValueError("no settings"))
         if found != wanted:
@@ -73,18 +88,26 @@ class Partial:
             allowed = f"a name whose {self.path.name} was begun with the same settings (others: {', '.join(other)})"
             raise ConfigError("output", str(self._out), f"{allowed}; delete that directory to begin anew")
 
-    def _json(self, file: Path) -> Any:
+    def _content(self, file: Path, is_own: bool = True) -> Any:
+        """What `_keep` was given. is_own: refuse what another calibration has kept."""
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            facts = unseal(file.read_bytes(), FORMAT)
         except (OSError, ValueError) as error:
             raise self._damaged(file, error) from None
+        if is_own and facts.get("calibration") != self._id:
+            raise self._damaged(file, ValueError("it is of another calibration"))
+        return facts.get("content")
+
+    def _keep(self, name: str, content: Any) -> None:
+        with file_errors(self.path, "written"):
+            _write(self.path / name, seal({"calibration": self._id, "content": content}, FORMAT).encode())
 
     def texts(self, vocab_size: int) -> dict[str, Texts]:
         """What `keep_texts` was given, or nothing."""
         file = self.path / "texts.json"
         if not file.exists():
             return {}
-        found = self._json(file)
+        found = self._content(file)
         if not isinstance(found, dict) or "calibration" not in found:
             raise self._damaged(file, ValueError("no texts to calibrate with"))
         for each in found.values():
@@ -94,24 +117,22 @@ class Partial:
 
     def keep_texts(self, texts: Mapping[str, Texts]) -> None:
         """The first that is kept."""
-        with file_errors(self.path, "written"):
-            _write(self.path / "settings.json", json.dumps(self._settings, indent=2).encode())
-            _write(self.path / "texts.json", json.dumps(texts).encode())
+        self._keep("settings.json", self._settings)
+        self._keep("texts.json", texts)
 
     def eight_bits(self, names: Collection[str]) -> list[str] | None:
         """The tensors that `keep_eight_bits` was given, if it was. names: those that there are."""
         file = self.path / "eight_bits.json"
         if not file.exists():
             return None
-        found = self._json(file)
+        found = self._content(file)
         if not isinstance(found, list) or not all(name in names for name in found) or len({*found}) < len(found):
             raise self._damaged(file, ValueError("its names are not those of matrices"))
         return found
 
     def keep_eight_bits(self, names: list[str]) -> None:
         """The tensors that get 8 bits in a model of 4."""
-        with file_errors(self.path, "written"):
-            _write(self.path / "eight_bits.json", json.dumps(names).encode())
+        self._keep("eight_bits.json", names)
 
     def has_layer(self, number: int) -> bool:
         return self._layer(number).exists()
@@ -126,15 +147,18 @@ class Partial:
             tensors[f"{name}:scales"] = stored.scales[:, ::step].half()
             if stored.minimums is not None:
                 tensors[f"{name}:minimums"] = stored.minimums[:, ::step].contiguous()
-        facts = {"bits": {name: stored.bits for name, stored in found.items()}, "changes": changes}
+        which = {"calibration": self._id, "layer": number, "data_checksum": _checksum(tensors)}
+        facts = {"bits": {name: stored.bits for name, stored in found.items()}, "changes": changes, **which}
         with file_errors(self.path, "written"):
-            _write(self._layer(number), safetensors.torch.save(tensors, {"facts": json.dumps(facts)}))
+            _write(self._layer(number), safetensors.torch.save(tensors, {"facts": seal(facts, FORMAT)}))
         self._places |= {name: (self._layer(number), stored.bits) for name, stored in found.items()}
 
     def read_layer(self, number: int, bits: Mapping[str, int]) -> dict[str, tuple[float, float]]:
         """The changes of a layer, whose matrices `matrix` can then read. bits: of each of them, by its name."""
         file = self._layer(number)
         facts = self._facts(file)
+        if (facts.get("calibration"), facts.get("layer")) != (self._id, number):
+            raise self._damaged(file, ValueError("it is of another calibration or layer"))
         if facts["bits"] != bits or not all(map(_are_changes, facts["changes"].values())):
             raise self._damaged(file, ValueError("it holds other matrices"))
         self._places |= {name: (file, bits) for name, bits in facts["bits"].items()}
@@ -168,8 +192,11 @@ class Partial:
             raise ValueError("its codes are not those of that matrix")
 
     def remove(self) -> None:
-        """Everything is written elsewhere."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Everything is written elsewhere. What tokenmill has not written into the directory stays, and is named."""
+        with file_errors(self.path, "deleted"):
+            others = remove_marked(self.path, WHAT, NAMES)
+        if others:
+            log.warning("%s stays, with what is not of the calibration: %s", self.path, ", ".join(others[:5]))
 
     def _layer(self, number: int) -> Path:
         return self.path / f"layer-{number:04}.safetensors"
@@ -177,9 +204,12 @@ class Partial:
     def _facts(self, file: Path) -> Any:
         try:
             with held_interrupts(), safe_open(file, framework="pt") as opened:
-                facts = json.loads(opened.metadata()["facts"])
+                facts = unseal(opened.metadata()["facts"], FORMAT)
+                found = _checksum({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
             if not isinstance(facts["bits"], dict) or not isinstance(facts["changes"], dict):
                 raise ValueError("its facts are no mappings")
+            if facts["data_checksum"] != found:
+                raise ValueError("its data do not match their checksum")
             return facts
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(file, error) from None
@@ -191,6 +221,16 @@ class Partial:
 def _write(file: Path, content: bytes) -> None:
     with writing(file) as out:
         out.write(content)
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Over names and bytes, in the order of the names."""
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(
+            tensors[name].contiguous().view(-1).view(torch.uint8).numpy().data, zlib.crc32(name.encode(), total)
+        )
+    return total
 
 
 def _are_texts(found: Any, vocab_size: int) -> bool:

@@ -17,10 +17,13 @@ __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")
+EXPENDABLE = ("last used", "what", "of")
 OTHERS = {
     "machine": "measured limits of this machine",
     "prefixes": "blocks of prompts of `tokenmill serve`",
     "packed": "verified packed models",
+    "sessions": "texts saved by clients of an earlier `tokenmill serve`: nothing makes them again",
+    "chat_history": "lines typed in an earlier `tokenmill chat`",
 }
 
 
@@ -28,7 +31,8 @@ def command(json: Json = False) -> None:
     """Show what lies in the cache folder: packed copies of models, fetched models, stored blocks of prompts.
 
     The folder is TOKENMILL_CACHE, else tokenmill in XDG_CACHE_HOME, else ~/.cache/tokenmill. All of it can be deleted:
-    packed copies are made again when a model is loaded, models are fetched again.
+    packed copies are made again when a model is loaded, models are fetched again. What people keep lies elsewhere: in
+    TOKENMILL_DATA, else tokenmill in XDG_DATA_HOME, else ~/.local/share/tokenmill.
     """
     rows = [*_packed(), *_others()]
     if json:
@@ -38,7 +42,7 @@ def command(json: Json = False) -> None:
     else:
         shown = [(row["what"], row["name"], row["of"], size(row["num_bytes"]), _ago(row["used_at"])) for row in rows]
         total = size(sum(row["num_bytes"] for row in rows))
-        print_table(f"{cache_folder()}: {total}", shown, HEADER)
+        print_table(f"{cache_folder()}: {total}", shown, HEADER, EXPENDABLE)
 
 
 def _packed() -> Iterator[dict[str, Any]]:

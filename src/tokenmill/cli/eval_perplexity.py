@@ -11,7 +11,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, Json, Quiet, examples, with_settings
 from tokenmill.cli.prompts import read_stdin, read_text
-from tokenmill.cli.report import versions
+from tokenmill.cli.report import program_facts, versions
 from tokenmill.config import EngineConfig
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
@@ -234,7 +234,7 @@ def _document(
         "elapsed_s": found.elapsed_s,
         "tokens_per_s": found.tokens_per_s,
         "dense": dense,
-        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "program": program_facts(engine),
         "settings": asdict(engine.config),
         "versions": versions(),
     }

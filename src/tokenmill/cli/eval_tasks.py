@@ -21,7 +21,7 @@ from tokenmill.cli.eval_perplexity import Needed
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Quiet, examples, with_settings
-from tokenmill.cli.report import versions
+from tokenmill.cli.report import program_facts, versions
 from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, TokenmillError
 
@@ -217,7 +217,7 @@ def _document(
         "model": engine.config.model,
         "fingerprint": dict(engine.fingerprint),
         "commit": commit(),
-        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "program": program_facts(engine),
         "settings": asdict(engine.config),
         "evaluation": asdict(settings),
         "generated": model.generated,

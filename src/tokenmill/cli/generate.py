@@ -98,6 +98,8 @@ def command(
         reference = load_reference(loaded, progress) if verify else None
     if verbose and not quiet:
         remark(f"program {loaded.program_name}: {loaded.program_reason}; kernel {loaded.kernel_name}")
+        for name, reason in loaded.program_refusals.items():
+            remark(f"program {name}: not chosen, because it {reason}")
     if show_draft:
         _show_draft(loaded, prompts[0], sampling, quiet)
         return

@@ -13,8 +13,8 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, SamplingParams
-from tokenmill.errors import CheckpointError, PackedModelError
+from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
+from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # these import torch
@@ -224,6 +224,27 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         "types": types,
         "num_bytes": checkpoint.num_bytes,
         "kv_bytes_per_token": kv_bytes_per_token(config, config.dtype),
+        "runs": _runs(checkpoint),
+    }
+
+
+def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
+    """What it would be computed with on this machine, without a setting; nothing where it cannot be."""
+    from tokenmill.engine.resolve import foresee
+    from tokenmill.weights.packed.reader import is_packed_model, read_header
+
+    settings = {}
+    if is_packed_model(checkpoint.path):
+        settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
+    try:
+        _, config, forms = foresee(EngineConfig(**settings), checkpoint.config)
+    except TokenmillError:
+        return None
+    return {
+        "program": forms.program_name,
+        "dtype": config.dtype,
+        "scheme": forms.scheme_name,
+        "refusals": dict(forms.refusals),
     }
 
 
@@ -254,4 +275,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
     yield "tensors", ", ".join(types)
     yield "on disk", size(facts["num_bytes"])
+    if (runs := facts["runs"]) is not None:
+        yield "runs here", f"program {runs['program']} in {runs['dtype']}, scheme {runs['scheme']}"
+        for name, reason in runs["refusals"].items():
+            yield f"  not {name}", reason
     yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}"

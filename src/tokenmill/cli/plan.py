@@ -58,13 +58,13 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     with uninterrupted():
         import torch
 
-        from tokenmill.engine.resolve import find_device, resolve_config
+        from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
         from tokenmill.measure.cost import cost_of
         from tokenmill.memory.available import available_bytes
 
     torch_device = find_device(wanted.device)
     config = resolve_config(wanted, model)
-    cost = cost_of(config, model, torch_device)
+    cost, forms = cost_of(config, model, torch_device), choose_forms(config, model, torch_device)
     if torch_device.type == "cuda":
         available, _ = torch.cuda.mem_get_info(torch_device)
     else:
@@ -74,6 +74,8 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     return {
         "device": str(torch_device),
         "dtype": config.dtype,
+        "scheme": forms.scheme_name,
+        "program": {"name": forms.program_name, "reason": forms.reason, "refusals": dict(forms.refusals)},
         "max_length": config.max_length,
         "max_sequences": config.max_sequences,
         "cache_tokens": config.cache_tokens,
@@ -102,7 +104,8 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     filler = ("",) * (allocated is not None)
     rows.append(("total", size(facts["total_bytes"]), f"{facts['total_bytes']:,}", *filler))
     rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
-    title = f"{model} in {facts['dtype']} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
+    form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"
+    title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
     print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])))
     typer.echo(_verdict(facts))
 

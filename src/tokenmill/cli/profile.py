@@ -13,7 +13,7 @@ from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
-from tokenmill.cli.report import versions
+from tokenmill.cli.report import program_facts, versions
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.atomic_file import writing
@@ -108,7 +108,7 @@ def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
     """What a reader who wants to repeat it needs."""
     return {
-        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "program": program_facts(engine),
         "settings": {**asdict(engine.config), **asdict(sampling)},
         "versions": versions(),
         "trace": None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = SamplingParams()
 
-__all__ = ["cut_by", "document", "summary", "versions"]
+__all__ = ["cut_by", "document", "program_facts", "summary", "versions"]
 
 
 def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> str:
@@ -50,7 +50,7 @@ def summary(
             f"{prompt} prompt + {counted(new, 'new token')}",
             f"first token {timing.ttft_s:.2f} s",
             *([f"{rate:.1f} tokens/s"] if rate else []),  # one token has none
-            f"{config.dtype} {engine.program_name}, {where}",
+            f"{config.dtype} {engine.program_name}, scheme {config.scheme}, {where}",
             *([f"{stats.num_accepted} of {counted(stats.num_drafted, 'draft')} accepted"] if stats.num_drafted else []),
             *([first.hash] if len(completions) == 1 else []),
             *_limits([cut_by(done, params, config) for done in completions]),
@@ -83,10 +83,20 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
             "tokens_per_s": timing.tokens_per_s,
         },
         "speculation": engine.core.speculation.stats.columns,
-        "program": {"name": engine.program_name, "reason": engine.program_reason, "kernel": engine.kernel_name},
+        "program": program_facts(engine),
         "settings": {**asdict(engine.config), **asdict(params)},
         "memory": {**engine.memory, "peak_bytes": peak_bytes()},
         "versions": versions(),
+    }
+
+
+def program_facts(engine: "Engine") -> dict[str, Any]:
+    """What runs, why, and why nothing faster does."""
+    return {
+        "name": engine.program_name,
+        "reason": engine.program_reason,
+        "refusals": dict(engine.program_refusals),
+        "kernel": engine.kernel_name,
     }
 
 

@@ -15,7 +15,7 @@ from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import ChatTemplate, Model, Quiet, examples, with_settings
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
-from tokenmill.hub.download import cache_folder
+from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # these import torch and the server
@@ -76,7 +76,7 @@ Certificate = Annotated[Path | None, _option("--ssl-certfile", "Certificate, to 
 CertificateKey = Annotated[Path | None, _option("--ssl-keyfile", "Its private key, if it is in another file.")]
 SessionDir = Annotated[
     Path | None,
-    _option("--session-dir", "Where clients keep texts by name. Default: in the cache folder of tokenmill."),
+    _option("--session-dir", "Where clients keep texts by name. Default: in the data folder of tokenmill."),
 ]
 Seed = Annotated[
     int | None,
@@ -134,6 +134,7 @@ def command(
             from tokenmill.serve.run import Address
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
+    sessions, old_sessions = (session_dir, None) if session_dir is not None else _session_folders()
     options = Options(
         name=name or model,
         keys=read_keys(api_key or os.environ.get(KEY), api_key_file),
@@ -145,7 +146,8 @@ def command(
         log_format=log_format,
         certificate=ssl_certfile,
         key_file=ssl_keyfile,
-        session_dir=session_dir or cache_folder() / "sessions",
+        session_dir=sessions,
+        old_session_dir=old_sessions,
         seed=seed,
     )
     engine = replace(engine, model=model, generation_config=generation_config)
@@ -176,6 +178,19 @@ def _serve(
     if not quiet:
         remark(_greeting(loaded, options.name, address.url))
     return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
+
+
+def _session_folders() -> tuple[Path, Path | None]:
+    """Where sessions are kept, and where earlier versions kept them, if there is such a folder: in the cache folder."""
+    old = cache_folder() / "sessions"
+    try:
+        folder = data_folder() / "sessions"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        why = getattr(error, "strerror", None) or error
+        remark(f"warning: sessions are kept in {old}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
+        return old, None
+    return folder, old if old.is_dir() else None
 
 
 def _with_prefixes(engine: EngineConfig) -> EngineConfig:

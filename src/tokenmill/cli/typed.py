@@ -136,9 +136,11 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 def _read_history(readline: ModuleType) -> bool:
     """Whether it can be read and may be written."""
+    from tokenmill.hub.download import cache_folder
+
     with _history_file() as file:
-        if file.exists():
-            readline.read_history_file(file)
+        if found := next((each for each in (file, cache_folder() / file.name) if each.exists()), None):
+            readline.read_history_file(found)  # in the cache folder earlier versions kept it
         return True
     return False
 
@@ -153,15 +155,15 @@ def _write_history(readline: ModuleType) -> None:
 @contextmanager
 def _history_file() -> Iterator[Path]:
     """The file with the lines of earlier conversations. What fails with it is a remark; the conversation goes on."""
-    from tokenmill.hub.download import cache_folder
+    from tokenmill.hub.download import data_folder
 
     file = None
     try:
-        file = cache_folder() / "chat_history"
+        file = data_folder() / "chat_history"
         yield file
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         reason = getattr(error, "strerror", None) or error
         remark(
-            f"the lines that you typed are not kept: {file or 'the cache folder'}: {reason}; set TOKENMILL_CACHE to "
+            f"the lines that you typed are not kept: {file or 'the data folder'}: {reason}; set TOKENMILL_DATA to "
             "a folder that you can write to"
         )

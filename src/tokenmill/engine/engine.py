@@ -1,5 +1,6 @@
 """The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from functools import partial
@@ -22,6 +23,8 @@ from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
 
+log = logging.getLogger(__name__)
+
 One = str | List[int]
 Many = List[str] | List[List[int]]
 Messages = List[Mapping[str, Any]]
@@ -33,8 +36,9 @@ class Engine:
     """A loaded model with its cache. Made by `tokenmill.load`; safe to use from several threads. A context, too.
 
     config: the settings, every default resolved. program_name, program_reason, kernel_name: what was chosen, and why;
-    the kernel is the program's name if it computes attention itself. fingerprint: see LoadedModel. core: the loop that
-    every method drives; a server uses it directly, for requests with a priority, a deadline or a way to cancel them.
+    the kernel is the program's name if it computes attention itself. program_refusals: why faster programs cannot run.
+    fingerprint: see LoadedModel. core: the loop that every method drives; a server uses it directly, for requests with
+    a priority, a deadline or a way to cancel them.
     """
 
     def __init__(self, core: Core) -> None:
@@ -43,6 +47,7 @@ class Engine:
         self.core, loaded = core, core.loaded
         self.config, self.model_config, self.tokenizer = loaded.config, loaded.model_config, loaded.tokenizer
         self.program_name, self.program_reason = loaded.program_name, loaded.program_reason
+        self.program_refusals = loaded.program_refusals
         self.kernel_name, self.fingerprint = loaded.kernel_name, loaded.fingerprint
 
     @property
@@ -179,7 +184,11 @@ class Engine:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
         What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
-        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages,
-        and with continue_final_message=True inside the last one.
+        whatever else the template reads, as enable_thinking=False, and a warning names what it does not read; with
+        `tools` a template of the model that is named "tool_use" is taken. add_generation_prompt=False ends with the
+        messages, and with continue_final_message=True inside the last one.
         """
-        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        tokens = self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        for name in self.core.inputs.unread_variables(variables):
+            log.warning("this model's chat template does not read %r, so it changes nothing", name)
+        return tokens

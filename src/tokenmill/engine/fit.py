@@ -1,6 +1,5 @@
 """Settings for many users at once, chosen from the memory and processors that there are before anything is loaded."""
 
-import os
 from dataclasses import replace
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.errors import CapacityError
-from tokenmill.memory.available import available_bytes
+from tokenmill.memory.available import available_bytes, available_processors
 from tokenmill.model.config import ModelConfig
 
 __all__ = ["fit_for_many"]
@@ -23,7 +22,7 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
     """
-    default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * (os.cpu_count() or 1), config.max_step_tokens)
+    default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
     resolved = resolve_config(config, model)
     most = _most_tokens(resolved, model)

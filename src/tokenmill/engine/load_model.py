@@ -4,7 +4,6 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,13 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import Forms, cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
+from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
@@ -94,6 +94,7 @@ def _load(
             log.warning("%s; the plain modules serve", error)
             resolved = replace(resolved, aot_package=None, program="eager")
             forms = choose_forms(resolved, model_config, device)
+    _tell(resolved, model_config, forms)
     decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
@@ -109,7 +110,17 @@ def _load(
     names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults)
+    return LoadedModel(
+        resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults, forms.refusals
+    )
+
+
+def _tell(config: ResolvedConfig, model: ModelConfig, forms: Forms) -> None:
+    """What was chosen where something faster or closer to the checkpoint was to be expected."""
+    for name, reason in forms.refusals.items():
+        log.info("program %s runs, which is slower than %s; that one %s", forms.program_name, name, reason)
+    if (model.dtype, config.dtype) == ("float16", FLOAT16_ON_CPU) and config.device == "cpu":
+        log.info("the float16 checkpoint is computed in %s: programs of a CPU have no float16", config.dtype)
 
 
 def _threads(count: int, given: int | None, forms: Forms) -> int:
@@ -166,10 +177,8 @@ def _allocate(spec: CacheSpec, device: torch.device) -> Pool:
     try:
         return Pool(spec, device)
     except (RuntimeError, MemoryError, OSError) as error:  # torch's allocators raise RuntimeError, mmap OSError
-        if device.type == "cuda":
-            available = torch.cuda.mem_get_info(device)[0]
-        else:
-            available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        available = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
         setting = "max_length, max_sequences or cache_tokens"
-        what = f"memory for a cache of {spec.num_slots} tokens"
+        reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["no reason"])[0]
+        what = f"memory for a cache of {spec.num_slots} tokens, which the system refuses ({reason})"
         raise CapacityError(what, spec.num_bytes, available, setting, in_bytes=True) from error

@@ -27,7 +27,7 @@ class LoadedModel:
 
     program_name, program_reason and kernel_name say what was chosen. fingerprint: digests of the files that the model
     came from, taken when it was loaded; see weights/fingerprint.py. generation_defaults: sampling settings that stand
-    in the place of SamplingParams' own defaults.
+    in the place of SamplingParams' own defaults. program_refusals: faster programs, and why each cannot run the model.
     """
 
     config: ResolvedConfig
@@ -41,6 +41,7 @@ class LoadedModel:
     kernel_name: str
     fingerprint: Mapping[str, str]
     generation_defaults: Mapping[str, Any]
+    program_refusals: Mapping[str, str]
 
     def release(self) -> None:
         """Let go of weights and cache; the facts about them stay."""

@@ -52,7 +52,8 @@ class Completion:
     """One finished sequence.
 
     tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
-    own end, "stop" for a stop text or id, "length" for max_new_tokens or the context.
+    own end, "stop" for a stop text or id, "length" for max_new_tokens or the context. stop_reason: which stop text or
+    id it was.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Completion:
     num_prompt_tokens: int
     seed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: int | str | None = None
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]} …"
@@ -187,4 +189,9 @@ class Tracker:
             self.sequence.num_prompt_tokens,
             self.sequence.seed,
             self._logprobs(0, len(self.tokens)),
+            self._stop_reason() if reason == "stop" else None,
         )
+
+    def _stop_reason(self) -> int | str:
+        stopped = self.detokenizer.stopped if self.detokenizer is not None else None
+        return self.tokens[-1] if stopped is None else stopped

@@ -18,6 +18,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.generation import usable
 from tokenmill.weights.packed.reader import is_packed_model
 from tokenmill.weights.packed.writer import PackedWriter
 
@@ -43,17 +44,21 @@ def save_packed_model(
         return finish_packed(writer, loaded, checkpoint)
 
 
-def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpoint) -> int:
-    """Write the header of a packed model whose weights the writer has, and put it in its place; its size in bytes."""
+def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpoint, copy: str | None = None) -> int:
+    """Write the header of a packed model whose weights the writer has, and put it in its place; its size in bytes.
+
+    copy: the name of the packed copy that it is.
+    """
     facts = {
         "program": loaded.program_name,
         "dtype": loaded.config.dtype,
         "scheme": loaded.config.scheme,
         "source": str(checkpoint.path.resolve()),
+        "copy": copy,
         "fingerprint": loaded.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
-        "generation_defaults": checkpoint.generation_defaults(),
+        "generation_defaults": usable(checkpoint),
         "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
         "weights": loaded.program.packed_weights(),
         "versions": {"tokenmill": __version__, "torch": torch.__version__},

@@ -22,7 +22,7 @@ from tokenmill.weights.packed.copies import (
     copies_folder,
     copy_name,
     delete_copy,
-    make_room,
+    room_for_copy,
     say_unusable,
     start_reading,
     writing_copy,
@@ -135,8 +135,10 @@ class _Keeper:
             return
         path = copies_folder() / self._name
         if self._until_kept.enter_context(writing_copy(path)):
-            make_room(size, self._config.packed_limit * 1_000_000)
-            self._writer = self._until_kept.enter_context(closing(PackedWriter(path, sync=False)))
+            with room_for_copy(size, self._config.packed_limit * 1_000_000) as has_room:
+                if has_room:
+                    writer = PackedWriter(path, sync=False, num_bytes=size)
+                    self._writer = self._until_kept.enter_context(closing(writer))
 
     def finish(self, loaded: LoadedModel) -> None:
         """Put the copy in its place, unless the model's files were replaced or deleted meanwhile."""
@@ -144,7 +146,7 @@ class _Keeper:
             return
         try:
             if copy_name(self._checkpoint.path, self._config) == self._name:
-                finish_packed(self._writer, loaded, self._checkpoint)
+                finish_packed(self._writer, loaded, self._checkpoint, self._name)
         except CheckpointError as error:
             self.say(error)
 

@@ -21,7 +21,7 @@ from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.literal import encode_chat
+from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 
@@ -33,6 +33,10 @@ Prompt = str | List[int]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 MIN_REPLAYED = 64  # tokens, of which the last ones may have begun a character, and each four may be one
 TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
+HOW_IT_ENDS = ("add_generation_prompt", "continue_final_message")
+PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+"""Where the text of a part of a message stands, by the part's type; the last two are those of OpenAI's responses."""
+WITHOUT_CONTENT = ("assistant", "function")  # roles whose content OpenAI's API allows to be null
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
@@ -94,6 +98,13 @@ class InputProcessor:
         self._check_ids(tokens)
         return tokens
 
+    @property
+    def document_start(self) -> int | None:
+        """The token that begins a text, or stands between texts; None if the model names none."""
+        tokenizer = self._tokenizer
+        known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
+        return next((number for number in (*known, *self._eos) if number is not None), None)
+
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
     ) -> list[int]:
@@ -110,6 +121,10 @@ class InputProcessor:
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
+
+    def unread_variables(self, variables: Mapping[str, Any]) -> list[str]:
+        """Names of variables, such as `tools`, that this model's chat template does not read: they change nothing."""
+        return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
 
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
@@ -177,8 +192,17 @@ class InputProcessor:
         """RequestError for more tokens than max_length."""
         if num_tokens > self._max_length:
             raise RequestError(
-                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
+                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text "
+                f"({self._remedy(num_tokens)})"
             )
+
+    def _remedy(self, num_tokens: int) -> str:
+        """What else would help a text of so many tokens. Advice that the model would refuse is none."""
+        if num_tokens <= self._context:
+            return f"or raise max_length to {num_tokens}"
+        if self._max_length >= self._context:
+            return "this is the model's own context"
+        return f"the model's own context is {self._context}"
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
@@ -187,7 +211,7 @@ class InputProcessor:
             wanted = max(self._room - num_prompt, min_new)
         num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
         if num_prompt + (wanted or min_new) > max_length:
-            remedy = "raise max_length" if max_length < self._context else "this is the model's own context"
+            remedy = self._remedy(num_prompt + (wanted or min_new))
             if num_prompt >= max_length:
                 raise RequestError(
                     f"the prompt has {num_prompt} tokens, and with max_length of {max_length} not one more fits: "
@@ -235,14 +259,14 @@ def salt_of(given: bytes) -> bytes:
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """One chat message, checked. Text parts, which OpenAI's API has as a list, are joined by newlines."""
+    """One chat message, checked. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
     reader = ValueReader(message, where, RequestError)
-    reader.text("role")
-    if isinstance(content := reader.values.get("content"), list) and content:
+    role, content = reader.text("role"), reader.values.get("content")
+    if isinstance(content, list):
         parts = [ValueReader(part, f"{where}: part {number}", RequestError) for number, part in enumerate(content, 1)]
-        texts = [part.expect("type", ..., "text") and part.text("text", longest=math.inf) for part in parts]
+        texts = [part.text(PARTS[part.expect("type", ..., *PARTS)], longest=math.inf) for part in parts]
         return {**reader.values, "content": "\n".join(texts)}
-    if not reader.values.get("tool_calls"):
+    if content is not None or not (role in WITHOUT_CONTENT or reader.values.get("tool_calls")):
         reader.text("content", longest=math.inf)
     return reader.values
 

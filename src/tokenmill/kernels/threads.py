@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from tokenmill.memory.available import available_processors
 from tokenmill.process import is_forked_thread
 
-__all__ = ["over_rows", "torch_threads", "usable_threads"]
+__all__ = ["default_threads", "over_rows", "torch_threads", "usable_threads"]
 
 Found = TypeVar("Found")
 
@@ -22,6 +23,11 @@ Found = TypeVar("Found")
 def usable_threads(count: int) -> int:
     """How many of `count` threads torch can compute in, when it is called by this thread of Python."""
     return 1 if is_forked_thread() else count
+
+
+def default_threads() -> int:
+    """Where no setting says how many: torch's own number, at most the processors that this process may use."""
+    return min(torch.get_num_threads(), available_processors())
 
 
 @contextmanager

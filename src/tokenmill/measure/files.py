@@ -14,13 +14,17 @@ __all__ = ["check_appendable", "make_directory", "write_atomically"]
 
 
 def check_appendable(path: Path, setting: str) -> None:
-    """ConfigError when no line can be added to this file; leaves no empty one behind."""
-    existed = path.exists()
+    """ConfigError when no line can be added to this file. Its folder is made, but no file that is not there yet.
+
+    Another process could begin to write such a file meanwhile, and lose it.
+    """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _try(path)
+            return
         with path.open("ab", buffering=0) as file:
             file.write(b"")  # a device that is full refuses even this
-        if not existed:
-            path.unlink()
     except OSError as error:
         raise ConfigError(setting, str(path), f"a file that can be written ({error.strerror})") from None
 
@@ -29,9 +33,7 @@ def make_directory(path: Path, setting: str) -> None:
     """Make a directory, unless it is there; ConfigError when that, or writing into it, does not work."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        trial = beside(path / "trial")
-        trial.touch(exist_ok=False)
-        trial.unlink()
+        _try(path / "trial")
     except OSError as error:
         raise ConfigError(setting, str(path), f"a directory that can be written ({error.strerror})") from None
 
@@ -43,3 +45,10 @@ def write_atomically(path: Path, data: bytes, setting: str) -> None:
             out.write(data)
     except OSError as error:
         raise ConfigError(setting, str(path), f"a file that can be written ({error.strerror})") from None
+
+
+def _try(path: Path) -> None:
+    """OSError where no file can be made beside this one."""
+    trial = beside(path)
+    trial.touch(exist_ok=False)
+    trial.unlink()

@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import EINVAL
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any, BinaryIO
 __all__ = ["beside", "refuse_other", "remove_leftovers", "seal", "unseal", "writing"]
 
 LEFT_S = 3600.0  # nobody writes one file for so long
+TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
+"""The names that `beside` gives."""
 
 
 def beside(path: Path) -> Path:
@@ -21,11 +24,18 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
 
 
-def remove_leftovers(directory: Path, ending: str) -> None:
-    """Delete what `writing` left in the folders of a directory when its process was killed."""
-    for path in directory.glob(f"*/.*{ending}.*-*"):
+def remove_leftovers(directory: Path, names: re.Pattern[str], is_own: Callable[[Path], bool]) -> None:
+    """Delete what `writing` left in the folders of a directory when its process was killed, an hour later.
+
+    names: of the files and their folders, as "folder/file". is_own: whether a file begins as those that are written.
+    """
+    for path in directory.glob("*/.*"):
+        found = TEMPORARY.fullmatch(path.name)
+        if found is None or names.fullmatch(f"{path.parent.name}/{found[1]}") is None:
+            continue
         with suppress(OSError):  # another process was faster
-            if time.time() - path.stat().st_mtime > LEFT_S:
+            status = path.lstat()
+            if time.time() - status.st_mtime > LEFT_S and (not status.st_size or is_own(path)):
                 path.unlink()
 
 

@@ -4,7 +4,7 @@ A program is one room and one line in PROGRAMS, fastest first. "auto" takes the 
 those that must compile first. Which weight schemes a program runs follows from the facts that a scheme gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,7 +25,7 @@ from tokenmill.registry import lookup
 from tokenmill.weights.load import Fill
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["PROGRAMS", "ModelParts", "Output", "Program", "choose", "preferred_schemes"]
+__all__ = ["PROGRAMS", "Choice", "ModelParts", "Output", "Program", "choose", "preferred_schemes"]
 
 PROGRAMS = {
     "native": "tokenmill.program.native.program:Native",
@@ -107,11 +107,18 @@ class Program(Protocol):
         """
 
 
-def choose(
-    config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device
-) -> tuple[str, str, type[Program]]:
-    """Name, reason and class of the program to use; ConfigError with every reason when none can."""
-    name, reasons = config.program, {}
+class Choice(NamedTuple):
+    """The program to use, and why. refusals: why each of the faster ones cannot run that "auto" tried before it."""
+
+    name: str
+    reason: str
+    program: type[Program]
+    refusals: Mapping[str, str]
+
+
+def choose(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> Choice:
+    """The program to use; ConfigError with every reason when none can."""
+    name, reasons = config.program, dict[str, str]()
     if name == "auto" and config.aot_package is not None:
         name = "aot"
     elif name == "auto" and config.compile not in ("auto", "no"):
@@ -123,7 +130,7 @@ def choose(
         reason = _refuse_scheme(program, config.scheme) or program.refuse(config, model, cache, device)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
-            return candidate, f"{program.description}; {why}", program
+            return Choice(candidate, f"{program.description}; {why}", program, reasons)
         reasons[candidate] = reason
     refusals = "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items())
     raise ConfigError("program", name, f"none can run this model on {device} ({refusals})")

@@ -33,10 +33,13 @@ class Format(ABC):
     whole: str
     chunk: str
 
-    def __init__(self, body: SamplingBody, prepared: Prepared, model: str, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, body: SamplingBody, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None
+    ) -> None:
         self._body, self._prepared, self._tokenizer = body, prepared, tokenizer
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._warnings = [f"unknown field {name!r} is ignored" for name in body.unknown]
+        self._head["system_fingerprint"] = fingerprint
+        self._warnings = prepared.warnings
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
         self._num_shown = prepared.num_shown
@@ -124,6 +127,10 @@ class Format(ABC):
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
 
+    def _prompt_ids(self, number: int) -> Json:
+        """If they are wanted, the token ids of a prompt."""
+        return {"prompt_token_ids": self._prepared.prompts[number]} if self._body.return_token_ids else {}
+
     def _token_text(self, token: int) -> str:
         return spelled(self._tokenizer, token)
 
@@ -151,6 +158,9 @@ class CompletionFormat(Format):
         if self._prepared.only_prompts:
             piece = replace(piece, text="", tokens=(), logprobs=piece.logprobs and ())
         index, text, tokens = piece.index, piece.text, piece.tokens
+        more = self._ids(tokens)
+        if index not in self._begun:
+            more |= self._prompt_ids(index // self._num_shown)
         entries: List[TokenLogprobs | None] | None = piece.logprobs
         if self._echo and index not in self._begun:
             text = self._prompt_text(index) + text
@@ -160,12 +170,12 @@ class CompletionFormat(Format):
                 tokens = (*prompt, *tokens)
                 entries = (*(logprobs_of.get(position) for position in range(len(prompt))), *entries)
         self._begun.add(index)
-        reason = None if piece.done is None else REASONS[piece.done.finish_reason]
         logprobs = None if entries is None else self._logprobs(index, tokens, entries)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(piece.tokens)}
+        return {"index": index, "text": text, "logprobs": logprobs, **_end(piece.done), **more}
 
     def _prompt_text(self, index: int) -> str:
         given = self._given[index // self._num_shown]
+        given = self._prepared.prompts[index // self._num_shown] if given is None else given
         if isinstance(given, str):
             return given
         return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
@@ -204,31 +214,25 @@ class ChatFormat(Format):
 
     def answer(self, completions: List[Completion]) -> Json:
         """See Format."""
-        return {**super().answer(completions), **self._prompt_logprobs(0)}
+        return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
         message = {"role": "assistant", "content": done.text, "refusal": None}
         logprobs = self._logprobs(done.tokens, done.logprobs)
-        reason = REASONS[done.finish_reason]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            **self._ids(done.tokens),
-        }
+        return {"index": index, "message": message, "logprobs": logprobs, **_end(done), **self._ids(done.tokens)}
 
     def opening(self) -> Iterator[Json]:
         """See Format: the role of each continuation."""
         for index in range(len(self._prepared.request.sequences)):
-            yield self._chunk([_delta(index, {"role": "assistant", "content": ""})])
+            chunk = self._chunk([_delta(index, {"role": "assistant", "content": ""})])
+            yield chunk if index else chunk | self._prompt_ids(0)
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         if piece.text or logprobs or self._body.return_token_ids:
             yield _delta(piece.index, {"content": piece.text}) | {"logprobs": logprobs} | self._ids(piece.tokens)
         if piece.done is not None:
-            yield _delta(piece.index, {}) | {"finish_reason": REASONS[piece.done.finish_reason]}
+            yield _delta(piece.index, {}) | _end(piece.done)
 
     def _logprobs(self, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
@@ -249,6 +253,13 @@ class ChatFormat(Format):
 def _mean_logprob(done: Completion) -> float:
     """Per token; the texts of a request with best_of have log-probabilities."""
     return fmean(entry.logprob for entry in done.logprobs or ())
+
+
+def _end(done: Completion | None) -> Json:
+    """Why a text has ended, and which stop text or id ended it, if one did; nothing while it has not."""
+    if done is None:
+        return {"finish_reason": None}
+    return {"finish_reason": REASONS[done.finish_reason], "stop_reason": done.stop_reason}
 
 
 def _delta(index: int, delta: Json) -> Json:

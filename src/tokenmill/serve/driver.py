@@ -68,10 +68,11 @@ class Driver:
         """Begin to serve."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End what still runs, and wait for the thread. It may be called from any other thread."""
+    def stop(self, within_s: float | None = None) -> bool:
+        """End what still runs, and wait for the thread, so long; whether it has ended. Called from any other thread."""
         self._inbox.put(partial(setattr, self, "_is_stopped", True))
-        self._thread.join()
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
 
     @property
     def is_hung(self) -> bool:

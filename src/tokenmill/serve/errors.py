@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pydantic_core
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
 
-__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "body_of", "described", "respond"]
+__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "described", "event_of", "respond", "too_long"]
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
@@ -35,6 +36,20 @@ def described(error: Exception) -> ApiError:
         if isinstance(error, kind):
             return describe(error)
     return ApiError(500, f"a fault of the server: {type(error).__name__}")
+
+
+def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
+    """The refusal of a prompt that leaves no room for one more token. Gateways know it by its first words.
+
+    field: `prompt` or `messages`. limit: tokens of a prompt and its continuation together.
+    """
+    excess = num_tokens + 1 - limit
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {num_tokens} "
+        f"tokens, and at most {limit - 1} leave room for one more: {excess} too many. "
+        f"Please reduce the length of the {field}."
+    )
+    return ApiError(400, message, field, "context_length_exceeded")
 
 
 FIELDS = {
@@ -82,10 +97,15 @@ def about(field: str) -> Iterator[None]:
         raise ApiError(400, str(error), field) from None
 
 
-def body_of(error: ApiError) -> dict[str, Any]:
+def _body_of(error: ApiError) -> dict[str, Any]:
     """The object that a response, or an event of a stream, carries."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def event_of(error: Exception) -> bytes:
+    """The last event of a stream that has failed: after its first byte there is no status to say it with."""
+    return b"data: " + pydantic_core.to_json(_body_of(described(error))) + b"\n\n"
 
 
 def respond(error: Exception) -> JSONResponse:
@@ -94,4 +114,4 @@ def respond(error: Exception) -> JSONResponse:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
     headers |= {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
     headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
-    return JSONResponse(body_of(told), told.status, headers)
+    return JSONResponse(_body_of(told), told.status, headers)

@@ -19,7 +19,8 @@ class Options:
     max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
-    session_dir: where texts are kept by name. stall_s: the longest wait of a stream while prompts are computed.
+    session_dir: where texts are kept by name. old_session_dir: where they are found too.
+    stall_s: the longest wait of a stream while prompts are computed.
     seed: of requests that name none; None takes a fresh one for each.
     """
 
@@ -34,6 +35,7 @@ class Options:
     certificate: Path | None = None
     key_file: Path | None = None
     session_dir: Path | None = None
+    old_session_dir: Path | None = None
     stall_s: float = 0.25
     seed: int | None = None
 

@@ -1,11 +1,10 @@
 """The process: sockets, signals, and an end at which streams are finished first.
 
 uvicorn with h11 speaks HTTP. SIGTERM or Ctrl-C begins to drain: new requests get 503, what runs goes on for as long as
-the timeout allows, then the process ends. A second one ends it now.
+the timeout allows and gets an error then, and the process ends. A second one ends it now.
 """
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
 from tokenmill.serve.app import make_app
 from tokenmill.serve.driver import Driver
+from tokenmill.serve.endings import Endings
 from tokenmill.serve.guard import Guard, HeaderTimeoutProtocol
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
@@ -28,8 +28,7 @@ from tokenmill.serve.sessions import Sessions
 
 __all__ = ["Address", "Server", "is_loopback", "listen"]
 
-TICK_S = 0.05
-GRACE_S = 2  # for connections, after the last request has ended or was given up
+GRACE_S = 2  # for what is not waited for: requests that compute nothing, connections, the step that is being made
 
 
 @dataclass(frozen=True)
@@ -78,10 +77,13 @@ class Server(uvicorn.Server):
         self._pace = Pace(engine.core.scheduler, options.stall_s)
         max_open = engine.config.max_sequences + options.max_queued
         self.driver = Driver(engine.core, metrics, max_open, self._end, len(options.keys))
-        kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
+        kept = (
+            Sessions(engine, options.session_dir, options.old_session_dir) if options.session_dir is not None else None
+        )
         self._service = Service(engine, self.driver, options, kept)
-        guarded = Guard(make_app(self._service), options, is_loopback(taken))
-        super().__init__(_config(AccessLog(guarded, tell, options.log_format), options))
+        self._endings = Endings(Guard(make_app(self._service), options, is_loopback(taken)))
+        self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
+        super().__init__(_config(AccessLog(self._endings, tell, options.log_format), options))
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""
@@ -90,28 +92,34 @@ class Server(uvicorn.Server):
             try:
                 self.run(sockets=[self._taken])
             finally:
-                self.driver.stop()
-                self._engine.close()
-        return not self.driver.has_failed
+                if has_stopped := self.driver.stop(GRACE_S):
+                    self._engine.close()  # which waits for the end of a step, and one that hangs has none
+        return has_stopped and not self.driver.has_failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal begins to drain, the second ends."""
-        if self._service.is_draining:
-            self.force_exit = True
-            self._end()
-        else:
-            self.drain()
+        self.drain(0.0 if self._service.is_draining else None)
 
-    def drain(self) -> None:
-        """Take no more requests, and end when those that run have ended, at the latest after the timeout."""
+    def drain(self, timeout_s: float | None = None) -> None:
+        """Take no more requests, and end when those that run have ended, at the latest after the timeout.
+
+        It may be called from any thread.
+        """
         self._service.is_draining = True
-        threading.Thread(target=self._wait_for_requests, name="tokenmill-drain", daemon=True).start()
+        self._ends_s = time.monotonic() + (self._options.drain_s if timeout_s is None else timeout_s)
 
-    def _wait_for_requests(self) -> None:
-        ends_s = time.monotonic() + self._options.drain_s
-        while self.driver.num_open and not self.should_exit and time.monotonic() < ends_s:
-            time.sleep(TICK_S)
-        self._end()
+    async def on_tick(self, counter: int) -> bool:
+        """See uvicorn.Server: called ten times a second."""
+        if self._ends_s is not None:
+            self._endings.end_at(self._ends_s)
+            if not self.driver.num_open or time.monotonic() >= self._ends_s:
+                self.should_exit = True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server."""
+        self._endings.end_at(time.monotonic() + GRACE_S)
+        await super().shutdown(sockets)
 
     def _end(self) -> None:
         self.should_exit = True
@@ -126,7 +134,7 @@ def _config(app: AccessLog, options: Options) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GRACE_S,
+        timeout_graceful_shutdown=GRACE_S + 1,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key_file,
     )

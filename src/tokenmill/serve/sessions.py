@@ -1,6 +1,7 @@
 """Conversations that clients keep by name: their rows in a file, found again after a restart or by another process.
 
-Names are plain words, never paths, and each key has a folder of its own. A session that was restored, or just saved,
+Names are plain words, never paths, and each key has a folder of its own. A file says inside which name and key it has,
+so that one that was renamed or copied is not taken for another text. A session that was restored, or just saved,
 stays in memory, so a request that begins with its text finds its rows; when blocks run out, its blocks are the first
 to go.
 """
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from tokenmill.cache.snapshot import SERIALISED, begins_with
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
@@ -18,16 +20,20 @@ from tokenmill.serve.errors import ApiError
 __all__ = ["NAME", "Sessions"]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+FILES = re.compile(rf"([0-9a-f]+|open)/{NAME.pattern}\.kv")
 MAX_HELD = 64
 Json = dict[str, Any]
 
 
 class Sessions:
-    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
+    """The sessions of one server, in a directory. Its methods are called in the driver's thread.
 
-    def __init__(self, engine: Engine, directory: Path) -> None:
-        self._engine, self._directory = engine, directory
-        remove_leftovers(directory, ".kv")
+    old: a directory in which sessions of an earlier version are found. Nothing is written there.
+    """
+
+    def __init__(self, engine: Engine, directory: Path, old: Path | None = None) -> None:
+        self._engine, self._directory, self._old = engine, directory, old
+        remove_leftovers(directory, FILES, _is_saved)
         self._held: dict[Path, Session] = {}  # the latest used last
 
     def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
@@ -38,8 +44,11 @@ class Sessions:
     def save(self, tenant: bytes, name: str, session: Session) -> Json:
         """Keep a text under a name, in the place of what had the name."""
         path = self._path(tenant, name)
+        session.notes = _notes(tenant, name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if path.exists() and not _is_saved(path):
+                raise SnapshotError(f"in its place lies a file that is no session: {path}")
             size = session.save(path)
         except (OSError, SnapshotError) as error:
             session.close()
@@ -49,13 +58,15 @@ class Sessions:
 
     def open(self, tenant: bytes, name: str) -> Session:
         """A saved text, whose rows are to be loaded."""
-        path = self._path(tenant, name)
-        if not path.exists():
-            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
+        found = self._files(tenant, name)
         try:
-            return self._engine.open(path, salt=tenant)
+            session = self._engine.open(found[0], salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
+        if session.notes and session.notes != _notes(tenant, name):  # earlier versions noted nothing
+            session.close()
+            raise ApiError(409, f"{found[0]} was saved under another name or key", "name", "session_unusable")
+        return session
 
     def hold(self, tenant: bytes, name: str, session: Session) -> Json:
         """Keep a text whose rows have been loaded in memory, so that requests which begin with it find them."""
@@ -64,14 +75,15 @@ class Sessions:
 
     def erase(self, tenant: bytes, name: str) -> Json:
         """Forget a text, its file too."""
-        path = self._path(tenant, name)
-        held = self._held.pop(path, None)
+        held = self._held.pop(self._path(tenant, name), None)
         if held is not None:
             held.close()
-        try:
-            path.unlink()
-        except FileNotFoundError:
-            raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found") from None
+        files = self._files(tenant, name)
+        for path in files:
+            if not _is_saved(path):
+                raise ApiError(409, f"{path} is no session: it is not deleted", "name", "session_unusable")
+        for path in files:
+            path.unlink(missing_ok=True)
         return {"name": name, "erased": True}
 
     def _hold(self, path: Path, session: Session) -> None:
@@ -81,8 +93,26 @@ class Sessions:
             if each is not None:
                 each.close()
 
+    def _files(self, tenant: bytes, name: str) -> list[Path]:
+        """The files of that name, at least one: what was saved last, and what an earlier version saved."""
+        path = self._path(tenant, name)
+        old = [] if self._old is None else [self._old / path.relative_to(self._directory)]
+        if found := [each for each in (path, *old) if each.exists()]:
+            return found
+        raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
+
     def _path(self, tenant: bytes, name: str) -> Path:
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '.', '_' and '-', at most 64, and no '.' first"
             raise ApiError(400, f"{name!r} is no name of a session: {allowed}", "name")
         return self._directory / (tenant.hex() or "open") / f"{name}.kv"
+
+
+def _notes(tenant: bytes, name: str) -> Json:
+    """What a file says of itself."""
+    return {"session": name, "key": tenant.hex()}
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether a session was saved there, even if the file is damaged."""
+    return begins_with(path, SERIALISED)

@@ -6,7 +6,6 @@ segments that are not much larger. So there are few segments, and a guess looks 
 damaged costs only guesses: it is left out, which is said once.
 """
 
-import fcntl
 import hashlib
 import re
 import secrets
@@ -16,12 +15,14 @@ import weakref
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from tokenmill.errors import SnapshotError
+from tokenmill.memory.atomic_file import remove_leftovers
+from tokenmill.memory.file_lock import NO_LOCKS, locked
 from tokenmill.speculate.text_index import (
     BYTES_PER_TOKEN,
     FORMAT,
@@ -31,6 +32,7 @@ from tokenmill.speculate.text_index import (
     Query,
     Segment,
     TextIndex,
+    is_segment,
     joined,
     query_of,
     write_segment,
@@ -44,8 +46,7 @@ PENDING_TOKENS = 1 << 17  # in memory before they are written
 SEGMENT_TOKENS = 1 << 22  # in a segment, because a larger one takes too long to write
 SEGMENT_PART = 8  # of these fill the limit: the oldest goes as a whole
 GROWTH = 4  # a segment this many times larger than what is to be written is left as it is
-OWN_FOLDER, OWN_FILE = re.compile(r"[0-9a-f]{16}"), re.compile(rf"\.?\d{{20}}-[0-9a-f]{{8}}\{ENDING}(\.|$)")
-LEFT_S = 3600.0  # nobody writes one segment for so long
+SEGMENTS = re.compile(rf"[0-9a-f]{{16}}/\d{{20}}-[0-9a-f]{{8}}\{ENDING}")
 
 
 class SuffixStore:
@@ -156,7 +157,7 @@ class SegmentFolder:
         """Map the segments that are new, and forget those that are gone."""
         known, found = {segment.path: segment for segment in self.segments}, []
         for path in sorted(self._folder.glob(f"*{ENDING}")):
-            if path not in self._left_out:
+            if path not in self._left_out and _is_named(path):
                 try:
                     found.append(known.get(path) or Segment(path, self._identity))
                 except FileNotFoundError:
@@ -190,14 +191,12 @@ class SegmentFolder:
 
     def _evict(self) -> None:
         """Delete what killed processes left, and the oldest segments while the directory is over its limit."""
-        for path in self._segments(f".*{ENDING}.*"):
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < time.time() - LEFT_S:
-                    path.unlink()
+        remove_leftovers(self._root, SEGMENTS, is_segment)
         files = []
-        for path in self._segments(f"*{ENDING}"):
+        for path in self._root.glob(f"*/*{ENDING}"):
             with suppress(FileNotFoundError):  # another process was faster
-                files.append((path.name, path.stat().st_size, path))
+                if _is_named(path) and is_segment(path):  # the directory may hold other things
+                    files.append((path.name, path.stat().st_size, path))
         excess = sum(size for _, size, _ in files) - self._limit_bytes
         for _, size, path in sorted(files):  # the names begin with the time
             if excess <= 0:
@@ -205,21 +204,21 @@ class SegmentFolder:
             path.unlink(missing_ok=True)
             excess -= size
 
-    def _segments(self, pattern: str) -> Iterator[Path]:
-        """Files of all identities that a store has named: the directory may hold other things."""
-        for path in self._root.glob(f"*/{pattern}"):
-            if OWN_FOLDER.fullmatch(path.parent.name) and OWN_FILE.match(path.name):
-                yield path
+
+def _is_named(path: Path) -> bool:
+    """Whether a store has given the file its name."""
+    return SEGMENTS.fullmatch(f"{path.parent.name}/{path.name}") is not None
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[bool]:
     """Whether no other process is inside."""
-    with path.open("a+") as lock:  # which does not wait, whatever the file is
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_alone = True
-        except OSError:  # another is, or the file system has no locks
+            is_alone = stack.enter_context(locked(path))
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
             is_alone = False
         yield is_alone
 

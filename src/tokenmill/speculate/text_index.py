@@ -33,6 +33,7 @@ __all__ = [
     "Segment",
     "TextIndex",
     "Tokens",
+    "is_segment",
     "joined",
     "query_of",
     "write_segment",
@@ -215,6 +216,17 @@ def write_segment(path: Path, tokens: Tokens, identity: str) -> None:
         out.write(front + bytes(-len(front) % ALIGNMENT))
         for part in (np.array(blocks, np.uint32), tokens, *heads, *links):
             out.write(part.data)
+
+
+def is_segment(path: Path) -> bool:
+    """Whether it begins as what `write_segment` writes, even if it is cut or damaged."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        with path.open("rb") as opened:
+            return opened.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
 
 
 def _read_header(path: Path, data: mmap.mmap, identity: str) -> tuple[int, list[int]]:

@@ -15,6 +15,7 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.templates import templates_from_directory
 
 __all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
 
@@ -32,7 +33,9 @@ class Tokenizer:
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
     byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
-    their bytes are valid UTF-8, each becomes U+FFFD. config: what tokenizer_config.json says, if there is one.
+    their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used, unless `template_for` finds
+    another among named_templates, those that the model brings under names of their own. suppressed_ids: ids that are
+    never drawn. config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -42,15 +45,18 @@ class Tokenizer:
         bos_token_id: int | None = None,
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        named_templates: Mapping[str, str] | None = None,
         special_texts: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        suppressed_ids: Iterable[int] = (),
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
-        self.chat_template = chat_template
+        self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
+        self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
         self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
         self.special_ids = frozenset(i for i, token in added if token.special)
@@ -75,14 +81,28 @@ class Tokenizer:
         generation = read_json(path / "generation_config.json").get("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
         eos += generation if isinstance(generation, list) else [generation]
+        templates = templates_from_directory(path, config)
         return cls(
             backend,
             bos_token_id=backend.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
             eos_token_ids=[number for number in eos if isinstance(number, int)],
-            chat_template=_chat_template(path, config),
+            chat_template=templates.pop("default", None),
+            named_templates=templates,
             special_texts=texts,
             config=config,
         )
+
+    def template_for(self, tools: object) -> str | None:
+        """The chat template of a request: the one named "tool_use" for one with tools, as in transformers.
+
+        RequestError where the model has templates and none of them is meant.
+        """
+        if tools is not None and "tool_use" in self.named_templates:
+            return self.named_templates["tool_use"]
+        if self.chat_template is None and self.named_templates:
+            names = ", ".join(sorted(self.named_templates))
+            raise RequestError(f"this model has chat templates for special uses only ({names}), and no default one")
+        return self.chat_template
 
     @cached_property
     def num_tokens(self) -> int:
@@ -193,21 +213,6 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
     return backend
 
 
-def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
-    """From chat_template.jinja, or the key of tokenizer_config.json: a text, or a list of named ones."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file} cannot be read as text in UTF-8: {error}") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
-
-
 def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """The tokenizer for text that follows other text; itself where that makes no difference.
 
@@ -243,14 +248,16 @@ def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, so that ids are kept."""
     shell.model = backend.model
+    added = []
     if names:  # new ids begin at the number of tokens; where the vocabulary has gaps, some of its ids are larger
         gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
-        shell.add_tokens([f"{min(names.values())}{number}" for number in range(gaps)])
+        added = [tokenizers.AddedToken(f"{min(names.values())}{number}") for number in range(gaps)]
     for _, token in sorted(backend.get_added_tokens_decoder().items()):
         kept = {flag: getattr(token, flag) for flag in FLAGS}
         if token.content in names:
             kept["normalized"] = False
-        shell.add_tokens([tokenizers.AddedToken(names.get(token.content, token.content), **kept)])
+        added.append(tokenizers.AddedToken(names.get(token.content, token.content), **kept))
+    shell.add_tokens(added)  # all at once, since each call builds the automaton of all added tokens anew
     return shell
 
 

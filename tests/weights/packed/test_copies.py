@@ -217,7 +217,7 @@ def test_the_copy_that_was_not_used_for_longest_goes_first(llama, folder, monkey
         (path,) = (copy.path for copy in copies.copies() if copy.kind.endswith(scheme))
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     size = sum(copy.num_bytes for copy in copies.copies())
-    monkeypatch.setattr(packed_copy, "make_room", lambda num_bytes, _: copies.make_room(num_bytes, size))
+    monkeypatch.setattr(packed_copy, "room_for_copy", lambda num_bytes, _: copies.room_for_copy(num_bytes, size))
     load(llama, dtype="bfloat16", scheme="q8")
     assert sorted(copy.kind for copy in copies.copies()) == ["native bfloat16 q8", "native float32 q4"]
 
@@ -298,6 +298,7 @@ load.load(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 3])
 def test_killed_while_writing(llama, folder, at, opened):
     kill_and_go_on(llama, folder, at, opened)

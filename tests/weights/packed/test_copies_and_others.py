@@ -6,19 +6,23 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
 
+from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.engine.packed_copy import load_with_copy, open_model
-from tokenmill.weights.packed import verified
+from tokenmill.errors import CapacityError
+from tokenmill.weights.packed import copies, verified
 from tokenmill.weights.packed.model import PackedCheckpoint
-from tokenmill.weights.packed.reader import BEGIN
+from tokenmill.weights.packed.reader import BEGIN, MAGIC
+from tokenmill.weights.packed.writer import PackedWriter
 
 pytestmark = needs_library
 
@@ -149,13 +153,16 @@ def test_a_verified_copy_in_a_folder_that_is_read_only(llama, folder, monkeypatc
 def test_what_killed_processes_left_is_deleted_and_what_others_write_is_not(llama, folder, capsys):
     for delete in (lambda: load(llama), lambda: main(["cache", "clear"])):
         folder.mkdir(parents=True, exist_ok=True)
-        dead, alive = (folder / f".a[1]-{name}.packed.77-abcd" for name in ("dead", "alive"))
-        dead.write_bytes(b"half")
-        alive.write_bytes(b"half")
-        with (folder / ".a[1]-alive.packed.lock").open("w") as lock:
+        dead, alive, other = (folder / f".a[1]-{name * 4}.packed.77-abababab" for name in ("dead", "a11e", "07e5"))
+        for path in (dead, alive):
+            path.write_bytes(MAGIC)
+        other.write_bytes(b"letters")
+        named = folder / ".a-letters.packed.77-letters"
+        named.write_bytes(MAGIC)
+        with (folder / f".a[1]-{'a11e' * 4}.packed.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             delete()
-            assert alive.exists() and not dead.exists()
+            assert alive.exists() and not dead.exists() and other.exists() and named.exists()
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
@@ -207,3 +214,48 @@ def test_a_place_where_no_copy_can_lie(llama, folder, caplog, place, capsys):
     assert caplog.text.count("will not start faster") == 1
     for verb in ("list", "clear"):
         assert main(["cache", verb]) == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}], ids=["another model", "other settings"])
+def test_a_copy_under_the_name_of_another_is_not_taken(llama, folder, tmp_path, caplog, settings):
+    """A model of the same shape, or the same model in another form: renamed, its rows and texts would be shared."""
+    other = llama if settings else save("mistral-no-window", tmp_path)
+    want = load(llama, packed_cache=False).logits(LONG)
+    load(other, **settings)
+    (wrong,) = folder.glob("*.packed")
+    name = copies.copy_name(llama, EngineConfig(model=str(llama)))
+    wrong.rename(folder / name)
+    assert torch.equal(load(llama).logits(LONG), want)
+    assert "is another file under this name" in caplog.text
+    caplog.clear()
+    assert torch.equal(load(llama).logits(LONG), want) and caplog.text == ""  # it was made again
+
+
+def test_packed_models_of_others_are_neither_counted_nor_deleted(llama, folder, capsys):
+    folder.mkdir(parents=True)
+    others = [folder / "mine.packed", folder / f"mine-{'ab' * 8}.packed", folder / f"letters-{'ab' * 8}.packed"]
+    for path in others[:2]:
+        assert main(["pack", str(llama), "-o", str(path)]) == 0
+    others[2].write_bytes(b"my letters")
+    kept = [path.read_bytes() for path in others]
+    load(llama)
+    (copy,) = copies.copies()
+    copies.make_room(copy.num_bytes, copy.num_bytes)  # which it has to make room for
+    assert main(["cache", "clear"]) == 0
+    assert [path.read_bytes() for path in others] == kept
+    assert "0 packed copies deleted" in capsys.readouterr().out and there(folder) == sorted(p.name for p in others)
+
+
+def test_what_another_process_is_writing_counts(llama, folder):
+    """Two that write at once stay within the limit together."""
+    folder.mkdir(parents=True)
+    path = folder / f"a-{'ab' * 8}.packed"
+    with copies.writing_copy(path), copies.room_for_copy(1000, 1500) as has_room:
+        assert has_room
+        with closing(PackedWriter(path, num_bytes=1000)):
+            with copies.room_for_copy(500, 1500) as has_room_too:
+                assert not has_room_too  # the other is not sure of its room yet
+            copies.make_room(500, 1500)
+            with pytest.raises(CapacityError, match="packed_limit for a packed copy: 501 B needed, 500 B available"):
+                copies.make_room(501, 1500)
+        copies.make_room(1500, 1500)

@@ -12,6 +12,8 @@ from tokenmill.hub.progress import Progress
 
 __all__ = ["install"]
 
+CONSTRAINTS = "constraints.txt"  # in every environment that is made here
+
 
 def install(peer: Peer, again: bool, progress: Progress) -> Path:
     """Make the environment and return its Python. One that could not be finished is deleted. pip's output is shown."""
@@ -20,13 +22,15 @@ def install(peer: Peer, again: bool, progress: Progress) -> Path:
         return folder / "bin" / "python"
     if not peer.pip:
         raise TokenmillError(f"{peer.name} has no environment to install: it is {peer.about}")
+    if folder.exists() and not (folder / CONSTRAINTS).is_file():
+        raise TokenmillError(f"{folder} is there and was not made by this verb: it is not deleted; move it away")
     shutil.rmtree(folder, ignore_errors=True)
     done = False
     try:
         progress.stage(f"making {folder}")
         _run([sys.executable, "-m", "venv", str(folder)], {})
-        (folder / "constraints.txt").write_text(f"{TORCH}\n", encoding="utf-8")
-        variables = {"PIP_CONSTRAINT": str(folder / "constraints.txt"), **dict(peer.variables)}
+        (folder / CONSTRAINTS).write_text(f"{TORCH}\n", encoding="utf-8")
+        variables = {"PIP_CONSTRAINT": str(folder / CONSTRAINTS), **dict(peer.variables)}
         for number, arguments in enumerate(peer.pip, start=1):
             progress.stage(f"step {number} of {len(peer.pip)}: pip {' '.join(arguments)}")
             _run([str(folder / "bin" / "python"), "-m", "pip", *arguments], variables)

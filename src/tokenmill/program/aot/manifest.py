@@ -59,9 +59,15 @@ def _processor() -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """PackageMismatch for a directory or file that is there and no package."""
-    if folder.exists() and not (folder / MANIFEST).is_file():
-        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten")
+    """PackageMismatch for a directory or file that is there and no package, or holds what is not of the package."""
+    if not folder.exists():
+        return
+    try:
+        known = {MANIFEST, *read_manifest(folder)["files"]}
+    except (PackageMismatch, KeyError, TypeError) as error:
+        raise PackageMismatch(f"{folder} is there and is no AOT package: it is not overwritten ({error})") from None
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
+        raise PackageMismatch(f"{folder} holds {others[0]}, which is not of the AOT package: it is not overwritten")
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> int:

@@ -2,10 +2,12 @@
 
 A copy's name is a digest of what its weights depend on: the model's files, the version of tokenmill, and the settings
 by which they were packed. Copies that were not used for longest are deleted when there is no room for a new one. A
-copy that is being read may be deleted or replaced: its readers keep the old file. Nothing here imports torch.
+copy that is being read may be deleted or replaced: its readers keep the old file. A copy says inside which one it is,
+so that another under its name is not taken. What else lies in the folder is not touched. Nothing here imports torch.
 """
 
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,10 +18,11 @@ from typing import NamedTuple
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
-from tokenmill.memory.file_lock import locked
+from tokenmill.memory.atomic_file import TEMPORARY
+from tokenmill.memory.file_lock import locked, locked_file
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
-from tokenmill.weights.packed.reader import REMEDY, PackedReader, is_packed_model, read_header
+from tokenmill.weights.packed.reader import BEGIN, MAGIC, REMEDY, PackedReader, is_packed_model, read_header
 from tokenmill.weights.packed.verified import forget, last_used
 
 __all__ = [
@@ -29,7 +32,7 @@ __all__ = [
     "copy_name",
     "delete_copy",
     "delete_leftovers",
-    "make_room",
+    "room_for_copy",
     "say_unusable",
     "start_reading",
     "without_remedy",
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 16 << 20  # bytes of weights; smaller models load as quickly from their own files
 SUFFIX = ".packed"
+NAME = re.compile(rf".+-[0-9a-f]{{16}}\{SUFFIX}")
+WAIT_S = 1.0  # for another process that makes room; then no copy is kept this time
 
 
 class Copy(NamedTuple):
@@ -74,7 +79,7 @@ def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:
         return None
     path = copies_folder() / copy_name(model, config)
     try:
-        return PackedReader(path) if path.is_file() else None
+        return PackedReader(path, is_copy=True) if path.is_file() else None
     except CheckpointError as error:
         say_unusable(error)
         return None
@@ -90,13 +95,25 @@ def without_remedy(error: CheckpointError) -> str:
     return str(error).removesuffix(f"; {REMEDY}").removesuffix(": make it again").removesuffix("; make it again")
 
 
+@contextmanager
+def room_for_copy(num_bytes: int, limit_bytes: int) -> Iterator[bool]:
+    """Inside, a copy of so many bytes may be begun at that size, and no other process begins one; False if one does.
+
+    Copies that were not used for longest are deleted before. CapacityError where there is no room.
+    """
+    with locked_file(copies_folder() / ".room.lock", WAIT_S) as lock:
+        if lock is not None:
+            make_room(num_bytes, limit_bytes)
+        yield lock is not None
+
+
 def make_room(num_bytes: int, limit_bytes: int) -> None:
     """Delete copies that were not used for longest until one of this size fits. CapacityError where it cannot."""
-    if num_bytes > limit_bytes:
+    found, begun = sorted(copies(), key=lambda copy: -copy.used_at), sum(map(_size_of, _begun()))
+    total = num_bytes + begun + sum(copy.num_bytes for copy in found)
+    if num_bytes + begun > limit_bytes:
         what, setting = "packed_limit for a packed copy", "packed_limit"
-        raise CapacityError(what, num_bytes, limit_bytes, setting, in_bytes=True)
-    found = sorted(copies(), key=lambda copy: -copy.used_at)
-    total = num_bytes + sum(copy.num_bytes for copy in found)
+        raise CapacityError(what, num_bytes, max(limit_bytes - begun, 0), setting, in_bytes=True)
     free = shutil.disk_usage(copies_folder()).free
     while found and (total > limit_bytes or free < num_bytes):
         oldest = found.pop()
@@ -117,19 +134,52 @@ def writing_copy(path: Path) -> Iterator[bool]:
 
 def delete_leftovers() -> None:
     """Delete what processes have written of copies before they were killed."""
-    for left in copies_folder().glob(f".*{SUFFIX}.*-*"):
-        name = left.name[1 : left.name.rindex(SUFFIX)] + SUFFIX
-        with suppress(OSError), locked(_lock_of(left.with_name(name))) as is_dead:
+    for left in _begun():
+        with suppress(OSError), locked(_lock_of(left.with_name(_name_of(left)))) as is_dead:
             if is_dead:
                 left.unlink(missing_ok=True)
 
 
+def _begun() -> list[Path]:
+    """Copies that are not complete: their names are temporary, and they begin as a copy, or with nothing yet."""
+    return [
+        path for path in copies_folder().glob(f".*{SUFFIX}.*-*") if NAME.fullmatch(_name_of(path)) and _is_own(path)
+    ]
+
+
+def _name_of(begun: Path) -> str:
+    found = TEMPORARY.fullmatch(begun.name)
+    return found[1] if found else ""
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it begins as a packed model that was written here, at any stage."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as opened:
+            return opened.read(len(MAGIC)) in (MAGIC, bytes(len(MAGIC)), b"")
+    except OSError:
+        return False
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return max(path.stat().st_size - BEGIN, 0)
+    except FileNotFoundError:  # it is complete, or given up
+        return 0
+
+
 def copies() -> list[Copy]:
-    """All copies that are there, also of other versions."""
+    """All copies that are there, also of other versions. Other packed models in the folder are none."""
     found = []
-    for path in sorted(file for file in copies_folder().glob(f"*{SUFFIX}") if file.is_file()):
+    for path in sorted(path for path in copies_folder().glob(f"*{SUFFIX}") if NAME.fullmatch(path.name)):
+        if not is_packed_model(path):
+            continue
         try:
             facts, _ = read_header(path)
+            if facts.get("copy", path.name) is None:  # it was made by `tokenmill pack`
+                continue
             source, kind = facts["source"], f"{facts['program']} {facts['dtype']} {facts['scheme']}"
         except CheckpointError:  # of another version, or damaged
             source, kind = "", "unknown"

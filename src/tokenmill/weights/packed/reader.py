@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from tokenmill.errors import PackedModelError, file_errors
 from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
-from tokenmill.value_reader import ValueReader
+from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import is_verified, remember
 
 __all__ = [
@@ -112,14 +112,17 @@ class PackedReader:
     """Maps the weights when it is made, and reads them in the background while torch is imported.
 
     Their checksums are verified meanwhile, unless they were and the file is still the same. All is read from the file
-    that had this name then, which others may delete or replace. tokenizer_text: unverified.
+    that had this name then, which others may delete or replace. tokenizer_text: unverified. again: verify although that
+    was done before. is_copy: PackedModelError unless it is the packed copy of that name.
     """
 
-    def __init__(self, path: Path, again: bool = False) -> None:
+    def __init__(self, path: Path, again: bool = False, is_copy: bool = False) -> None:
         self.path = path
         with file_errors(path, "read"), ExitStack() as until_verified:
             opened = until_verified.enter_context(path.open("rb"))
             self.facts, self.header_end = _header_of(path, opened)
+            if is_copy and (name := self.facts.get("copy")) != path.name:
+                raise PackedModelError(f"{path} is another file under this name: its copy is {brief(name)}; {REMEDY}")
             self.tokenizer_text = _read_at(opened, self.header_end, self.facts["tokenizer_bytes"])
             self._memory = map_file(opened, BEGIN, self.facts["payload_bytes"])
             until_verified.pop_all()
@@ -133,7 +136,6 @@ class PackedReader:
         return self._memory
 
     def _verify(self, opened: BinaryIO, again: bool) -> None:
-        """again: although it was done before."""
         with opened:
             if not again and is_verified(self.path, opened.fileno()):
                 touch(self._memory)

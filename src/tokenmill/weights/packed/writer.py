@@ -21,22 +21,23 @@ from tokenmill.memory.arena import ALIGNMENT
 from tokenmill.memory.atomic_file import beside, refuse_other, seal
 from tokenmill.memory.pages import map_file, touch
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.weights.packed.reader import BEGIN, FORMAT, begin_file
+from tokenmill.weights.packed.reader import BEGIN, FORMAT, MAGIC, begin_file
 
 __all__ = ["PART", "PackedWriter"]
 
 PART = 8 << 20  # bytes of the weights that are written at once and share a checksum: whole huge pages
 AHEAD = 2  # parts that a thread may still have to write
-TOKENIZER = ("bos_token_id", "eos_token_ids", "chat_template", "special_texts")
+TOKENIZER = ("bos_token_id", "eos_token_ids", "chat_template", "named_templates", "special_texts")
 
 
 class PackedWriter:
     """An Allocation in a file. CheckpointError where the system refuses to write.
 
-    sync: the file survives a crash of the machine. failed: whether the system has refused to write.
+    sync: the file survives a crash of the machine. num_bytes: of the weights, if that is known; the file is as large
+    from the beginning, so that others count it. failed: whether the system has refused to write.
     """
 
-    def __init__(self, path: Path, sync: bool = True) -> None:
+    def __init__(self, path: Path, sync: bool = True, num_bytes: int = 0) -> None:
         self.path, self._sync, self.failed = path, sync, False
         self.used = 0
         self._scratch, self._last = torch.empty(0, dtype=torch.uint8), memoryview(b"")
@@ -46,6 +47,8 @@ class PackedWriter:
             refuse_other(path)
             self._temporary = beside(path)
             self._file = self._temporary.open("x+b", buffering=0)
+            self._file.write(MAGIC)
+            self._file.truncate(BEGIN + num_bytes)
         self._thread = ThreadPoolExecutor(1)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -74,8 +77,8 @@ class PackedWriter:
     def finish(self, facts: Mapping[str, Any], tokenizer: Tokenizer | None) -> int:
         """Write the header and put the file in its place; its size in bytes.
 
-        `facts`: program, dtype, scheme, source, fingerprint, config, shapes, and what the program needs to find the
-        weights.
+        `facts`: program, dtype, scheme, source, copy, fingerprint, config, shapes, and what the program needs to find
+        the weights.
         """
         self._append(self._last)
         if self._filled:
@@ -93,6 +96,7 @@ class PackedWriter:
         }
         header = seal(facts, FORMAT).encode()
         with self._errors():
+            self._file.truncate(BEGIN + self.used)
             os.pwrite(self._file.fileno(), begin_file(BEGIN + self.used, len(header)), 0)
             _write_all(self._file.fileno(), memoryview(header + text), BEGIN + self.used)
             if self._sync:

@@ -1,0 +1,69 @@
+"""How requests end that are still being answered when the server's time is over.
+
+Each of them gets an error: a response of its own if nothing was sent yet, an event if it is a stream. So a stream ends
+with a finish or with an error, and no client takes a broken connection for the end of a text.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tokenmill.serve.errors import ApiError, event_of, respond
+
+__all__ = ["Endings"]
+
+
+class Endings:
+    """Around the application. What is still being answered at the time that `end_at` sets is broken off then."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._open: set[asyncio.Timeout] = set()
+        self._ends_s: float | None = None
+
+    def end_at(self, ends_s: float) -> None:
+        """Set the time, or an earlier one, by the event loop's clock, in which it is called."""
+        if self._ends_s is None or ends_s < self._ends_s:
+            self._ends_s = ends_s
+            for limit in self._open:
+                if not limit.expired():
+                    limit.reschedule(ends_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        answer, limit = _Answer(send), asyncio.timeout_at(self._ends_s)
+        try:
+            async with limit:
+                self._open.add(limit)
+                await self._app(scope, receive, answer.send)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await answer.break_off(scope, receive)
+        finally:
+            self._open.discard(limit)
+
+
+class _Answer:
+    """Notes how much of an answer was sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._is_begun = self._is_stream = self._is_over = False
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if message["type"] == "http.response.start":
+            kinds = [value for name, value in message["headers"] if name == b"content-type"]
+            self._is_begun, self._is_stream = True, any(kind.startswith(b"text/event-stream") for kind in kinds)
+        elif not message.get("more_body"):
+            self._is_over = True
+        await self._send(message)
+
+    async def break_off(self, scope: Scope, receive: Receive) -> None:
+        """Say that the server has ended, if it can still be said."""
+        error = ApiError(503, "the server has shut down before this request had ended", code="shutting_down")
+        if not self._is_begun:
+            await respond(error)(scope, receive, self._send)
+        elif self._is_stream and not self._is_over:
+            await self._send({"type": "http.response.body", "body": event_of(error)})
