@@ -11,6 +11,7 @@ from tests.engine.test_engine import count_fed
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, save
 from tokenmill import RequestError, load
 from tokenmill.engine.batch import generate_each, score_each
+from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.measure.perplexity import perplexity
 from tokenmill.sample.probabilities import log_probability, log_probability_of
 
@@ -192,3 +193,22 @@ def test_a_log_probability_is_that_of_exact_sums():
     found_R = log_probability_of(logits_RV, torch.arange(3), ids_R)
     assert torch.equal(found_R, log_probability(logits_RV)[torch.arange(3), ids_R])
     torch.testing.assert_close(found_R.double(), exact_R, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_step_tokens": 5}, {"block_size": 4}], ids=str)
+def test_log_probabilities_of_a_prompt_are_those_of_its_own_rows(settings, path):
+    """Each token but the first, by its position, with the likeliest tokens there."""
+    engine, tokens = load(path, dtype="float32", max_length=64, threads=1, **settings), prompt(23, seed=2)
+    sequence, found = prompt_logprobs(engine.core, tokens, 3)
+    engine.core.enqueue(sequence)
+    engine.core.run_to_end(sequence)
+    engine.core.abandoned.append((sequence, None))
+    logprobs_TV = log_probability(engine.logits(tokens))
+    assert sorted(found) == list(range(1, len(tokens)))
+    for place, entry in found.items():
+        row_V = logprobs_TV[place - 1]
+        assert entry.logprob == row_V[tokens[place]].item()
+        assert [number for number, _ in entry.top] == row_V.topk(3).indices.tolist()
+        assert [value for _, value in entry.top] == row_V.topk(3).values.tolist()
+        assert entry.rank == 1 + int((row_V > row_V[tokens[place]]).sum())
+    check_empty(engine.core)

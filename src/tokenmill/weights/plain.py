@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tokenmill.errors import CheckpointError
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import brief
@@ -120,12 +121,12 @@ def _open_safetensors(file: Path) -> tuple[Shapes, Callable[[str], Tensor]]:
     """The shapes, and a function that maps the file for one tensor and lets go of it again."""
 
     def read(name: str) -> Tensor:
-        with safe_open(file, framework="pt") as opened:
+        with held_interrupts(), safe_open(file, framework="pt") as opened:
             tensor: Tensor = opened.get_tensor(name)
             return tensor
 
     try:
-        with safe_open(file, framework="pt") as opened:
+        with held_interrupts(), safe_open(file, framework="pt") as opened:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}, read  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is damaged or no safetensors file: {brief(str(error))}") from error
