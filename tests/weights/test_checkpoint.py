@@ -25,7 +25,7 @@ def model(good, tmp_path):
 def refused(path, message: str) -> CheckpointError:
     with pytest.raises(CheckpointError, match=message) as caught:
         load(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     return caught.value
 
 
@@ -82,14 +82,14 @@ def test_the_vocabulary_of_the_config_must_be_that_of_the_weights(model):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "perceiver"}, "model_type 'perceiver' is not implemented: use one of .*llama"),
+        ({"model_type": "perceiver"}, "model_type 'perceiver' is not implemented: only .*llama"),
         ({"model_type": ...}, "model_type None is not implemented"),
-        ({"hidden_act": "snake"}, "activation 'snake' is not implemented: use gelu"),
-        ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not implemented: use one of default"),
+        ({"hidden_act": "snake"}, "activation 'snake' is not implemented: only gelu"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "rope type 'spiral' is not implemented: only default"),
         ({"rope_parameters": {"rope_type": "linear"}}, "rope type 'linear' needs 'factor'"),
         ({"rope_parameters": {"rope_type": "default", "twist": 3}}, "no parameter 'twist'"),
         ({"attention_sinks": 4}, "keys that tokenmill does not know: attention_sinks = 4"),
-        ({"pretraining_tp": 2}, "llama model: pretraining_tp = 2 is not implemented: use 1"),
+        ({"pretraining_tp": 2}, "llama model: pretraining_tp = 2 is not implemented: only 1"),
         ({"hidden_size": ...}, "has no 'hidden_size', which is required"),
         ({"hidden_size": "48"}, "hidden_size = '48' is not allowed"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not allowed"),

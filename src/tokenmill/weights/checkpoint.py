@@ -4,7 +4,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
@@ -30,6 +30,13 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
     `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or
     has a config whose sizes are far from those of its tensors.
     """
+    with naming(path):
+        opened = _open(path, reader)
+        _check_sizes(opened)
+        return opened
+
+
+def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
     opened: Checkpoint
     if path.is_file() and is_packed_model(path):
         opened = PackedCheckpoint(path, reader)
@@ -43,7 +50,6 @@ def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoin
         raise CheckpointError(
             f"{path} is {kind} a model: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
         )
-    _check_sizes(opened)
     return opened
 
 

@@ -16,7 +16,7 @@ from tokenmill.errors import PackedModelError
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
-from tokenmill.weights.generation import checked
+from tokenmill.weights.generation import checked, defaults_of_directory
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
 
@@ -88,6 +88,8 @@ class PackedCheckpoint(Checkpoint):
         )
 
     def generation_defaults(self) -> dict[str, Any]:
+        if self.is_copy and self.path.is_dir():  # whose own file says more than the values that were allowed
+            return defaults_of_directory(self.path)
         reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError)
         return checked(self.file, dict(reader.inside("generation_defaults").values))
 
