@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.t
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
-	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?"
+	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?" --stop ". " --include-stop
 
 serve: .venv/.ready-serve
 	$(BIN)/tokenmill serve $(ARGS)
