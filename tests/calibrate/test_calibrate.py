@@ -179,7 +179,9 @@ def test_what_was_rounded_is_what_is_loaded(models, tmp_path):
     source = save("llama", models)
     calibrated(source, tmp_path / "gptq", texts=[prompt(48, seed) for seed in range(64)])
     tokenmill_quantize(source, tmp_path / "rtn")
-    engines = [tokenmill.load(path, dtype="float32") for path in (source, tmp_path / "rtn", tmp_path / "gptq")]
+    engines = [
+        tokenmill.load(path, dtype="float32", scheme="dense") for path in (source, tmp_path / "rtn", tmp_path / "gptq")
+    ]
     text = prompt(100, seed=99)
     expected_TV, *found = (engine.logits(text) for engine in engines)
     nearest, ours = ((logits_TV - expected_TV).square().mean() for logits_TV in found)
