@@ -68,7 +68,7 @@ check: .venv/.ready-dev
 
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py
-	$(BIN)/tokenmill bench peers --only transformers --program eager --dtype bfloat16 --rounds 3
+	$(BIN)/tokenmill bench peers --only transformers --program eager --dtype bfloat16 --scheme dense --rounds 3
 
 clean:
 	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
