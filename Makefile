@@ -1,6 +1,7 @@
 # make demo   set everything up and stream text from SmolLM2-135M-Instruct
 # make serve  the same model at http://127.0.0.1:8000, as OpenAI's API
-# make test   run the tests, two at a time
+# make test   run the tests, two at a time, and name the ten slowest
+# make test-slow   those that take seconds and are no law
 # make test-compiler   those that wait for a C++ compiler
 # make test-sanitized   native/ under the address and undefined behaviour sanitizers
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
@@ -20,17 +21,21 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-compiler test-sanitized test-browser test-clients test-long check bench clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long check bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
-	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?"
+	$(BIN)/tokenmill generate --chat -p "Why is the sky blue?" --stop ". " --include-stop
 
 serve: .venv/.ready-serve
 	$(BIN)/tokenmill serve $(ARGS)
 
 test: .venv/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 $(ARGS)
+
+test-slow: .venv/.ready-dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
+		-m "slow and not compiler and not long and not browser and not clients" $(ARGS)
 
 test-compiler: .venv/.ready-dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "compiler and not long" $(ARGS)
@@ -63,7 +68,7 @@ check: .venv/.ready-dev
 
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py
-	$(BIN)/python benchmarks/eager_vs_transformers.py
+	$(BIN)/tokenmill bench peers --only transformers --program eager --dtype bfloat16 --scheme dense --rounds 3
 
 clean:
 	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

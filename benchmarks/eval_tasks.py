@@ -128,7 +128,8 @@ def main() -> None:
 
 def measure(folder: Path, weights: str, options: argparse.Namespace) -> None:
     """Load all models, then let them take turns."""
-    own = {"dtype": "float32", "threads": options.threads, "max_length": options.max_length, "packed_cache": False}
+    own = {"dtype": "float32", "threads": options.threads, "max_length": options.max_length}
+    own |= {"packed_cache": False, "prefix_cache": False}  # every round has the same documents
     models: dict[str, Any] = {}
     for program in options.programs.split(","):
         models[program] = TokenmillLM(weights, program=program, **own)

@@ -115,7 +115,13 @@ def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
     from tokenmill.engine.build import build
 
     config = EngineConfig(
-        device=device, dtype="bfloat16", scheme="dense", compile="static", max_length=256, max_sequences=batch
+        device=device,
+        dtype="bfloat16",
+        scheme="dense",
+        compile="static",
+        max_length=256,
+        max_sequences=batch,
+        prefix_cache=False,
     )
     engine = build(find_shape(shape), config, None, fill_random)
     prompts = [[(7 * row + place) % 1000 for place in range(PROMPT)] for row in range(batch)]

@@ -137,7 +137,7 @@ def show_sharing(file: Path, cache: Path) -> None:
 def show_speed(file: Path, cache: Path, rounds: int, threads: int) -> None:
     """Tokens per second from the copy over those from memory of this process."""
     os.environ["TOKENMILL_CACHE"] = str(cache)
-    settings = {"max_length": 256, "threads": threads, "speculate": "multi_step"}
+    settings = {"max_length": 256, "threads": threads, "speculate": "multi_step", "prefix_cache": False}
     engines = [tokenmill.load(file, packed_cache=packed, **settings) for packed in (False, True)]
     ratios, texts = [], set()
     for number in range(8 * rounds):  # short ones, because the speed of a shared machine changes within seconds

@@ -2,9 +2,10 @@
 
     python benchmarks/server.py [--clients 1,8,16] [--rounds 5] [--peer PYTHON] [--json FILE]
 
-In each round every contender answers the same new prompts, so many at a time. The texts of server and library must be
-the same, or it ends with exit code 1. Prints new tokens per second of all together, and the 95th percentile of the time
-to the first token, as medians over the rounds, and the ratios of each contender to the server within a round.
+In each round every contender answers the same new prompts, so many at a time. Prefix caches are on, as they are in a
+server, and find nothing, since no prompt comes twice. The texts of server and library must be the same, or it ends with
+exit code 1. Prints new tokens per second of all together, and the 95th percentile of the time to the first token, as
+medians over the rounds, and the ratios of each contender to the server within a round.
 PYTHON is an interpreter that can import xllamacpp, whose server is llama.cpp's.
 """
 

@@ -45,7 +45,6 @@ from tokenmill.speculate.speculation import described
 
 FORCED = (1, 3, 7, 15, 31)  # drafts
 MIXED = "mixed"
-ALL_PROMPTS = 24_000  # tokens of all prompts and answers: with room for them, each prompt is computed once
 SHAPE_PROMPT = 256
 NEW, NEW_FORCED = 224, 129  # after the first token whole passes with any number of drafts
 
@@ -56,7 +55,6 @@ Row = dict[str, Any]
 
 
 def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Engine:
-    room = 0 if options.forced else ALL_PROMPTS
     settings = more | {
         "speculate": speculate,
         "scheme": options.scheme,
@@ -64,7 +62,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
         "threads": options.threads,
         "max_sequences": options.batch,
         "max_length": options.max_length,
-        "cache_tokens": options.batch * options.max_length + room,
+        "prefix_cache": False,
     }
     if options.shape:
         return build(find_shape(options.shape), EngineConfig(model=options.shape, **settings), None, fill_random)

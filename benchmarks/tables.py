@@ -143,7 +143,7 @@ def ladder() -> str:
 def _peer_lines(rows: list[Row]) -> Iterable[list[str]]:
     for row in rows:
         if row["status"] != "ok":
-            yield [row["label"], row["test"], row["status"], *[""] * 5]
+            yield [row["label"], row["test"], row["status"], *[""] * 6]
             continue
         same = row.get("same_tokens")
         yield [
@@ -154,8 +154,13 @@ def _peer_lines(rows: list[Row]) -> Iterable[list[str]]:
             f"{row['prefill_tok_s']:,.0f}",
             _ratio(row, "prefill"),
             "" if same is None else f"{100 * same:.0f} %",
+            _accepted(row),
             f"{row['probe_gb_s']:.0f}",
         ]
+
+
+def _accepted(row: Row) -> str:
+    return f"{100 * row['accepted'] / row['drafted']:.0f} %" if row.get("drafted") else ""
 
 
 def _ratio(row: Row, phase: str) -> str:
@@ -167,9 +172,11 @@ def _ratio(row: Row, phase: str) -> str:
 def peers() -> str:
     """Other engines, the same file."""
     rows = sorted(rows_of("peers"), key=lambda row: (row["prompt"], row["batch"]))
-    header = ["engine", "test", "decode tok/s", "ours over", "prefill tok/s", "ours over", "same tokens", "probe GB/s"]
+    header = ["engine", "test", "decode tok/s", "ours over", "prefill tok/s", "ours over", "same tokens"]
+    header += ["drafts accepted", "probe GB/s"]
     said = dict.fromkeys(
         f"{row['label']}: {', '.join(' '.join(pair) for pair in row['versions'].items())}, {row['note']}"
+        + (f", {row['variant']}" if row.get("variant") else "")
         for row in rows
         if row["status"] == "ok"
     )
@@ -189,23 +196,25 @@ def matrix_unit() -> str:
 def _against(rows: list[Row]) -> str:
     rows = sorted(rows, key=lambda row: (row["model"], row["prompt"], row["batch"]))
     by = {(row["label"], row["model"], row["test"]): row for row in rows if row["status"] == "ok"}
-    others = list(dict.fromkeys(label for label, _, _ in by if label != "tokenmill"))
+    others = list(dict.fromkeys(label for label, _, _ in by if label not in OURS))
     lines = []
     for (label, model, test), theirs in by.items():
-        if label != "tokenmill":
-            ours = by["tokenmill", model, test]
+        if label not in OURS:
+            ours, guessing = by[OURS[0], model, test], by.get((OURS[1], model, test))
             lines.append(
                 [
                     f"`{model}`, {test}" + (f", {label}" if len(others) > 1 else ""),
                     *(f"{row['decode_tok_s']:,.0f}" for row in (ours, theirs)),
                     _ratio(theirs, "decode"),
+                    f"{guessing['decode_tok_s']:,.0f} ({_accepted(guessing)})" if guessing else "",
                     *(f"{row['prefill_tok_s']:,.0f}" for row in (ours, theirs)),
                     _ratio(theirs, "prefill"),
                     f"{ours['probe_gb_s']:.0f}",
                 ]
             )
     theirs = others[0] if len(others) == 1 else "theirs"
-    header = ["file, test", "decode", theirs, "ratio", "prefill", theirs, "ratio", "probe GB/s"]
+    header = ["file, test", "decode", theirs, "ratio", "speculating (accepted)"]
+    header += ["prefill", theirs, "ratio", "probe GB/s"]
     return markdown(header, lines) + origin(rows, "in turn")
 
 
@@ -230,11 +239,15 @@ def overview() -> str:
     return markdown(header, lines) + origin(rows, "in turn")
 
 
+OURS = ("tokenmill", "tokenmill-speculation")
 COMPUTES = {
     "tokenmill": "the file's 4 bits",
+    "tokenmill-speculation": "the same",
     "llama.cpp": "the same, built for this processor",
+    "ik_llama.cpp": "the same, repacked",
     "xllamacpp": "llama.cpp as a wheel, AVX2",
     "openvino": "GenAI, int8",
+    "mistral.rs": "the file's 4 bits, as a wheel",
     "vllm": "bfloat16",
     "transformers": "bfloat16",
 }

@@ -12,12 +12,13 @@ class HubServer:
     """Serves `repositories` {owner/name: {file: bytes}}; use as a context manager.
 
     fetched lists the files that were sent. `cut` names files whose first answer breaks off in the middle; `lies` maps
-    files to the sha256 that the listing claims. tokens: what came as Authorization, None where nothing did.
+    files to the sha256 that the listing claims. status: what
+    every request is refused with, if any. tokens: what came as Authorization, None where nothing did.
     """
 
     def __init__(self, repositories):
         self.repositories, self.fetched, self.ranges, self.cut, self.lies = repositories, [], [], set(), {}
-        self.tokens = set()
+        self.tokens, self.status = set(), None
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
@@ -57,6 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = self.path.split("?")[0].strip("/").split("/")
         is_api = parts[:2] == ["api", "models"]
         repository = "/".join(parts[2:4] if is_api else parts[:2])
+        if self.hub.status is not None:
+            return self.send(self.hub.status, b"", {})
         if repository not in self.hub.repositories:  # or it is no repository that the client asks about
             return self.refuse(404, "RepoNotFound")
         self.hub.tokens.add(self.headers.get("Authorization"))

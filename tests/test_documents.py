@@ -116,6 +116,7 @@ def test_the_commands_of_the_readme_run_as_written(folder):
         run(line, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
@@ -188,6 +189,7 @@ def test_every_block_of_settings_can_be_read():
             assert json.loads(block)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_commands_about_the_cache_print_what_is_written(folder):
     shown = [(line, under) for line, under in pairwise(shell_lines(DOCUMENTS["kv-cache.md"])) if line.startswith("$ ")]
@@ -196,6 +198,7 @@ def test_the_commands_about_the_cache_print_what_is_written(folder):
         assert run(line.removeprefix("$ "), folder).splitlines()[0] == text, line
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_commands_about_speculation_run_as_written(folder):
     lines = commands(DOCUMENTS["speculation.md"])

@@ -9,6 +9,8 @@ Only the names below are public. They are imported on first use: `tokenmill --he
 cli/start.py in charge as soon as anything takes time.
 """
 
+# Here, so that a fork is noted from now on.
+from tokenmill.process import is_forked_thread as is_forked_thread
 from tokenmill.version import __version__ as __version__
 
 # Type checkers know this name. Importing it from `typing` takes milliseconds, in which Ctrl-C would show a traceback.
@@ -17,19 +19,26 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tokenmill.config import EngineConfig, SamplingParams
+    from tokenmill.engine.batch import Score
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
-    from tokenmill.engine.outputs import Completion, Piece
+    from tokenmill.engine.outputs import Completion, Piece, Timing
+    from tokenmill.engine.requests import Request
     from tokenmill.engine.session import Session
+    from tokenmill.engine.stream import Stream
     from tokenmill.errors import (
         CapacityError,
         CheckpointError,
         ConfigError,
+        DeadlinePassed,
         NoKernel,
+        PackageMismatch,
+        PackedModelError,
         RequestError,
         SnapshotError,
         TokenmillError,
     )
+    from tokenmill.sample.sampler import TokenLogprobs
 
 
 __all__ = [
@@ -37,27 +46,41 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "DeadlinePassed",
     "Engine",
     "EngineConfig",
     "NoKernel",
+    "PackageMismatch",
+    "PackedModelError",
     "Piece",
+    "Request",
     "RequestError",
     "SamplingParams",
+    "Score",
     "Session",
     "SnapshotError",
+    "Stream",
+    "Timing",
+    "TokenLogprobs",
     "TokenmillError",
     "load",
 ]
 
-_LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name.endswith("Error") or name == "NoKernel"} | {
+_ELSEWHERE = {
     "Completion": "tokenmill.engine.outputs:Completion",
     "Engine": "tokenmill.engine.engine:Engine",
     "EngineConfig": "tokenmill.config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",
+    "Request": "tokenmill.engine.requests:Request",
     "SamplingParams": "tokenmill.config:SamplingParams",
+    "Score": "tokenmill.engine.batch:Score",
     "Session": "tokenmill.engine.session:Session",
+    "Stream": "tokenmill.engine.stream:Stream",
+    "Timing": "tokenmill.engine.outputs:Timing",
+    "TokenLogprobs": "tokenmill.sample.sampler:TokenLogprobs",
     "load": "tokenmill.engine.load:load",
 }
+_LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name not in _ELSEWHERE} | _ELSEWHERE
 
 
 def __getattr__(name: str) -> "Any":

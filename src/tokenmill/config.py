@@ -39,6 +39,9 @@ DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}  # name → bytes per numbe
 ALIASES = {"max_tokens": "max_new_tokens"}
 """Other names of settings, which OpenAI's API and vLLM use."""
 
+DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Other names of dtypes: those of torch, vLLM and llama.cpp."""
+
 Settings = TypeVar("Settings")
 
 
@@ -172,6 +175,7 @@ class EngineConfig(ScheduleSettings, CacheSettings, CompileSettings):
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")
             object.__setattr__(self, name, str(getattr(self, name)).removeprefix("torch."))
+        object.__setattr__(self, "dtype", DTYPE_ALIASES.get(self.dtype, self.dtype))
         if str(self.cache_format) == "auto":
             object.__setattr__(self, "cache_format", "dense")
         check_fields(self)
@@ -241,7 +245,7 @@ class SamplingParams:
     """How the tokens of one sequence are chosen.
 
     max_new_tokens: max tokens to generate (None: 128, or what the context leaves; -1: all that the context leaves).
-    min_new_tokens: end-of-sequence and stop tokens are masked until this many were generated.
+    min_new_tokens: until this many were generated, end-of-sequence and stop tokens are masked and no stop text ends it.
     temperature: 0 is argmax exactly; otherwise logits are divided by it.
     top_k (0 and -1 off), top_p (1 off), min_p (0 off): which tokens may be drawn.
     repetition_penalty (1 off, 0.01 at least): over prompt and output (Keskar et al. 2019, arXiv 1909.05858).

@@ -23,6 +23,7 @@ __all__ = [
     "TokenmillError",
     "WrongText",
     "file_errors",
+    "naming",
 ]
 
 MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
@@ -67,6 +68,17 @@ def file_errors(path: Path, done: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise CheckpointError(f"{path} cannot be {done}: {error.strerror or error}") from error
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the path of a model before what is said against it, where the message does not name it."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(path) not in str(error):
+            error.args = (f"{path}: {error}",)
+        raise
 
 
 class CapacityError(TokenmillError):

@@ -68,8 +68,10 @@ class ValueReader:
         return self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not allowed: {allowed}")
 
     def count(self, key: str, default: Any = ..., minimum: int = 1, maximum: int = MAX_COUNT) -> int:
-        """A whole number in [minimum, maximum], or a default of None."""
+        """A whole number in [minimum, maximum], or a default of None; 32.0 is one too, as other programs write it."""
         value = self.take(key, default)
+        if type(value) is float and value.is_integer():
+            value = int(value)
         if value is not None and not (type(value) is int and minimum <= value <= maximum):
             raise self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
         return value  # type: ignore[return-value]
@@ -122,7 +124,7 @@ class ValueReader:
             if value == choice and isinstance(value, bool) == isinstance(choice, bool):  # in Python True equals 1
                 return choice
         names = ", ".join(map(repr, allowed))
-        raise self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not implemented: use {names}")
+        raise self.error(f"{self.where}: {self.name(key)} = {brief(value)} is not implemented: only {names}")
 
     def refuse_unread(self, keys: Iterable[str]) -> None:
         """Raise if one of these keys was not read: it may change what the others mean."""

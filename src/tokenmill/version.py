@@ -2,4 +2,4 @@
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0.dev1"

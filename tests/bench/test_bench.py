@@ -1,5 +1,7 @@
 """Benchmarks: points and their names, steps sorted into phases, figures that reconcile on a scripted clock."""
 
+from dataclasses import replace
+
 import pytest
 
 import tokenmill
@@ -70,10 +72,11 @@ def test_a_sweep_is_the_product():
     assert [(p.batch, p.prompt, p.new) for p in points] == [(1, 8, 4), (1, 16, 4), (2, 8, 4), (2, 16, 4)]
 
 
-def test_prompts_differ_within_a_batch_and_not_between_runs():
+def test_prompts_differ_within_a_batch_and_between_repetitions_and_not_between_runs():
     point = Point(9, 1, batch=3)
     first = make_prompts(point, VOCABULARY)
     assert first == make_prompts(point, VOCABULARY)
+    assert not {tuple(p) for p in first} & {tuple(p) for p in make_prompts(point, VOCABULARY, 1)}
     assert len({tuple(p) for p in first}) == 3
     assert all(len(p) == 9 and max(p) < VOCABULARY for p in first)
 
@@ -105,6 +108,16 @@ def test_the_numbers_reconcile(path, point):
         assert figures["accepted_per_step"] == 1
     assert figures["tok_s"] * taken.total_s == pytest.approx(point.batch * max(point.new, 1))
     assert figures["sequences_s"] * taken.total_s == pytest.approx(point.batch)
+
+
+def test_a_prefill_that_was_not_computed_is_not_reported(path):
+    """A prefix cache would have given thousands of tokens a second for nothing."""
+    point = Point(64, 2)
+    engine = tokenmill.load(path, max_length=128, block_size=16)
+    prompts = make_prompts(point, VOCABULARY)
+    assert take_sample(engine, point, prompts, Clock()).prefill_tokens == 64
+    with pytest.raises(RuntimeError, match="prefill fed 16 of 64 tokens"):
+        take_sample(engine, point, prompts, Clock())
 
 
 def test_decode_counts_steps_of_the_whole_batch_only(path):
@@ -184,5 +197,15 @@ def test_every_repetition_is_probed_and_reported(path):
         engine, Point(8, 4), 3, probe=lambda: next(probes), peak=lambda: 7, advance=lambda: runs.append(1)
     )
     assert measured.probes_gb_s == [30.0, 60.0, 31.0] and is_noisy(measured)
-    assert len(measured.samples) == 3 and len(runs) == 4 and measured.peak_bytes == 7
-    assert len({sample.hash for sample in measured.samples}) == 1
+    assert len(measured.samples) == 3 and len(runs) == 5 and measured.peak_bytes == 7
+    assert len({sample.hash for sample in measured.samples}) == 3, "each has prompts of its own"
+
+
+def test_a_point_says_whether_its_first_prompts_give_the_same_tokens_again(path, monkeypatch):
+    engine = tokenmill.load(path, max_length=64, prefix_cache=False)
+    assert measure_point(engine, Point(8, 12, batch=1), 2, probe=lambda: 1.0).repeats
+    samples = [
+        replace(sample(path, Point(8, 4))[0], tokens=tokens) for tokens in ((9,) * 4, (1, 2, 3, 4), (1, 2, 3, 5))
+    ]
+    monkeypatch.setattr("tokenmill.bench.run.take_sample", lambda *_: samples.pop(0))
+    assert not measure_point(engine, Point(8, 4), 1, probe=lambda: 1.0).repeats

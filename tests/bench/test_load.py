@@ -703,7 +703,7 @@ def test_ctrl_c_reports_what_is_complete(bench):
         (["--vocab-size", "9", "--chat"], ["--vocab-size", "--chat"]),
         (["--vocab-size", "9", "--prompts", "x"], ["--vocab-size", "--prompts"]),
         (["--prompts", "/nowhere/at/all"], ["--prompts = '/nowhere/at/all'", "No such file"]),
-        (["--output", "/nowhere/at/all"], ["--output = '/nowhere/at/all'", "No such file"]),
+        (["--output", "/dev/null/at/all"], ["--output = '/dev/null/at/all'", "Not a directory"]),
         (["--output", "/dev/full"], ["--output = '/dev/full'", "No space left"]),
         (["--url", "127.0.0.1:8000"], ["--url = '127.0.0.1:8000'", "http://"]),
         (["--url", "http://h:99999"], ["--url"]),

@@ -3,23 +3,28 @@
 import json
 import os
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import save
+from tests.tiny_models import VOCABULARY, save
 from tokenmill.bench.peers import contest as peers
 from tokenmill.bench.peers import install as peer_install
 from tokenmill.bench.peers import known as peer_list
 from tokenmill.bench.peers.contest import Contest
 from tokenmill.bench.peers.known import PEERS, PROGRAMS, Peer, command_for
 from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
+from tokenmill.bench.peers.prompts import Prompts
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
 from tokenmill.cli.main import main
+from tokenmill.engine.outputs import hash_tokens
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Silent
 from tokenmill.measure import machine
+from tokenmill.weights.checkpoint import open_checkpoint
 
 HEAD = f"import sys, time; sys.path.insert(0, {str(PROGRAMS)!r})\nimport wire\n"
 GOOD = """
@@ -39,6 +44,13 @@ FAKES = {
     "short": GOOD.replace("SECONDS", "1.0").replace("range(new)", "range(new - 1)"),
     "no time": GOOD.replace("SECONDS", "0.0"),
     "no tokens": GOOD.replace("SECONDS", "1.0").replace('"tokens": tokens', '"text": "?"'),
+    "keeps rows": GOOD.replace("SECONDS", "1.0").replace('"tokens": tokens', '"tokens": tokens, "prefill_tokens": 1'),
+    "guesses": GOOD.replace("SECONDS", "1.0").replace(
+        '"tokens": tokens', '"tokens": tokens, "drafted": 10, "accepted": 4'
+    ),
+    "two ways": GOOD.replace("batch):", "batch, decode_s, prefill_s):\n        self.s = decode_s, prefill_s")
+    .replace("SECONDS", "self.s[0]")
+    .replace('"prefill_s": 0.5', '"prefill_s": self.s[1]'),
     "refuses load": GOOD.replace('print("a library that talks")', 'raise ValueError("reads .gguf files only")'),
     "refuses batches": GOOD.replace("SECONDS", "1.0").replace(
         "tokens = [[", "assert not prompts[1:], 'one at a time'\n        tokens = [["
@@ -77,13 +89,21 @@ def contest(script, monkeypatch):
 
     def make(*names, points=(POINT,), **limits):
         labels = {"tokenmill" if at == 0 else name: name for at, name in enumerate(names)}
-        monkeypatch.setattr(peers, "PEERS", {label: Peer(label, "", "") for label in labels})
+        known = {label: Peer(label, "", "") for label in labels}
+        if "two ways" in known:
+            ways = {"first": {"decode_s": 1.0, "prefill_s": 2.0}, "second": {"decode_s": 5.0, "prefill_s": 1.0}}
+            known["two ways"] = Peer("two ways", "", "", variants=ways)
+        monkeypatch.setattr(peers, "PEERS", known)
         monkeypatch.setattr(peers, "command_for", lambda peer, given: script(labels[peer.name]))
         probes = iter(range(40, 1000))
         held = Contest("model", dict.fromkeys(labels), 2, "float32", lambda: float(next(probes)), Silent(), **limits)
         with held:
             held.load(points)
-            return [held.rows(point, [[7 + at, 8, 9, 10] for at in range(point.batch)]) for point in points]
+            firsts = count()
+            return [held.rows(point, partial(prompts_of, point, firsts)) for point in points]
+
+    def prompts_of(point, firsts):
+        return [[next(firsts), 8, 9, 10] for _ in range(point.batch)]
 
     return make
 
@@ -95,6 +115,20 @@ def test_a_contest_gives_rates_and_ratios(contest):
     assert slow["same_tokens"] == 1.0 and other["same_tokens"] == pytest.approx(2 / 6)
     assert ours["hash"] == slow["hash"] != other["hash"]
     assert ours["repetitions"] == 2 and "decode_ratio" not in ours
+    # The prompts of the two rounds; those of the warm-up are the first.
+    assert ours["hash"] == hash_tokens([first + at for first in (1, 2) for at in range(6)])
+
+
+def test_of_an_engine_that_can_be_run_in_two_ways_the_better_counts_in_each_phase(contest):
+    [[ours, two]] = contest("good", "two ways", rounds=2)
+    assert two["decode_tok_s"] == 5.0 and two["decode_ratio"] == 1.0
+    assert two["prefill_tok_s"] == 4.0 and two["prefill_ratio"] == 2.0
+    assert two["variant"] == "decode first, prefill second" and ours["variant"] is None
+
+
+def test_accepted_drafts_are_counted_over_the_rounds(contest):
+    [[ours, guesses]] = contest("good", "guesses", rounds=3)
+    assert (guesses["drafted"], guesses["accepted"]) == (30, 12) and ours["drafted"] is None
 
 
 @pytest.mark.parametrize(
@@ -103,6 +137,7 @@ def test_a_contest_gives_rates_and_ratios(contest):
         ("short", r"\[5\] tokens instead of 6 for each of 1"),
         ("no time", "took no time"),
         ("no tokens", "without prefill_s"),
+        ("keeps rows", "prefill fed 1 of 4 tokens"),
         ("refuses load", "reads .gguf files only"),
         ("crashes", "exit code 1: no module named fake"),
         ("crashes later", r"signal 11 \(Segmentation fault\)"),
@@ -215,12 +250,35 @@ def test_llama_bench_is_driven_by_its_reports(tmp_path):
     binary.chmod(0o755)
     process = PeerProcess(command_for(PEERS["llama-bench"], str(binary)), 1)
     request = {"op": "load", "model": "m.gguf", "threads": 1, "dtype": "", "max_length": 1, "batch": 1}
+    request["flash_attention"] = True
     assert process.ask(request, 30)["versions"] == {"llama.cpp": "abc (7)"}
     answer = process.ask({"op": "run", "prompts": [[1] * 50], "new": 11}, 30)
     assert (answer["prefill_s"], answer["decode_s"], answer["tokens"]) == (0.5, 1.0, None)
-    with pytest.raises(PeerRefused, match="one sequence at a time"):
+    with pytest.raises(PeerRefused, match=r"one sequence at a time, and .*llama-batched-bench is not there"):
         process.ask({"op": "run", "prompts": [[1], [2]], "new": 11}, 30)
     process.stop()
+
+
+def test_ik_llama_is_repacked_and_several_sequences_are_left_to_its_batched_bench(tmp_path):
+    """Its words for generation behind a prompt are others than llama.cpp's; both print the same table of batches."""
+    report = '{"build_commit": "abc", "build_number": 7, "model_type": "llama Q4", "cpu_info": "a cpu", "avg_ts": 10.0}'
+    binary, batched = tmp_path / "llama-bench", tmp_path / "llama-batched-bench"
+    binary.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/said\necho '[{report}]'\n")
+    table = "|    50 |     11 |    2 |    122 |    0.500 |   200.00 |    1.100 |    20.00 |    1.600 |    76.25 |"
+    batched.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/said\necho '{table}' >&2\n")
+    for file in (binary, batched):
+        file.chmod(0o755)
+    process = PeerProcess(command_for(PEERS["ik_llama.cpp"], str(binary)), 1)
+    request = {"op": "load", "model": "m.gguf", "threads": 1, "dtype": "", "max_length": 1, "batch": 1}
+    options = PEERS["ik_llama.cpp"].variants["no flash attention, repacked"]
+    assert process.ask({**request, **options}, 30)["versions"] == {"ik_llama.cpp": "abc (7)"}
+    assert process.ask({"op": "run", "prompts": [[1] * 50], "new": 11}, 30)["decode_s"] == 1.0
+    both = process.ask({"op": "run", "prompts": [[1] * 50] * 2, "new": 11}, 30)
+    assert both["prefill_s"] == 0.5 and both["decode_s"] == pytest.approx(1.0)
+    process.stop()
+    said = (tmp_path / "said").read_text().splitlines()
+    assert all("-fa 0 -rtr 1" in line for line in said[:3]) and "-p 0 -n 0 -gp 50,11" in said[2]
+    assert "-fa off" in said[3] and said[3].endswith("-npp 50 -ntg 11 -npl 2 -rtr")
 
 
 # ---- the command
@@ -239,22 +297,50 @@ def tm(capsys, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_path):
     path = save("llama", tmp_path)
     sizes = ("--prompt", 8, "--new", 4, "--batch", 2, "--rounds", 1, "--threads", 1, "--dtype", "float32")
     code, out, err = tm("peers", path, "--only", "transformers,vllm", *sizes, "--json")
     assert code == 0, err
-    ours, theirs, absent = json.loads(out)["rows"]
-    assert ours["label"] == "tokenmill" and ours["status"] == theirs["status"] == "ok"
+    rows = {row["label"]: row for row in json.loads(out)["rows"]}
+    ours, theirs, absent = rows["tokenmill"], rows["transformers"], rows["vllm"]
+    assert ours["status"] == theirs["status"] == "ok"
     assert theirs["same_tokens"] == 1.0 and theirs["hash"] == ours["hash"]
     assert "float32" in ours["note"] and "attention" in theirs["note"]
     assert absent["status"] == "absent" and "tokenmill bench install-peer vllm" in err
+    if "program native" in ours["note"]:
+        guessing = rows["tokenmill-speculation"]
+        assert "speculate multi_step" in ours["note"] and "speculate adaptive" in guessing["note"]
+        assert guessing["same_tokens"] == 1.0 and guessing["hash"] == ours["hash"]
+        assert guessing["drafted"] is not None and "decode_ratio" not in guessing
+
+
+def test_ours_computes_a_prompt_that_it_has_seen(tmp_path):
+    """Long enough for blocks that a prefix cache would have kept."""
+    process = PeerProcess(command_for(PEERS["tokenmill"], None), 1)
+    request = {"model": save("llama", tmp_path), "threads": 1, "dtype": "float32", "max_length": 100, "batch": 1}
+    process.ask({"op": "load", **request, "model": str(request["model"]), "block_size": 16}, 300)
+    answers = [process.ask({"op": "run", "prompts": [list(range(1, 81))], "new": 4}, 300) for _ in range(2)]
+    process.stop()
+    assert [answer["prefill_tokens"] for answer in answers] == [80, 80]
+
+
+def test_prompts_never_come_twice_and_do_not_go_around(tmp_path):
+    prompts = Prompts(open_checkpoint(save("llama", tmp_path)), VOCABULARY, 3 * 4 * 50)
+    taken = [tuple(prompt) for _ in range(3) for prompt in prompts.take(50, 4)]
+    assert len(set(taken)) == 12 and all(len(prompt) == 50 for prompt in taken)
+
+
+def test_more_prompts_than_there_is_text_are_refused_before_anything_runs(tm):
+    code, _, err = tm("peers", "--only", "tokenmill", "--batch", 16, "--prompt", 2000)
+    assert code == 2 and "--prompt" in err and "192,000 tokens" in err and "--rounds" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--only", "pytorch"), "no peer 'pytorch': there are tokenmill, transformers"),
+        (("--only", "pytorch"), "no peer 'pytorch': there are tokenmill, tokenmill-speculation, transformers"),
         (("--peer", "vllm"), "--peer = 'vllm' is not allowed: NAME=PATH"),
         (("--batch", "0"), "--batch = '0' is not allowed: integers of at least 1"),
         (("--peer", "vllm=/nowhere"), "--peer = 'vllm=/nowhere' is not allowed: the path of a Python interpreter"),
@@ -267,4 +353,4 @@ def test_wrong_words_are_named(tm, tmp_path, arguments, says):
 
 def test_an_unknown_peer_is_not_installed(tm):
     code, _, err = tm("install-peer", "pytorch")
-    assert code == 2 and "there are tokenmill, transformers" in err
+    assert code == 2 and "there are tokenmill, tokenmill-speculation, transformers" in err

@@ -123,6 +123,7 @@ def test_every_picture_is_a_real_png_and_svg(tmp_path):
     assert len(list((tmp_path / "new" / "folder").iterdir())) == len(drawn.written)  # nothing temporary is left
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     for place in ("one", "two"):
         draw(sweep(), tmp_path / place)

@@ -84,17 +84,15 @@ def test_memory_that_runs_out_in_the_middle_is_marked_and_the_series_goes_on(tin
 
 
 def test_tokens_that_change_between_repetitions_are_a_failure(tiny, monkeypatch):
-    take, seen = series.measure_point, []
+    take = series.measure_point
 
     def measure_point(*arguments, **keywords):
         measured = take(*arguments, **keywords)
-        measured.samples[1] = replace(measured.samples[1], tokens=(1, 2, 3))
-        seen.append(measured)
-        return measured
+        return replace(measured, repeats=False)
 
     monkeypatch.setattr(series, "measure_point", measure_point)
     (row,) = tiny.rows([Point(8, 4)], EngineConfig())
-    assert row["status"] == "failed" and seen[0].samples[0].hash in row["reason"]
+    assert row["status"] == "failed" and "run again, gave other tokens" in row["reason"]
 
 
 # ---- ladder
@@ -231,6 +229,7 @@ def test_limits_that_cannot_be_kept_are_still_measured(tmp_path, monkeypatch):
     assert machine.limits(torch.device("cpu"), 2) == LIMITS
 
 
+@pytest.mark.slow
 def test_measuring_the_machine_gives_every_figure(monkeypatch):
     monkeypatch.setattr(machine, "FAR_BYTES", 2**22)
     monkeypatch.setattr(machine, "CACHED_BYTES", 2**20)

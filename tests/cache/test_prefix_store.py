@@ -206,6 +206,7 @@ def test_what_is_no_file_costs_one_block(make, llama, tmp_path):
     assert fed(engine_for(llama, tmp_path), START)[1] == wanted
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_directory(llama, tmp_path):
     code = (
         "import sys; from tokenmill.engine.load import load;"

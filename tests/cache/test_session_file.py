@@ -1,9 +1,13 @@
 """The header and the rows of a saved session, each field wrong in turn under a checksum that fits."""
 
+import signal
+
 import pytest
 import torch
+from safetensors import safe_open
 
 from tests.tiny_models import prompt, save
+from tokenmill.cache import snapshot
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
 from tokenmill.engine.load import load
 from tokenmill.errors import SnapshotError
@@ -75,3 +79,35 @@ def test_rows_that_are_not_the_models_are_refused_by_name(engine, saved, tmp_pat
 def test_what_is_not_changed_is_opened(engine, saved, tmp_path):
     with opened(engine, tmp_path / "y.kv", saved.facts, saved.rows) as session:
         assert session.tokens == tuple(START)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_interrupt_while_a_file_is_read_stays_one(number, engine, tmp_path, monkeypatch):
+    """The library that reads makes a ValueError or its own error of what is raised within it."""
+    file = tmp_path / "x.kv"
+    with engine.session([1, 2, 3]) as session:
+        session.save(file)
+    before, calls = signal.getsignal(signal.SIGINT), []
+
+    class Interrupted:
+        """safe_open, by which a signal arrives within a call of the library."""
+
+        def __init__(self, *given, **named):
+            calls.append(given)
+            if len(calls) == number + 1:
+                signal.raise_signal(signal.SIGINT)
+            self.inner = safe_open(*given, **named)
+
+        def __enter__(self):
+            return self.inner.__enter__()
+
+        def __exit__(self, *error):
+            return self.inner.__exit__(*error)
+
+    monkeypatch.setattr(snapshot, "safe_open", Interrupted)
+    if number < 2:
+        with pytest.raises(KeyboardInterrupt):
+            engine.open(file)
+        assert len(calls) == number + 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert engine.open(file).tokens == (1, 2, 3)

@@ -315,6 +315,7 @@ main.run()
 """
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_what_is_compiled_in_the_background(model):
     """Nor crash on it."""
     command = [sys.executable, "-c", COMPILING, "generate", model, "-p", "w1", "-n", "3", "-q"]

@@ -97,11 +97,28 @@ def test_a_sweep_resumes_and_keeps_refused_points_marked(tm, path, tmp_path):
     assert len(read_rows([file])) == 10, "other settings are other points"
 
 
+def test_a_sweep_with_the_cache_and_without_is_one_table(tm, path, tmp_path):
+    file = tmp_path / "new" / "cache.jsonl"
+    sweep = ("sweep", path, "--batch", "1,2", "--prompt", "8", "--new", "4", "-r", 1, "--dtype", "float32")
+    code, out, err = tm(*sweep, "--cache", "on,off", "--output", file)
+    assert code == 0, err
+    table = out[out.index("With the KV cache and without") :]
+    assert all(word in table for word in ("factor", "peak MB", "off, MB", "tokens", "text")) and "the same" in table
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["cache"], row["batch"]) for row in rows] == [(True, 1), (True, 2), (False, 1), (False, 2)]
+    assert len({row["hash"] for row in rows if row["batch"] == 2}) == 1 and "text" in rows[0], (
+        "None: this model has no tokenizer"
+    )
+    assert "4 of 4 points are in" in tm(*sweep, "--cache", "on,off", "--output", file)[2]
+    assert "--cache = 'maybe' is not allowed: on, off, or on,off" in tm(*sweep, "--cache", "maybe")[2]
+
+
 def test_a_sweep_without_a_valid_point_says_so(tm, path):
     code, _, err = tm("sweep", path, "--batch", "1", "--prompt", "500", "--new", "4")
     assert code == 2 and "no point of the sweep could be measured" in err and "500" in err
 
 
+@pytest.mark.slow
 def test_the_ladder_names_every_rung(tm, path):
     ladder = ("ladder", path, "--prompt", 16, "--new", 4, "-r", 1)
     code, out, _ = tm(*ladder, "--json")
@@ -160,6 +177,7 @@ def few_texts(monkeypatch):
     monkeypatch.setitem(golden.GOLDEN, "smollm2-135m", dict(list(texts.items())[3:6]))
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.usefixtures("few_texts")
 def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
@@ -175,6 +193,7 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
     assert code == 1 and "not those of transformers" in err and "medians" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
@@ -229,6 +248,7 @@ def test_rows_that_a_disk_does_not_take_are_printed(tm, path, full, verb, monkey
     assert code == 2 and len(json.loads(out)["rows"]) == 2, "the document has them already"
 
 
+@pytest.mark.slow
 def test_a_row_that_was_cut_short_is_taken_back(tmp_path):
     """A limit on the size of files is a disk that is full."""
     code = """

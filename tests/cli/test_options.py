@@ -10,10 +10,10 @@ import typer
 
 from tests.cli.test_cli import commands
 from tokenmill.cache.formats import FORMATS
-from tokenmill.cli.command import ALIASES
 from tokenmill.cli.display import table_text
 from tokenmill.cli.main import app
 from tokenmill.cli.options import HELP, NAMES
+from tokenmill.cli.other_names import ALIASES, with_hyphens
 from tokenmill.config import EngineConfig
 from tokenmill.kernels.attend import ATTEND
 from tokenmill.program import PROGRAMS
@@ -256,14 +256,20 @@ def test_a_request_that_cannot_be_served_names_options(tm, model):
     code, _, err = tm("generate", model, "-p", "w1", "-n", 5000)
     assert code == 2
     assert "--max-new-tokens of 5000 is over --max-length of 128" in err
-    for num_tokens, length, remedy in ((50, 40, "raise --max-length"), (128, 128, "this is the model's own context")):
-        for new in ([], ["-n", 5], ["-n", -1]):
+    for num_tokens, length, remedy in (
+        (50, 40, "or raise --max-length to 51"),
+        (128, 128, "this is the model's own context"),
+        (200, 40, "the model's own context is 128"),
+    ):
+        for new in ([], ["-n", -1]):
             code, _, err = tm("generate", model, "-p", "w1 " * num_tokens, "--max-length", length, "-q", *new)
             assert (code, err) == (
                 2,
                 f"error: the prompt has {num_tokens} tokens, and with --max-length of {length} not one more fits: "
                 f"shorten the prompt ({remedy})\n",
             )
+    assert "(or raise --max-length to 55)" in tm("generate", model, "-p", "w1 " * 50, "--max-length", 40, "-n", 5)[2]
+    assert tm("generate", model, "-p", "w1 " * 50, "--max-length", 55, "-n", 5)[0] == 0
     code, _, err = tm("generate", model, "-p", "w1", "-n", 60, "--cache-tokens", 32)
     assert code == 2
     assert "change --cache-tokens (more), or --max-new-tokens or the prompt (fewer)" in err
@@ -275,11 +281,49 @@ def test_what_other_programs_call_it_or_mistake_is_told_in_plain_words(tm, model
         ("-p w1 -n x", "--max-new-tokens needs a whole number, not 'x'; see"),
         ("w2", "(w2): a prompt is given with -p; see"),
         ("-p w1 --ctx 5", "did you mean --max-length?"),
-        ("-p w1 --n-predict 5", "did you mean --max-new-tokens?"),
         ("-p w1 --device mps", "this machine has no mps device; use cpu, or auto"),
     ):
         code, out, err = tm("generate", model, *line.split())
         assert (code, out, err.count("\n")) == (2, "", 1) and said in err
+
+
+def test_options_are_known_by_the_names_that_they_have_elsewhere(tm, model):
+    """Of Ollama, llama.cpp, transformers and vLLM; and with the underscores that settings have."""
+    wanted = tm("generate", model, "-p", "w1", "-n", 3, "--dtype", "float32")
+    assert wanted[0] == 0
+    for names in (
+        ("--num-predict", 3, "--dtype", "fp32"),
+        ("--n-predict", 3, "--dtype", "torch.float32"),
+        ("--max_new_tokens=3", "--dtype=float"),
+        ("--max_tokens", 3, "--dtype", "float32"),
+    ):
+        assert tm("generate", model, "-p", "w1", *names)[:2] == wanted[:2]
+    code, _, err = tm("generate", model, "-p", "w1", "-n", 3, "--assistant-model", "/no/such")
+    assert code == 2 and "/no/such" in err and "No such option" not in err
+    for setting, value, meant in (("speculate", "prompt_lookup", "suffix"), ("scheme", "int8", "q8")):
+        assert f"did you mean {meant!r}?" in tm("generate", model, "-p", "w1", f"--{setting}", value)[2]
+    for alias, name in (("half", "float16"), ("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
+        assert EngineConfig(dtype=alias).dtype == name
+
+
+def test_what_follows_two_hyphens_is_no_option():
+    assert with_hyphens(["--max_length", "a_b", "--", "--max_length"], {"--max-length"}) == [
+        "--max-length",
+        "a_b",
+        "--",
+        "--max_length",
+    ]
+
+
+def test_advice_of_decode_is_in_words_of_the_command_line_and_works(tm, model, tmp_path):
+    file = tmp_path / "new" / "folder" / "x.kv"
+    assert tm("prefill", model, "-p", "w1", "-o", file, "--dtype", "float32")[0] == 0, "folders are made"
+    code, _, err = tm("decode", file, "--dtype", "bfloat16", "-n", 2)
+    assert code == 2 and err.rstrip().endswith("load the model with --dtype float32, or open it with --convert")
+    assert tm("decode", file, "--dtype", "float32", "-n", 2)[0] == 0
+    assert tm("decode", file, "--dtype", "bfloat16", "-n", 2, "--convert")[0] == 0
+    code, _, err = tm("decode", file, "-n", 4000)
+    assert code == 2 and "lower --max-new-tokens (this is the model's own context)" in err
 
 
 def test_a_saved_cache_is_told_from_a_model_and_from_other_files(tm, model, tmp_path):
@@ -301,3 +345,14 @@ def test_one_is_singular_and_one_token_has_no_speed(tm, model):
 def test_an_unknown_peer_is_told_which_there_are(tm):
     for verb in (["install-peer", "foo"], ["peers", "--peer", "foo=/x"]):
         assert "error: no peer 'foo': there are " in tm("bench", *verb)[2]
+
+
+def test_a_narrow_terminal_does_without_columns_and_cuts_no_data(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    header, row = ("name", "speed", "memory", "hash"), ("a-long-name-of-a-file", "1,234.5", "12,345", "0123abcd")
+    text = table_text("title", [row], header, expendable=("memory", "speed"))
+    assert row[0] in text and row[3] in text and "12,345" not in text and "…" not in text
+    assert "(no room for memory" in text and len(text.splitlines()[2]) <= 40
+    monkeypatch.setenv("COLUMNS", "80")
+    assert all(word in table_text("title", [row], header, expendable=("memory", "speed")) for word in row)

@@ -125,6 +125,7 @@ def test_nothing_unused_is_imported_before_the_first_text(generate):
     assert sorted(imported & {*UNUSED}) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [("--program", "eager"), ("--temperature", "0.8", "--seed", "3"), ("--no-packed-cache",)], ids=" ".join
 )
@@ -150,6 +151,7 @@ def test_the_names_are_those_of_modules():
     assert all(find_spec(name) for name in own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "use", [pytest.param(use, id=name, marks=[pytest.mark.long] * (name in LONG)) for name, use in USES.items()]
 )

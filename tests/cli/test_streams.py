@@ -99,6 +99,7 @@ run()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [GENERATE, INFO, "eval perplexity {model} {model}/config.json", "bench machine"])
 def test_ctrl_c_during_the_imports_is_not_lost(model, line):
     command = [sys.executable, "-c", INTERRUPTED, *line.format(model=model).split()]
@@ -148,6 +149,7 @@ def test_nothing_is_imported_before_ctrl_c_is_guarded():
     assert done.stdout.split() == ["tokenmill", "tokenmill.cli", "tokenmill.cli.start", "tokenmill.version"]
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(model):
     """As under nohup, and of a command that a script has put into the background."""
     code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")

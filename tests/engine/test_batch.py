@@ -9,8 +9,11 @@ import tokenmill
 from tests.empty import check_empty
 from tests.engine.test_engine import count_fed
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, save
-from tokenmill import RequestError
+from tokenmill import RequestError, load
 from tokenmill.engine.batch import generate_each, score_each
+from tokenmill.engine.scoring import prompt_logprobs
+from tokenmill.measure.perplexity import perplexity
+from tokenmill.sample.probabilities import log_probability, log_probability_of
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +169,46 @@ def test_completions_do_not_depend_on_how_many_run(path):
             check_empty(engine.core)
     assert len(found[0]) == 20
     assert all(each == found[0] for each in found)
+
+
+def test_a_token_has_one_log_probability(path):
+    """That of generate, of score, of score_pairs and of perplexity, to the last bit."""
+    engine = load(path, dtype="float32", max_length=64, threads=1)
+    start = [1, 2, 3, 4]
+    done = engine.generate(start, max_new_tokens=6, logprobs=0, ignore_eos=True)
+    told = [entry.logprob for entry in done.logprobs]
+    (pair,) = engine.score_pairs([(start, list(done.tokens))])
+    assert list(pair.logprobs) == told
+    assert engine.score(start, [list(done.tokens)]) == [pair.logprob]
+    tokens = [*start, *done.tokens]
+    (read,) = engine.score_pairs([(tokens[:1], tokens[1:])])
+    assert perplexity(engine, tokens, len(tokens), len(tokens)).nll == pytest.approx(-read.logprob, rel=1e-15)
+
+
+def test_a_log_probability_is_that_of_exact_sums():
+    """torch's float32 log_softmax is off by 8e-6 over so many terms."""
+    logits_RV = torch.randn(3, 49_152, generator=torch.Generator().manual_seed(1)) * 0.01
+    ids_R = torch.tensor([5, 49_151, 77])
+    exact_R = torch.log_softmax(logits_RV.double(), dim=-1)[torch.arange(3), ids_R]
+    found_R = log_probability_of(logits_RV, torch.arange(3), ids_R)
+    assert torch.equal(found_R, log_probability(logits_RV)[torch.arange(3), ids_R])
+    torch.testing.assert_close(found_R.double(), exact_R, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_step_tokens": 5}, {"block_size": 4}], ids=str)
+def test_log_probabilities_of_a_prompt_are_those_of_its_own_rows(settings, path):
+    """Each token but the first, by its position, with the likeliest tokens there."""
+    engine, tokens = load(path, dtype="float32", max_length=64, threads=1, **settings), prompt(23, seed=2)
+    sequence, found = prompt_logprobs(engine.core, tokens, 3)
+    engine.core.enqueue(sequence)
+    engine.core.run_to_end(sequence)
+    engine.core.abandoned.append((sequence, None))
+    logprobs_TV = log_probability(engine.logits(tokens))
+    assert sorted(found) == list(range(1, len(tokens)))
+    for place, entry in found.items():
+        row_V = logprobs_TV[place - 1]
+        assert entry.logprob == row_V[tokens[place]].item()
+        assert [number for number, _ in entry.top] == row_V.topk(3).indices.tolist()
+        assert [value for _, value in entry.top] == row_V.topk(3).values.tolist()
+        assert entry.rank == 1 + int((row_V > row_V[tokens[place]]).sum())
+    check_empty(engine.core)

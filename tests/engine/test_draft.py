@@ -49,6 +49,7 @@ def texts(completions):
     return [(each.tokens, each.finish_reason) for each in completions]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("program", ["native", "eager"])

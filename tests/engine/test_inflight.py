@@ -58,6 +58,7 @@ def test_the_text_of_every_family(family, sampling, models):
     check_empty(engine.core)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -104,6 +105,7 @@ def test_what_looks_back_waits(settings, llama):
     assert [each.logprobs for each in done] == [each.logprobs for each in wanted]
 
 
+@pytest.mark.slow
 def test_it_ends_where_it_should(llama):
     """By an id, at the last place that its length allows as well, and not before the least number of tokens."""
     engine, reference = engine_for(llama), plain(llama)
@@ -337,3 +339,19 @@ def test_on_a_gpu_nothing_waits_between_two_steps(program, llama):
             assert tokens(engine.generate(PROMPTS, **settings)) == wanted
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_session_that_is_closed_while_its_step_is_in_flight_ends_nothing_else(llama):
+    """It is dropped for good, with a reason, and so leaves the step: the next request has all of its own rows."""
+    engine, reference = engine_for(llama), plain(llama)
+    session = engine.session(PROMPTS[1])
+    stream = session.stream(max_new_tokens=16, ignore_eos=True)
+    next(stream)
+    assert engine.core.in_flight is not None
+    dropped = engine.core.in_flight.plan.work[0].sequence
+    session.close()
+    del stream, session
+    settings = {"max_new_tokens": 8, "ignore_eos": True}
+    assert engine.generate(PROMPTS[0], **settings).tokens == reference.generate(PROMPTS[0], **settings).tokens
+    assert dropped.finish_reason == "abort"
+    check_empty(engine.core)

@@ -15,6 +15,8 @@ from tokenmill import RequestError, SamplingParams, load
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.transaction import Transaction
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {
     "plain": {"max_sequences": 3},
     "scarce": {"max_sequences": 3, "cache_tokens": 44, "max_step_tokens": 7},

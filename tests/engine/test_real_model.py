@@ -39,6 +39,7 @@ def batch(engine):
     return engine.generate(PROMPTS, max_new_tokens=NEW, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
     """Each of ours is transformers' likeliest, given all before it: what its greedy decoding would have said."""
     for prompt, done in zip(PROMPTS, batch, strict=True):
@@ -48,6 +49,7 @@ def test_greedy_tokens_equal_transformers(engine, batch, real_peer):
         assert logits.argmax(-1)[len(tokens) - 1 : -1].tolist() == list(done.tokens), prompt
 
 
+@pytest.mark.slow
 def test_perplexity_equals_transformers(real_model, real_peer):
     engine = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=128)
     tokens = read_text(PROSE * 2, open_checkpoint(real_model).tokenizer(), 300).tokens

@@ -595,6 +595,7 @@ engine_for(sys.argv[1]).session(prompt(40, seed=9)).save(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_killed_while_saving_leaves_the_old_file_whole(saved, llama):
     before = saved.read_bytes()
     ended = subprocess.run([sys.executable, "-c", KILLED, str(llama), str(saved)], cwd=ROOT, check=False)

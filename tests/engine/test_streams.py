@@ -191,9 +191,11 @@ def test_a_chat_that_is_no_list_of_messages_is_refused(engine):
         ({"role": "user"}, "has no 'content'"),
         ({"role": "user", "content": None}, "has no 'content'"),
         ({"role": "user", "content": 5}, "content = 5 is not allowed: a text"),
-        ({"role": "user", "content": []}, "content = .* is not allowed: a text"),
+        ({"role": "assistant", "content": 5, "tool_calls": [{}]}, "content = 5 is not allowed: a text"),
+        ({"role": "tool", "tool_call_id": "x", "content": None}, "has no 'content'"),
         ({"role": "user", "content": ["w5"]}, "part 1 must be an object"),
         ({"role": "user", "content": [{"type": "text"}]}, "part 1 has no 'text'"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "w5"}]}, "part 1 has no 'refusal'"),
         (
             {"role": "user", "content": [{"type": "image_url", "image_url": {}}]},
             "type = 'image_url' is not implemented",
@@ -212,10 +214,31 @@ def test_parts_of_text_are_one_text(engine):
     )
 
 
-def test_a_call_of_a_tool_needs_no_content(engine):
-    ask, call = {"role": "user", "content": "w5"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
-    assert engine.chat_prompt([ask, call])
-    assert engine.chat_prompt([{**ask, "content": "w5 " * 10_000}])
+def test_a_message_may_be_long(engine):
+    assert engine.chat_prompt([{"role": "user", "content": "w5 " * 10_000}])
+
+
+ASK, ANSWER = {"role": "user", "content": "w5"}, {"role": "assistant"}
+EMPTY = [{}, {"content": None}, {"content": []}, {"content": ""}, {"content": None, "name": None, "tool_calls": None}]
+EMPTY += [{"content": None, "tool_calls": [{"id": "x"}]}, {"tool_calls": [{"id": "x"}]}, {"function_call": None}]
+
+
+@pytest.mark.parametrize("more", EMPTY, ids=str)
+def test_an_answer_without_content_is_an_empty_one(engine, more):
+    assert engine.chat_prompt([ASK, ANSWER | more]) == engine.chat_prompt([ASK, ANSWER | {"content": ""}])
+
+
+def test_a_refusal_is_a_part_of_a_message(engine):
+    parts = [{"type": "refusal", "refusal": "w6"}, {"type": "text", "text": "w7"}]
+    wanted = engine.chat_prompt([ASK, ANSWER | {"content": "w6\nw7"}])
+    assert engine.chat_prompt([ASK, ANSWER | {"content": parts}]) == wanted
+
+
+def test_a_variable_that_the_template_does_not_read_is_named(engine, caplog):
+    engine.chat_prompt([ASK], add_generation_prompt=False, enable_thinking=False, tools=None)
+    assert [record.message for record in caplog.records] == [
+        "this model's chat template does not read 'enable_thinking', so it changes nothing"
+    ]
 
 
 # ---- the end

@@ -434,6 +434,39 @@ def test_what_the_hub_does_not_have(server, name, revision, reason):
     assert name in one_line(error)
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (401, "does not accept the token"),
+        (403, r"forbids it \(403\)"),
+        (429, r"allows no more requests for now \(429\)"),
+        (503, "answered with status 503"),
+        (500, "answered with status 500"),
+    ],
+)
+def test_a_refusal_of_the_hub_keeps_its_reason(server, monkeypatch, status, reason):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    server.status = status
+    with pytest.raises(CheckpointError, match=reason) as error:
+        locate("org/safe")
+    assert "org/safe" in one_line(error) and "was not reached" not in str(error.value)
+
+
+def test_a_busy_hub_is_no_reason_not_to_use_what_is_here(server, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    path = locate("org/safe")
+    server.status = 503
+    assert locate("org/safe") == path
+
+
+def test_a_proxy_or_certificate_that_fails_is_named(server):
+    server.stop()
+    with pytest.raises(CheckpointError, match=r"the hub was not reached \(.*(refused|Errno)") as error:
+        locate("org/safe")
+    assert "org/safe" in one_line(error)
+
+
 def test_hub_names_need_no_client_until_one_is_used():
     """hub.py is on the path of every verb; the client costs half a second."""
     code = "import sys, tokenmill.hub.names; assert 'huggingface_hub' not in sys.modules and 'torch' not in sys.modules"

@@ -14,7 +14,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A room may import rooms of a lower rank, and files of its own room.
 RANKS = [
-    {"units", "version"},
+    {"process", "units", "version"},
     {"errors"},
     {"checks"},
     {"registry", "config", "value_reader"},

@@ -24,6 +24,7 @@ print(json.dumps({"grown": resident() - before, **engine.memory}))
 FIRST = 40_000_000  # what malloc keeps of the thread that read ahead (23 MB) and Python of the parsed header (14 MB)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("source", ["file", "copy"])
 def test_what_the_engine_counts_is_what_the_system_counts(real_model, source):

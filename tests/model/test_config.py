@@ -5,10 +5,14 @@ import math
 import shutil
 
 import pytest
+import torch
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tests.tiny_models import TINY, prompt, save
 from tokenmill import CheckpointError, load
 from tokenmill.model.families import read_config
+from tokenmill.model.rope import RotaryTable
 from tokenmill.weights.checkpoint import open_checkpoint
 
 LLAMA = {
@@ -55,6 +59,50 @@ def test_values_of_the_wrong_type_or_range_are_refused_by_name(changes, message)
         read_config({**LLAMA, **changes})
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"use_mrope": False},  # Qwen2.5-0.5B and every R1 distillation
+        {"max_sequence_length": 2048},  # the first conversions of LLaMA
+        {"_flash_attn_2_enabled": True, "attn_implementation": "flash_attention_2", "mup": False, "is_causal": True},
+        {"layer_types": ["full_attention"] * 2},
+        {"original_max_position_embeddings": 32.0, "max_position_embeddings": 64.0},
+        {"sliding_window": None, "dual_chunk_attention_config": None},
+    ],
+    ids=str,
+)
+def test_keys_that_change_nothing_are_known(keys):
+    assert read_config({**LLAMA, **keys}).windows == (None, None)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"use_mrope": True},
+        {"is_causal": False},
+        {"mup": True},
+        {"mup": 0},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"pruned_heads": {"0": [1]}},
+        {"add_cross_attention": True},
+        {"embedding_multiplier": 12.0},
+    ],
+    ids=str,
+)
+def test_the_same_keys_are_refused_with_another_value(keys):
+    with pytest.raises(CheckpointError, match=f"keys that tokenmill does not know: {next(iter(keys))} = "):
+        read_config({**LLAMA, **keys})
+
+
+def test_the_original_length_beside_the_rope_parameters_goes_first():
+    values = {**LLAMA, "max_position_embeddings": 128, "rope_scaling": {**YARN, "rope_theta": 1e4}}
+    values["original_max_position_embeddings"] = 16
+    config = AutoConfig.for_model(**json.loads(json.dumps(values)))
+    ROPE_INIT_FUNCTIONS["yarn"](config)  # which settles it
+    assert dict(read_config(values).rope.scaling)["original_max_position_embeddings"] == 16
+    assert config.rope_parameters["original_max_position_embeddings"] == 16
+
+
 def test_sizes_far_beyond_the_files_are_refused_before_anything_is_built(tmp_path):
     path = shutil.copytree(save("llama", tmp_path), tmp_path / "model")
     good = json.loads((path / "config.json").read_text())
@@ -69,6 +117,29 @@ def test_qwen2_without_a_window_has_none():
     assert read_config(qwen2).windows == (None, 4096)
     assert read_config({**qwen2, "sliding_window": None}).windows == (None, None)
     assert read_config({**qwen2, "sliding_window": 9}).windows == (None, 9)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {},
+        {"attn_factor": 0.8782488562869419, "beta_fast": 32.0, "beta_slow": 1.0},  # DeepSeek-R1-0528-Qwen3-8B
+        {"extrapolation_factor": 1.0, "finetuned": True, "attn_factor": 1.0},
+        {"attention_factor": 0.9},
+        {"mscale": 0.7, "mscale_all_dim": 1.0},
+        {"mscale": 0.7},
+        {"beta_fast": 20, "beta_slow": 2},
+        {"original_max_position_embeddings": 32.0},
+    ],
+    ids=str,
+)
+def test_yarn_is_what_transformers_makes_of_the_same_numbers(caplog, numbers):
+    values = {**LLAMA, "max_position_embeddings": 128, "rope_scaling": {**YARN, "rope_theta": 1e4, **numbers}}
+    expected, factor = ROPE_INIT_FUNCTIONS["yarn"](AutoConfig.for_model(**json.loads(json.dumps(values))))
+    table = RotaryTable(read_config(values).rope, 40, torch.float32, torch.device("cpu"))
+    angles = torch.arange(40.0)[:, None] * expected
+    torch.testing.assert_close(table.cos_PH, torch.cat((angles, angles), -1).cos() * factor)
+    assert ("has no effect, as in transformers" in caplog.text) == ("attn_factor" in numbers)
 
 
 def test_yarn_reaches_its_original_length_times_its_factor(tmp_path):

@@ -46,6 +46,7 @@ def test_logits_are_those_of_transformers(name, models):
         same(engine, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_padded_steps_say_the_same(name, models):
     path = save(name, models)

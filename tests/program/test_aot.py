@@ -85,6 +85,7 @@ class Interpreted:
         return [self.module(*inputs, **named)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
     """Several sequences and chunks as well, which the tests have no time to compile."""

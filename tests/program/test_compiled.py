@@ -17,6 +17,8 @@ from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.program.compiled.micro_batches import DynamicShapes, Shape, StaticShapes, split
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [prompt(20 + length, seed=length) for length in (0, 5, 1)]
 SAMPLING = ({}, {"temperature": 0.8, "seed": 3})
 

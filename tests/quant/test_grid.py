@@ -32,6 +32,7 @@ def cases(num_inputs, num_rows):
     yield numbers, torch.zeros(num_inputs).index_fill_(0, torch.tensor([3]), 1.0)
 
 
+@pytest.mark.slow
 @needs_library
 @pytest.mark.parametrize("build", native_library.BUILDS)
 @pytest.mark.parametrize("kind", GRIDS)

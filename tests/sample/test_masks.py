@@ -1,5 +1,8 @@
 """Settings that forbid tokens: allowed ids and bad words give the same text however it is computed."""
 
+import json
+import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -153,3 +156,19 @@ def test_special_tokens_are_text_if_wanted(cut):
         assert ("<|end|>" in text) is not skips
     stopped = Detokenizer(tokenizer, skip_special=False, stop=["<|end|>"])
     assert stopped.push(ids) == "a" and stopped.stopped == "<|end|>"
+
+
+@pytest.mark.parametrize("how", [{"program": "eager"}, pytest.param({"program": "native"}, marks=needs_native)])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "seed": 4}])
+def test_what_a_model_suppresses_is_never_drawn(path, plain, tmp_path, how, params):
+    """The text is that of a bias of minus infinity; `suppress_tokens` of a GGUF file is read to the same place."""
+    first = plain.generate(PROMPTS[0], max_new_tokens=NEW, **params).tokens
+    forbidden = sorted(set(first[:3]))
+    expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logit_bias=dict.fromkeys(forbidden, -math.inf), **params)
+    copy = shutil.copytree(path, tmp_path / "copy")
+    (copy / "generation_config.json").write_text(json.dumps({"suppress_tokens": forbidden}))
+    for speculate in ("auto", "suffix"):
+        engine = load(str(copy), dtype="float32", speculate=speculate, packed_cache=False, **how)
+        assert engine.generate(PROMPTS[0], max_new_tokens=NEW, **params).tokens == expected.tokens
+        session = engine.session(PROMPTS[0])
+        assert session.generate(max_new_tokens=NEW, logit_bias={forbidden[0]: 100}, **params).tokens == expected.tokens

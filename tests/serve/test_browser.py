@@ -1,95 +1,18 @@
 """The page in headless Chromium, as a person uses it. `make test-browser` runs this."""
 
 import json
-import os
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from selenium import webdriver
-from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.serve.chromium import Page, browser, held_stream
 from tests.serve.conftest import served
 from tests.word_model import ROLES, TEMPLATE, save_word_model
-from tokenmill.serve import generation
 
 pytestmark = pytest.mark.browser
 
 BEFORE = "\u2039"  # the button of the version before
-PICTURES = os.environ.get("TOKENMILL_PICTURES")  # a directory: what the page looks like is written there
-FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
-).split()
-
-
-@contextmanager
-def browser(tmp_path, width=1280, height=900):
-    options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options, webdriver.ChromeService("/usr/bin/chromedriver"))
-    # Headless windows have a least width, so a narrow one is emulated.
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        yield driver
-    finally:
-        driver.quit()
-
-
-class Page:
-    """What a person sees of it and does with it."""
-
-    def __init__(self, driver, url):
-        self.driver = driver
-        driver.get(url)
-        self.until(lambda: self.text("#model"))
-
-    def one(self, selector):
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
-
-    def text(self, selector):
-        """Read at once, since the page may draw it anew at any time."""
-        return self.driver.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
-
-    def all(self, selector):
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def until(self, check, seconds=90):
-        return WebDriverWait(self.driver, seconds, 0.02).until(lambda _: check())
-
-    def say(self, text):
-        self.one("#message").send_keys(text, Keys.ENTER)
-        self.until_done()
-
-    def until_done(self):
-        self.until(lambda: self.one("#send").is_displayed())
-
-    def press(self, turn, label):
-        """A button of one of the turns that are shown."""
-        buttons = self.all(".turn")[turn].find_elements(By.CSS_SELECTOR, "button")
-        next(button for button in buttons if button.text == label).click()
-
-    def texts(self):
-        read = "return [...document.querySelectorAll('.turn .body')].map(one => one.innerText)"
-        return self.driver.execute_script(read)
-
-    def set(self, name, value):
-        field = self.one(f"#set-{name}")
-        field.clear()
-        field.send_keys(str(value), Keys.TAB)
-
-    def picture(self, name):
-        if PICTURES:
-            self.driver.save_screenshot(str(Path(PICTURES) / f"{name}.png"))
-
-    def errors(self):
-        return [entry for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 
 @pytest.fixture(scope="module")
@@ -161,22 +84,6 @@ def test_stop_ends_the_answer_on_the_server(page, server, monkeypatch):
     page.until(lambda: server.driver.num_open == 0)
     page.say("w2")
     assert "12" not in page.text(".turn.user .body") and len(page.texts()) == 4
-
-
-def held_stream(monkeypatch):
-    """Streams stop after their first pieces while the list that is returned is not empty."""
-    held, events = ["hold"], generation._events
-
-    async def slow(steps, form):
-        import asyncio
-
-        async for event in events(steps, form):
-            yield event
-            while held and b'"content":"w' in event:
-                await asyncio.sleep(0.01)
-
-    monkeypatch.setattr(generation, "_events", slow)
-    return held
 
 
 def test_probabilities_of_tokens(page):

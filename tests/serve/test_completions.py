@@ -122,6 +122,7 @@ def test_logprobs_of_the_prompt(client, quiet, prompt, max_tokens):
     for place, top in enumerate(logprobs.top_logprobs[1:]):
         best = wanted_TV[place].topk(2)
         wanted = {f"w{token}": value for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
+        wanted[f"w{tokens[place + 1]}"] = values[place]  # the token that is there, also where it is not likely
         assert top == pytest.approx(wanted, abs=1e-4)
     ends = [*logprobs.text_offset[1:], len(text)]
     assert [text[start:end].strip() for start, end in zip(logprobs.text_offset, ends)] == logprobs.tokens
@@ -169,8 +170,11 @@ def test_the_last_tokens_of_a_long_prompt_if_the_client_says_so(client, quiet):
 
 
 def test_an_unknown_field_is_named(http):
-    body = {"prompt": "w1", "max_tokens": 1, "tempreature": 0}
-    assert "tempreature" in http.post("/v1/completions", json=body).json()["warnings"][0]
+    body = {"prompt": "w1", "max_tokens": 1, "mirostat": 0, "stream_options": {"continuous_usage_stats": True}}
+    assert http.post("/v1/completions", json=body).json()["warnings"] == [
+        "unknown field 'mirostat' is ignored",
+        "unknown field 'stream_options.continuous_usage_stats' is ignored",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -183,11 +187,14 @@ def test_an_unknown_field_is_named(http):
         ({"prompt": [500]}, "prompt", "out of range"),
         ({"prompt": [-1]}, "prompt", "out of range"),
         ({"prompt": "w1", "max_tokens": 0}, "max_tokens", "at least 1"),
-        ({"prompt": "w1", "max_tokens": -1}, "max_tokens", "at least 1"),
+        ({"prompt": "w1", "max_tokens": -2}, "max_tokens", "at least 1"),
         ({"prompt": "w1", "max_tokens": 2**63}, "max_tokens", "less than"),
         ({"prompt": "w1", "max_tokens": "5"}, "max_tokens", "valid integer"),
         ({"prompt": "w1", "n": 10**9}, "n", "more than the 68"),
-        ({"prompt": ["w1"] * 100}, "prompt", "more than the 68"),
+        ({"prompt": ["w1"] * 1025}, "prompt", "1025 texts are more than the 1024"),
+        ({"prompt": ["w1"] * 20, "n": 60}, "prompt", "1200 texts are more than the 1024"),
+        ({"prompt": "w1", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "at least 1"),
+        ({"prompt": None}, "prompt", "no token that begins"),
         ({"prompt": "w1", "n": 0}, "n", ""),
         ({"prompt": "w1", "temperature": -1}, "temperature", "0 to 100"),
         ({"prompt": "w1", "top_p": 7}, "top_p", ""),

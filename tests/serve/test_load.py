@@ -235,6 +235,7 @@ def test_a_request_brings_no_template(http, field):
 # ---- row 17
 
 
+@pytest.mark.slow
 def test_kill_9_loses_nothing_that_was_published(chat_model, tmp_path):
     prompts = [words(number, 40) for number in range(8)]
     quiet = load(chat_model, **(SETTINGS | {"speculate": "off"}))

@@ -39,6 +39,23 @@ def test_no_file_asks_another_host_or_has_script_in_html():
     assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", index)
 
 
+def test_numbers_of_any_step_can_be_set():
+    """A browser counts a number that misses the step of its field as none."""
+    index = (FILES / "index.html").read_text(encoding="utf-8")
+    fields = re.findall(r"<input[^>]*type=\"number\"[^>]*>", index)
+    assert len(fields) == 7 and all('step="any"' in field and "min=" not in field for field in fields)
+
+
+def test_scripts_are_short_and_load_what_is_there():
+    scripts = sorted(FILES.glob("*.mjs"))
+    for script in scripts:
+        text = script.read_text(encoding="utf-8")
+        assert text.startswith("// ") and text.count("\n") <= 300, script
+        for path in re.findall(r'from "\./([^"]+)"', text):
+            assert (FILES / path).is_file(), f"{script} loads {path}"
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text), script
+
+
 @pytest.mark.parametrize("name", VENDORED)
 def test_vendored_files_are_the_pinned_ones(name):
     assert hashlib.sha256((FILES / "vendor" / name).read_bytes()).hexdigest() == VENDORED[name]

@@ -48,6 +48,7 @@ def read(url, got, begun, body=BODY):
             begun.set()
 
 
+@pytest.mark.slow
 def test_a_signal_lets_streams_end(chat_model):
     with running(chat_model, "--max-length", "96") as (process, url):
         got, begun = [], threading.Event()
@@ -72,6 +73,7 @@ def test_an_address_that_is_none_of_ours():
         listen(Address(host="no.such.host.invalid"))
 
 
+@pytest.mark.slow
 def test_the_command_names_the_port():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

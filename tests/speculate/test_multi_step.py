@@ -52,6 +52,7 @@ def same(ours, theirs):
     ]
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_the_same_bits_as_one_step_at_a_time(family, models):
@@ -87,6 +88,7 @@ def test_however_it_is_computed(settings, llama):
     check_empty(several.core)
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("place", range(2, 9))
 def test_nothing_is_computed_behind_an_end(place, llama):

@@ -293,6 +293,7 @@ def test_while_another_merges_a_segment_of_its_own_is_written(tmp_path):
     assert opened(tmp_path).guess([5, 6, 7], 1) == ([8], 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [LIMIT, SMALL])
 def test_processes_at_once(limit, tmp_path):
     code = (
@@ -334,6 +335,7 @@ TEXTS = [TEXT, [5, 6, 7, 11, 12, 13, 14], numbers(3, 20), [20, 21, 22, 23] * 6]
 TAILS = [[5, 6, 7], numbers(3, 20)[:15], [20, 21, 22, 23] * 3, [7, 11, 12], [1, 2, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [1, 0x80])
 def test_a_damaged_byte_costs_only_guesses(damage, tmp_path):
     stored(tmp_path / "good", *TEXTS)

@@ -3,10 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tokenmill.errors import CheckpointError, RequestError
-from tokenmill.text.chat import render_chat
+from tokenmill.text.chat import names_in, render_chat
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
@@ -145,6 +146,56 @@ def test_tools_reasoning_and_other_variables_reach_the_template(name):
     variables = {"tools": TOOLS, "enable_thinking": False}
     messages = [*ASK, THOUGHT] if name == "reasoning" else [SYSTEM, *TURNS]
     assert ours(TEMPLATES[name], messages, **variables) == theirs(TEMPLATES[name], messages, **variables)
+
+
+CALL = {"function": {"name": "wetter", "arguments": {"Ort": "Köln"}}}
+ANSWER = {"role": "assistant"}
+NULLS = [
+    {"content": None, "tool_calls": [CALL], "refusal": None, "function_call": None, "audio": None},
+    {"content": "x", "name": None, "tool_calls": None, "reasoning_content": None, "thinking": None},
+    {"content": None, "name": None},
+    {"tool_calls": [CALL]},
+]
+READS_CONTENT = {  # as templates of Llama 3.1, Hermes and Gemma 2 do
+    "trims": "{% for m in messages %}{{ m.role }}:{{ m['content'] | trim }}|{% endfor %}",
+    "asks": "{% for m in messages %}{{ m.role }}:{% if m.content is none %}NULL{% elif m.content is defined %}"
+    "{{ m.content }}{% else %}absent{% endif %}{{ m.name if 'name' in m }}|{% endfor %}",
+    "calls": "{% for m in messages %}{{ m.role }}:{% if 'tool_calls' in m %}{{ m.tool_calls | tojson }}"
+    "{% elif m.reasoning_content is defined %}{{ m.reasoning_content }}{% else %}{{ m.content }}{% endif %}|"
+    "{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("more", NULLS, ids=[", ".join(more) for more in NULLS])
+@pytest.mark.parametrize("name", READS_CONTENT)
+def test_a_key_that_is_null_is_not_there(name, more):
+    """transformers 5.24 drops keys whose value is null before it renders; 5.23, which the tests may have, does not."""
+    there = {key: value for key, value in more.items() if value is not None}
+    expected = theirs(READS_CONTENT[name], [*ASK, ANSWER | there, *ASK])
+    assert ours(READS_CONTENT[name], [*ASK, ANSWER | more, *ASK]) == expected
+    assert "None" not in expected and "NULL" not in expected
+
+
+@pytest.mark.parametrize("name", [*READS_CONTENT, *TEMPLATES])
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"content": None, "tool_calls": None}], ids=str)
+def test_an_answer_without_content_is_an_empty_one_where_a_template_needs_text(name, more):
+    """Where transformers renders it at all, it is rendered as there."""
+    template, without = (READS_CONTENT | TEMPLATES)[name], [*ASK, ANSWER, *ASK]
+    try:
+        expected = theirs(template, without)
+    except UndefinedError:
+        expected = theirs(template, [*ASK, ANSWER | {"content": ""}, *ASK])
+    assert ours(template, [*ASK, ANSWER | more, *ASK]) == expected
+
+
+def test_what_else_is_undefined_stays_an_error():
+    with pytest.raises(RequestError, match="'tool' is undefined"):
+        ours("{{ messages[0].content }}{{ tool.name }}", [ANSWER])
+
+
+def test_the_names_that_a_template_uses():
+    template = "{% set now = 1 %}{% if tools is defined %}{{ tools | tojson }}{% endif %}{{ m.documents }}"
+    assert names_in(template) == {"now", "tools", "m"}
 
 
 EXPRESSIONS = r"""

@@ -11,7 +11,7 @@ from tests.text.test_chat import TEMPLATES
 from tests.text.test_tokenizer import CORPUS, FIRST_SPACES, trained
 from tokenmill.errors import RequestError
 from tokenmill.text.chat import render_chat
-from tokenmill.text.literal import chat_text, encode_chat
+from tokenmill.text.literal import chat_text, encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 
 CHATML = TEMPLATES["chatml"]
@@ -241,6 +241,54 @@ def test_an_open_last_message_ends_as_in_transformers(template, last):
     closed = encode_chat(tokenizer, messages, add_generation_prompt=False)
     extra = len(control_of(tokenizer, closed)) - len(control_of(tokenizer, ids))
     assert extra == len(control_of(tokenizer, closed[-2:]))  # the end of the message and nothing of its text
+
+
+CHANGED = {
+    "drops what was thought": ("{{ messages[0].content.split('</think>')[-1] }}", "<think>hm</think>It is"),
+    "writes it anew": (
+        "{% set parts = messages[0].content.split('</think>') %}"
+        "{{ '<think>\\n' + parts[0].split('<think>')[-1].strip() + '\\n</think>\\n\\n' + parts[-1].lstrip() }}",
+        "<think>hm</think>It is",
+    ),
+    "replaces a word": ("{{ messages[0].content | replace('blue', 'red') }}", "The blue sky is"),
+    "escapes": ("{{ messages[0].content | e }}", "this & that"),
+}
+
+
+@pytest.mark.parametrize(("template", "last"), CHANGED.values(), ids=CHANGED)
+def test_a_last_message_that_the_template_changes_cannot_be_continued(template, last):
+    """In transformers neither. Where the template gives the text back as it is, both go on."""
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level().backend)
+    reference.chat_template, tokenizer = template, byte_level(template)
+    with pytest.raises(ValueError, match="does not appear"):
+        reference.apply_chat_template(user(last), tokenize=False, continue_final_message=True)
+    for render in (encode_chat, chat_text):
+        with pytest.raises(RequestError, match="changes the text of the last message"):
+            render(tokenizer, user(last), continue_final_message=True)
+    same = "<think>\nhm\n</think>\n\nIt is" if "parts" in template else "The sky is"
+    wanted = reference.apply_chat_template(user(same), tokenize=False, continue_final_message=True)
+    assert chat_text(tokenizer, user(same), continue_final_message=True) == wanted
+    ids = encode_chat(tokenizer, user(same), continue_final_message=True)
+    assert tokenizer.decode(ids, skip_special=False) == wanted
+
+
+def test_a_text_that_stands_elsewhere_too_is_not_taken_for_the_last_message():
+    tokenizer = byte_level("{{ messages[0].content }}{{ messages[1].content | replace('sky', 'sea') }}")
+    with pytest.raises(RequestError, match="changes the text of the last message"):
+        chat_text(tokenizer, user("the sky", "the sky"), continue_final_message=True)
+
+
+def test_with_tools_the_template_for_them_is_taken():
+    tokenizer = byte_level("plain {{ messages[0].content }}")
+    tokenizer.named_templates = {"tool_use": "tools {{ tools | tojson }}", "rag": "{{ documents }}"}
+    assert chat_text(tokenizer, user("x")) == chat_text(tokenizer, user("x"), tools=None) == "plain x"
+    assert chat_text(tokenizer, user("x"), tools=[]) == "tools []"
+    assert tokenizer.decode(encode_chat(tokenizer, user("x"), tools=[1])) == "tools [1]"
+    assert unread_variables(tokenizer, {"tools": [1], "documents": [1], "mode": None}) == ["documents"]
+    tokenizer.chat_template = None
+    assert chat_text(tokenizer, user("x"), tools=[]) == "tools []"
+    with pytest.raises(RequestError, match=r"special uses only \(rag, tool_use\)"):
+        chat_text(tokenizer, user("x"))
 
 
 def test_a_last_message_that_is_not_shown_cannot_be_continued():

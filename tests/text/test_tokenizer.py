@@ -1,6 +1,7 @@
 """Tokenizers of model directories: the same ids as transformers, and damaged files refused."""
 
 import json
+import random
 
 import pytest
 import tokenizers
@@ -101,6 +102,45 @@ def test_declared_tokens_must_be_a_map_of_ids(tmp_path, declared):
         Tokenizer.from_directory(tmp_path)
 
 
+NAMED = {"default": "plain", "tool_use": "tools"}
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "wanted"),
+    [
+        ([{"name": name, "template": text} for name, text in NAMED.items()], {}, NAMED),
+        (NAMED, {}, NAMED),
+        ("one", {}, {"default": "one"}),
+        (None, {}, {}),
+        (None, NAMED, NAMED),
+        ("one", NAMED, NAMED),
+        (NAMED, {"default": "file"}, {"default": "file"}),
+        ("one", {"rag": "file"}, {"rag": "file"}),
+    ],
+    ids=str,
+)
+def test_named_chat_templates_are_those_of_transformers(tmp_path, config, files, wanted):
+    """Files take the place of all that tokenizer_config.json says."""
+    write(tmp_path, trained(), tokenizer_class="PreTrainedTokenizerFast", chat_template=config)
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name, text in files.items():
+        default = name == "default"
+        (tmp_path / ("chat_template.jinja" if default else f"additional_chat_templates/{name}.jinja")).write_text(text)
+    ours, theirs = (
+        Tokenizer.from_directory(tmp_path),
+        transformers.AutoTokenizer.from_pretrained(str(tmp_path)).chat_template,
+    )
+    found = dict(ours.named_templates) | ({} if ours.chat_template is None else {"default": ours.chat_template})
+    assert found == wanted == (theirs if isinstance(theirs, dict) else {"default": theirs} if theirs else {})
+
+
+@pytest.mark.parametrize("wrong", [5, ["text"], [{"name": "default"}], [{"template": "x"}], {"default": 5}], ids=str)
+def test_chat_templates_that_are_none_are_refused(tmp_path, wrong):
+    write(tmp_path, trained(), chat_template=wrong)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: chat_template"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
     write(tmp_path, trained())
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
@@ -113,8 +153,8 @@ def test_a_prompt_with_half_a_surrogate_pair_is_refused():
         Tokenizer(trained()).encode("a\ud800b")
 
 
-def sentencepiece_directory(path, **config):
-    """A directory with a trained tokenizer.model, which becomes a fast tokenizer as Llama's does."""
+def sentencepiece_directory(path, rule="identity", spaces=False, **config):
+    """A directory with a trained tokenizer.model alone. `spaces`: whether sentencepiece drops needless ones."""
     import sentencepiece
 
     corpus = path / "corpus.txt"
@@ -127,6 +167,8 @@ def sentencepiece_directory(path, **config):
         byte_fallback=True,
         hard_vocab_limit=False,
         minloglevel=2,
+        normalization_rule_name=rule,
+        remove_extra_whitespaces=spaces,
     )
     names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (path / "tokenizer_config.json").write_text(json.dumps(names | config))
@@ -134,11 +176,20 @@ def sentencepiece_directory(path, **config):
     return path
 
 
-def test_a_sentencepiece_model_is_converted(tmp_path):
-    ours = Tokenizer.from_directory(sentencepiece_directory(tmp_path))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in TEXTS:
-        assert ours.encode(text) == theirs(text)["input_ids"]
+WITH_SPACES = ["\t\t\t  x", " ", "  ", "   x", "\n\n  x", "x  ", "if x:\n    y\n        z", "\ufb01 \u00bd", " fox"]
+
+
+@pytest.mark.parametrize(("rule", "spaces"), [("identity", False), ("nmt_nfkc", True), ("identity", True)])
+def test_a_sentencepiece_model_gives_sentencepieces_own_ids(tmp_path, rule, spaces):
+    import sentencepiece
+
+    ours = Tokenizer.from_directory(sentencepiece_directory(tmp_path, rule, spaces))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    numbers, parts = random.Random(1), ["fox", " ", "  ", "\n", "\t", "the ", "\u00e9", "\U0001f642", "quick"]
+    mixed = ["".join(numbers.choices(parts, k=numbers.randint(1, 9))) for _ in range(300)]
+    plain = [text for text in TEXTS if "<" not in text]  # sentencepiece takes names of control tokens for letters
+    for text in [*plain, *WITH_SPACES, *mixed]:
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text)
     assert ours.eos_token_ids == (2,)
 
 

@@ -1,12 +1,17 @@
 """Tokenizers inside GGUF files: split as llama.cpp splits, refused when incomplete or unknown."""
 
+from types import SimpleNamespace
+
 import pytest
 import tokenizers
 
 from tests.text.test_tokenizer import CORPUS, trained
 from tokenmill.errors import CheckpointError
+from tokenmill.text.gguf_vocab import gguf_of_tokenizer
+from tokenmill.text.pieces import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens
+from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.vocab import PRE_TOKENIZERS, end_token_ids, tokenizer_from_gguf
+from tokenmill.text.vocab import end_token_ids, has_vocabulary, tokenizer_from_gguf
 
 TEXTS = ["Hello there", "  don't WE'LL\n\n x", "naïve 你好 🙂 12345.678", "a\tb\r\n"]
 
@@ -43,17 +48,33 @@ def test_a_byte_level_vocabulary_gives_the_ids_of_the_tokenizer_it_came_from():
     assert ours.chat_template == "{{ messages }}"
 
 
+def test_named_chat_templates_are_read_and_written():
+    keys = {"tokenizer.chat_template.tool_use": "tools", "tokenizer.chat_templates": ["tool_use"]}
+    ours = tokenizer_from_gguf(metadata() | keys)
+    assert (ours.chat_template, ours.named_templates) == ("{{ messages }}", {"tool_use": "tools"})
+    written = gguf_of_tokenizer(ours, ours.num_tokens)
+    assert {key: value for key, value in written.items() if "template" in key} == {
+        "tokenizer.chat_template": "{{ messages }}",
+        **keys,
+    }
+    with pytest.raises(CheckpointError, match=r"tokenizer\.chat_template\.tool_use = 5"):
+        tokenizer_from_gguf(metadata() | {"tokenizer.chat_template.tool_use": 5})
+
+
 def test_begin_of_text_is_added_where_the_file_says_so():
     assert tokenizer_from_gguf(metadata(add_bos_token=True)).encode("hello")[0] == 0
     assert tokenizer_from_gguf(metadata(add_bos_token=False)).encode("hello")[0] != 0
     assert tokenizer_from_gguf(metadata(add_eos_token=True)).encode("hello")[-1] == 1
 
 
+BEGINS = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken chameleon".split()
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
-def test_llama_3_begins_a_text_where_the_file_does_not_say(pre):
+def test_some_vocabularies_begin_a_text_where_the_file_does_not_say(pre):
     """Files of 2024 name the pre-tokenizer and have no add_bos_token; llama.cpp adds the token for these names."""
     first = tokenizer_from_gguf(metadata(pre=pre)).encode("hello")[0]
-    assert (first == 0) == (pre in ("llama3", "llama-bpe", "llama-v3"))
+    assert (first == 0) == (pre in BEGINS)
     assert tokenizer_from_gguf(metadata(pre=pre, add_bos_token=False)).encode("hello")[0] != 0
 
 
@@ -72,15 +93,42 @@ SPLITS = {
     "gpt-2": ["I", " paid", " 12345", " dollars", "!!", " don", "'t", " ask"],
     "smollm": ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'t", " ask"],
     "llama-bpe": ["I", " paid", " ", "123", "45", " dollars", "!!", " don", "'t", " ask"],
-    "qwen2": ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'t", " ask"],
+    **{
+        name: ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'t", " ask"]
+        for name in ("qwen2", "seed-coder", "tekken", "kormo")
+    },
+    **{
+        name: ["I", " paid", " ", "123", "45", " dollars", "!!", " don", "'t", " ask"]
+        for name in ("falcon3", "glm4", "deepseek-v3")
+    },
+    "gpt-4o": ["I", " paid", " ", "123", "45", " dollars", "!!", " don't", " ask"],
+    "deepseek-llm": ["I", " paid", " ", "12345", " dollars", "!!", " don", "'", "t", " ask"],
+    "deepseek-coder": ["I", " paid", " ", "1", "2", "3", "4", "5", " dollars", "!!", " don", "'", "t", " ask"],
+    "falcon": ["I", " paid", " ", "123", "45", " dollars", "!!", " don", "'", "t", " ask"],
+    "default": ["I", " paid", " ", "123", "45", " dollars", "!!", " don", "'", "t", " ask"],
+    "superbpe": ["I paid ", "12", "345", " dollars!! don't ask"],
+    "bloom": ["I", " paid", " 12345", " dollars", "!!", " don't", " ask"],
 }
 
 
 @pytest.mark.parametrize("pre", SPLITS)
 def test_texts_are_split_as_the_name_of_the_pre_tokenizer_says(pre):
     text = "I paid 12345 dollars!! don't ask"
-    pieces = [text[a:b] for _, (a, b) in PRE_TOKENIZERS[pre]().pre_tokenize_str(text)]
+    pieces = [text[a:b] for _, (a, b) in PRE_TOKENIZERS[pre].build().pre_tokenize_str(text)]
     assert pieces == SPLITS[pre]
+
+
+def test_tekken_splits_words_by_case_in_every_script():
+    """Where llama.cpp's own form of the expression takes É for a letter of both cases, the original does not."""
+    pieces = [piece for piece, _ in PRE_TOKENIZERS["tekken"].build().pre_tokenize_str("camelCase étéÉté")]
+    assert pieces == ["camel", "Case", "ĠÃ©tÃ©", "ÃītÃ©"]
+
+
+def test_a_byte_level_vocabulary_without_a_pre_tokenizer_is_split_as_llama_cpp_does(caplog):
+    tokenizer = tokenizer_from_gguf(metadata(pre=None))
+    assert "no tokenizer.ggml.pre" in caplog.text
+    for text in TEXTS:
+        assert tokenizer.encode(text) == tokenizer_from_gguf(metadata(pre="default")).encode(text)
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
@@ -130,6 +178,74 @@ def test_a_sentencepiece_vocabulary_gives_sentencepieces_own_ids(tmp_path):
         assert ours.decode(ours.encode(text)) == text
 
 
+def without(values: dict, *names: str) -> dict:
+    return {key: value for key, value in values.items() if key.removeprefix("tokenizer.ggml.") not in names}
+
+
+def test_a_sentencepiece_vocabulary_that_names_nothing_has_llama_cpps_defaults(tmp_path):
+    """It begins with 1, ends with 2, has 0 for what is unknown, and byte tokens stay bytes without types."""
+    values, _ = sentencepiece_metadata(tmp_path)
+    whole = tokenizer_from_gguf(values)
+    bare = without(values, "bos_token_id", "eos_token_id", "unknown_token_id", "token_type")
+    for given in (bare, bare | {"tokenizer.ggml.token_type": values["tokenizer.ggml.token_type"]}):
+        ours = tokenizer_from_gguf(given)
+        assert (ours.bos_token_id, ours.eos_token_ids) == (1, (2,))
+        assert ours.special_texts == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        assert ours.special_ids == {0, 1, 2}
+        for text in [*TEXTS, "unseen ☃", "a</s>b<unk>c", "<0x0A>"]:
+            assert ours.encode(text) == whole.encode(text)
+            assert ours.decode(ours.encode(text), skip_special=False) == whole.decode(
+                whole.encode(text), skip_special=False
+            )
+    assert end_token_ids(bare) == [2]
+
+
+def test_ends_are_known_by_their_spelling_where_a_file_has_no_types():
+    values = without(metadata(), "token_type", "eos_token_id", "eot_token_id", "bos_token_id")
+    values["tokenizer.ggml.tokens"] = ["<s>", "<end>", "<|im_end|>", *values["tokenizer.ggml.tokens"][3:]]
+    tokenizer = tokenizer_from_gguf(values)
+    assert (tokenizer.eos_token_ids, tokenizer.special_ids, tokenizer.bos_token_id) == ((2,), {2}, None)
+
+
+def test_a_mark_of_known_spelling_is_control_and_html_is_not():
+    values = metadata(eos_token_id=None, eot_token_id=None)
+    values["tokenizer.ggml.token_type"] = [4, 4, 4, *values["tokenizer.ggml.token_type"][3:]]
+    values["tokenizer.ggml.tokens"] = ["<fim_prefix>", "</s>", "<|im_end|>", *values["tokenizer.ggml.tokens"][3:]]
+    tokenizer = tokenizer_from_gguf(values | {"tokenizer.ggml.bos_token_id": 0})
+    assert (tokenizer.eos_token_ids, tokenizer.special_ids) == ((2,), {0, 2})
+    parts = ["<|return|>", "<|call|>", "<|end|>"]
+    values["tokenizer.ggml.tokens"] = [*parts, *values["tokenizer.ggml.tokens"][3:]]
+    assert tokenizer_from_gguf(values).eos_token_ids == (0, 1)
+
+
+def test_what_llama_cpp_takes_in_a_vocabulary_is_taken(caplog):
+    values = metadata(padding_token_id=32000, scores=[0.0] * 400)
+    tokens = list(values["tokenizer.ggml.tokens"])
+    values |= {"tokenizer.ggml.tokens": [*tokens, ""], "tokenizer.ggml.token_type": [3] * 3 + [1] * 500}
+    tokenizer = tokenizer_from_gguf(values)
+    assert "padding_token_id is 32000, which is no token of 330" in caplog.text
+    assert "pad_token" not in tokenizer.special_texts
+    assert tokenizer.spellings[329] == "[EMPTY_329]"
+    assert not has_vocabulary({"tokenizer.ggml.model": "none"})
+    assert not has_vocabulary({})
+    phi = tokenizer_from_gguf(metadata() | {"general.name": "Phi-3-mini"})
+    assert phi.encode("x</s>  y") == phi.encode("x</s>y") != tokenizer_from_gguf(metadata()).encode("x</s>  y")
+
+
+def test_tokens_that_a_file_suppresses_are_known_by_their_ids():
+    assert tokenizer_from_gguf(metadata(suppress_tokens=[7, 9, 7, 4000])).suppressed_ids == (7, 9)
+
+
+def test_the_special_tokens_of_a_vocabulary_are_added_at_once():
+    """Each call builds the automaton of all added tokens anew: one by one, Gemma 3's 6,000 took eight seconds."""
+    calls = []
+    backend = SimpleNamespace(add_tokens=calls.append)
+    add_tokens(backend, ["a", "<b>", "<c>", "<d>"], [NORMAL, CONTROL, USER_DEFINED, UNKNOWN])
+    assert [[(token.content, token.special) for token in call] for call in calls] == [
+        [("<b>", True), ("<c>", False), ("<d>", True)]
+    ]
+
+
 def test_spelling_a_control_token_in_pieces_does_not_make_it(tmp_path):
     """sentencepiece merges no pieces into control, unknown and byte tokens, whatever their spelling."""
     values, model = sentencepiece_metadata(tmp_path)
@@ -159,8 +275,10 @@ def test_spelling_a_control_token_in_pieces_does_not_make_it(tmp_path):
             r"tokenizer.ggml.scores = \[nan, .* is not allowed: 329 numbers",
         ),
         ({"bos_token_id": True}, "bos_token_id = True"),
+        ({"add_bos_token": "yes"}, "add_bos_token = 'yes'"),
+        ({"novel_key": 3}, "keys that tokenmill does not know: tokenizer.ggml.novel_key = 3"),
+        ({"suppress_tokens": "x"}, "suppress_tokens = 'x'"),
         ({"pre": "novel"}, "tokenizer.ggml.pre = 'novel' .*llama-bpe"),
-        ({"pre": None}, "no 'tokenizer.ggml.pre', which is required"),
         ({"tokens": None}, "no 'tokenizer.ggml.tokens', which is required"),
         ({"tokens": [1, 2]}, r"tokenizer.ggml.tokens = \[1, 2\] is not allowed: a list of str values"),
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "names a token twice"),
@@ -170,7 +288,7 @@ def test_spelling_a_control_token_in_pieces_does_not_make_it(tmp_path):
         ({"merges": ["lonely"]}, "merges holds 'lonely'"),
         ({"eos_token_id": 350}, "eos_token_id = 350 is not allowed: a whole number from 0 to 328"),
         ({"bos_token_id": "x"}, "bos_token_id = 'x'"),
-        ({"model": "llama"}, "no 'tokenizer.ggml.scores', which is required"),
+        ({"model": "llama", "scores": [1.0]}, r"tokenizer.ggml.scores = \[1.0\] is not allowed: 329 numbers"),
         ({"token_type": 7}, "tokenizer.ggml.token_type = 7 is not allowed: 329 numbers"),
         ({"tokens": ["a" * 2_000_000], "token_type": [1]}, "the longest has 2000000 characters"),
         ({"tokens": [], "token_type": []}, "the longest has 0 characters"),
@@ -194,7 +312,7 @@ def test_the_real_vocabulary(real_model):
     assert isinstance(tokenizer, Tokenizer)
     assert isinstance(tokenizer.backend, tokenizers.Tokenizer)
     assert tokenizer.num_tokens == 49152
-    assert tokenizer.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
+    assert tokenizer.eos_token_ids == (2, 0, 4)  # <|im_end|>, <|endoftext|>, and <reponame> as in llama.cpp
     assert tokenizer.encode("Why is the sky blue?") == [4898, 314, 260, 6376, 4461, 47]
     assert [tokenizer.decode([i]) for i in tokenizer.encode("1234")] == ["1", "2", "3", "4"]
     for text in ["héllo wörld 你好 🙂👩‍👩‍👧", "def f(x):\n\treturn x  # 12.5%", "<|im_start|>user\nhi<|im_end|>"]:

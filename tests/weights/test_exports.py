@@ -1,6 +1,7 @@
 """Exports of rounded matrices: GPTQ directories and GGUF files hold the codes of rounding, and the same model."""
 
 import json
+import shutil
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -141,7 +142,7 @@ def test_a_gguf_file_in_floating_point_is_the_same_model(models, tmp_path, name)
         ("llama-dynamic", "no key for rope = .*kind='dynamic'"),
         ("qwen2-window", r"no key for windows = \(None, 5\), read as \(None, None\)"),
         ("gpt2-inner", "no key for attention_scale = 1.0"),
-        ("gpt_bigcode-mha", "head_count_kv = 6 is not implemented: use 1"),
+        ("gpt_bigcode-mha", "head_count_kv = 6 is not implemented: only 1"),
         ("gpt_neox-serial", "one with biases, which llama.cpp requires"),
     ],
 )
@@ -149,6 +150,26 @@ def test_what_gguf_has_no_key_for_is_refused(models, tmp_path, name, message):
     with pytest.raises(ConfigError, match=message):
         without_codes(save(name, models), tmp_path / "out.gguf")
     assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "warning"),
+    [
+        ({"attention_factor": 0.9}, "llama.cpp ignores {'attention_factor': 0.9} of YaRN"),
+        ({"mscale": 0.7, "mscale_all_dim": 1.0, "beta_fast": 20.0}, "'beta_fast': 20.0} of YaRN"),
+        ({"attn_factor": 0.8782488562869419, "beta_fast": 32, "attention_factor": None}, ""),
+    ],
+)
+def test_yarn_is_the_same_from_a_gguf_file_and_llama_cpps_own_is_told(models, tmp_path, caplog, numbers, warning):
+    path = shutil.copytree(save("llama-yarn", models), tmp_path / "yarn")
+    config = json.loads((path / "config.json").read_text())
+    config["rope_parameters"] |= numbers
+    (path / "config.json").write_text(json.dumps(config))
+    without_codes(path, tmp_path / "out.gguf")
+    told = [message for message in caplog.messages if message.startswith("llama.cpp ignores")]
+    assert len(told) == bool(warning) and warning in "".join(told)
+    have, found = read_config(config).rope, read_config(open_checkpoint(tmp_path / "out.gguf").config).rope
+    assert dict(found.scaling) == pytest.approx(dict(have.scaling), rel=1e-6)
 
 
 def test_a_tied_embedding_becomes_codes_when_it_is_asked_for(sources, tmp_path):

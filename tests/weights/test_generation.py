@@ -60,7 +60,15 @@ def test_a_directory_s_settings_are_those_that_transformers_would_apply(values, 
 )
 def test_values_that_are_not_allowed_are_refused_by_name(values, message, llama, tmp_path):
     with pytest.raises(CheckpointError, match=rf"generation_config\.json.*{message}"):
-        load(directory(llama, tmp_path, **values))
+        load(directory(llama, tmp_path, **values), generation_config=True)
+
+
+def test_values_that_are_not_allowed_stop_no_load_that_does_not_use_them(llama, tmp_path, caplog):
+    path = directory(llama, tmp_path, do_sample=True, top_p=0)
+    assert load(path).core.inputs.defaults == {}
+    assert "generation_config.json: top_p = 0" in caplog.text and "; it is not used" in caplog.text
+    with pytest.raises(CheckpointError, match="top_p = 0"):
+        load(path, generation_config=True)
 
 
 def test_settings_that_are_not_used_are_warned_of_once(llama, tmp_path, caplog):

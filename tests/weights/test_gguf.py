@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests import gguf_files
 from tokenmill.errors import CheckpointError
 from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.header import Header, read_header
 
@@ -297,6 +298,33 @@ def test_rope_scaling_in_other_words(folder, metadata, scaling):
     assert read_config(checkpoint.config).rope.kind == (scaling or {"rope_type": "default"})["rope_type"]
 
 
+STRETCHED = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "used", "warning"),
+    [
+        # DeepSeek-R1-0528-Qwen3-8B, as llama.cpp's converter writes it.
+        ({"yarn_attn_factor": 0.8782488562869419, "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}, 1.138629436, ""),
+        (
+            {"yarn_attn_factor": 0.8782488562869419, "yarn_ext_factor": 0.5},
+            1.138629436,
+            "ext_factor = 0.5 has no effect",
+        ),
+        ({"yarn_attn_factor": 1.0}, 1.0, "'yarn_attn_factor': 1.0} is used as transformers does; llama.cpp ignores it"),
+        ({"yarn_attn_factor": 1.138629436}, 1.138629436, ""),
+        ({"yarn_beta_fast": 20.0}, 1.138629436, "'yarn_beta_fast': 20.0} is used as transformers does"),
+        ({}, 1.138629436, ""),
+    ],
+)
+def test_the_attention_factor_of_yarn_is_hugging_faces_or_deepseeks(folder, caplog, numbers, used, warning):
+    metadata = {f"rope.scaling.{key}": value for key, value in (STRETCHED | numbers).items()}
+    checkpoint = GGUFCheckpoint(gguf_files.write(folder / "yarn.gguf", "qwen3", metadata=metadata))
+    rope = read_config(checkpoint.config).rope
+    assert dict(rope.scaling)["attention_factor"] == pytest.approx(used, rel=1e-6)
+    assert warning in caplog.text and bool(caplog.messages) == bool(warning)
+
+
 def test_ends_of_turn_are_ends_too(folder):
     metadata = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 0}
     checkpoint = GGUFCheckpoint(gguf_files.write(folder / "ends.gguf", "llama", metadata=metadata))
@@ -311,11 +339,11 @@ def test_a_value_for_each_layer_is_one_when_all_agree(folder):
 @pytest.mark.parametrize(
     ("name", "metadata", "message"),
     [
-        ("llama", {"general.architecture": "mamba"}, "'mamba' is not implemented: use 'llama', 'qwen2', 'qwen3'"),
+        ("llama", {"general.architecture": "mamba"}, "'mamba' is not implemented: only 'llama', 'qwen2', 'qwen3'"),
         ("llama", {"general.architecture": ["llama"]}, "['llama'] is not implemented"),
         ("llama", {"vocab_size": "\n" * 5000}, "llama.vocab_size is '"),
         ("llama", {"general.type": "adapter"}, "general.type = 'adapter' is not implemented"),
-        ("llama", {"split.count": 3}, "split.count = 3 is not implemented"),
+        ("llama", {"split.count": 3}, "is one of 3 parts of a model: join them first"),
         ("llama", {"block_count": None}, "no 'llama.block_count', which is required"),
         ("llama", {"block_count": 5}, "block_count is 5, but there are tensors of 2 layers"),
         ("llama", {"embedding_length": 0}, "llama.embedding_length = 0 is not allowed"),
@@ -326,9 +354,9 @@ def test_a_value_for_each_layer_is_one_when_all_agree(folder):
             "llama.attention.head_count_kv = [2, 1] is not allowed: it differs by layer",
         ),
         ("llama", {"attention.layer_norm_rms_epsilon": -1.0}, "-1.0 is not allowed"),
-        ("llama", {"attention.value_length": 8}, "attention.value_length = 8 is not implemented: use 16"),
+        ("llama", {"attention.value_length": 8}, "attention.value_length = 8 is not implemented: only 16"),
         ("llama", {"rope.dimension_count": 8}, "rope.dimension_count = 8 is not implemented"),
-        ("llama", {"rope.scaling.type": "longrope"}, "'longrope' is not implemented: use 'none', 'linear', 'yarn'"),
+        ("llama", {"rope.scaling.type": "longrope"}, "'longrope' is not implemented: only 'none', 'linear', 'yarn'"),
         ("llama", {"rope.scaling.factor": 4.0}, "rope.scaling.factor = 4.0 is not implemented"),
         ("llama", {"logit_scale": 0.5}, "keys that tokenmill does not know: llama.logit_scale = 0.5"),
         ("llama", {"vocab_size": 283}, "llama.vocab_size is 283, but token_embd.weight has 281 rows"),
@@ -337,7 +365,7 @@ def test_a_value_for_each_layer_is_one_when_all_agree(folder):
         ("mixtral", {"expert_count": 4}, "needs 4 experts"),
         ("mixtral", {"expert_weights_norm": False}, "expert_weights_norm = False is not implemented"),
         ("gptneox", {"rope.dimension_count": None}, "no 'gptneox.rope.dimension_count'"),
-        ("starcoder", {"attention.head_count_kv": 4}, "head_count_kv = 4 is not implemented: use 1"),
+        ("starcoder", {"attention.head_count_kv": 4}, "head_count_kv = 4 is not implemented: only 1"),
     ],
 )
 def test_metadata_that_cannot_be_followed(tmp_path, name, metadata, message):
@@ -394,3 +422,10 @@ def test_the_real_model():
         tensor = checkpoint.read(name)
         assert tensor.shape == shape
         assert torch.isfinite(tensor).all(), name
+
+
+@pytest.mark.parametrize("name", ["sha256-0f1e2d", "model.GGUF", "model.gguf.backup"])
+def test_a_file_is_known_by_what_it_begins_with(tmp_path, name):
+    """Ollama's blobs have names that say nothing of their kind."""
+    path = gguf_files.write(tmp_path / "model.gguf", "llama").rename(tmp_path / name)
+    assert open_checkpoint(path).config["model_type"] == "llama"

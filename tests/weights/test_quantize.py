@@ -422,6 +422,9 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
         "data_type": "int",
         "iters": 200,
         "amp": True,
+        "act_bits": 16,
+        "offload_to_disk": True,
+        "gptaq": False,
         "model_file_base_name": "gptq_model-4bit-32g",
     }
     del older["quant_method"]
@@ -468,17 +471,18 @@ def edit_tensors(path, changes) -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: use one of tokenm"),
+        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: only tokenm"),
         ("gptq", {"quant_method": None}, "quant_method None is not implemented"),
-        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: use 4, 8"),
+        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: only 4, 8"),
         ("gptq", {"bits": None}, "has no 'bits', which is required"),
-        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: use 32, 64, 128, 256, -1"),
+        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: only 32, 64, 128, 256, -1"),
         ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not implemented"),
         ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not implemented"),
         ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}, "does not know: .*dynamic"),
         ("gptq", {"pack_dtype": "int16"}, "pack_dtype = 'int16' is not implemented"),
-        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: use 4"),
-        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: use 'gemm'"),
+        ("gptq", {"act_bits": 8}, "act_bits = 8 is not implemented: only 16, 32"),
+        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: only 4"),
+        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: only 'gemm'"),
         ("awq", {"zero_point": False}, "zero_point = False is not implemented"),
     ],
 )

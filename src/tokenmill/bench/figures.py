@@ -1,5 +1,6 @@
 """From the repetitions of a point to its row: medians, rates, and how near they are to the machine's floor."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.bench.points import Point
@@ -13,13 +14,13 @@ from tokenmill.measure.statistics import Spread, percentile
 
 __all__ = ["figures_of", "is_noisy", "row_of", "settings_of"]
 
+TEXT_TOKENS = 12
 UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
 
 
 def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, label: str, kind: str) -> dict[str, Any]:
     """Every column of one point that was measured."""
     point = measured.point
-    hashes = {sample.hash for sample in measured.samples}
     return {
         "version": VERSION,
         "kind": kind,
@@ -27,8 +28,8 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "label": label,
         **settings_of(engine),
         **point_columns(point),
-        "status": "ok" if len(hashes) == 1 else "failed",
-        "reason": "" if len(hashes) == 1 else f"repetitions gave different tokens: {', '.join(sorted(hashes))}",
+        "status": "ok" if measured.repeats else "failed",
+        "reason": "" if measured.repeats else "the prompts of the first repetition, run again, gave other tokens",
         "repetitions": len(measured.samples),
         **figures_of(measured),
         **engine.core.speculation.stats.columns,
@@ -38,10 +39,16 @@ def row_of(measured: Measured, engine: Engine, limits: Limits, load_s: float, la
         "compile_s": engine.core.loaded.program.compile_s,
         "warmup_s": measured.warmup_s,
         **_memory(measured, engine),
-        "hash": min(hashes),
+        "hash": measured.samples[0].hash,
+        "text": _text(engine, measured.samples[0].tokens[: min(max(point.new, 1), TEXT_TOKENS)]),
         **provenance(),
         "itl_ms": [round(1e3 * gap, 4) for sample in measured.samples for gap in sample.itl_s],
     }
+
+
+def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
+    """The beginning of the first text, for people to see that it is one."""
+    return None if engine.tokenizer is None else engine.tokenizer.decode(list(tokens))
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:

@@ -41,14 +41,14 @@ COLUMNS = (
     "decode_gb_s decode_gflop_s decode_floor_ms decode_floor_share "
     "machine_read_gb_s machine_gflop_s probe_gb_s noisy "
     "load_s compile_s warmup_s weights_mb cache_mb cache_used_mb peak_mb hash text_check over_below over_first "
-    "decode_ratio decode_ratio_min decode_ratio_max prefill_ratio prefill_ratio_min prefill_ratio_max same_tokens note "
-    "commit tokenmill torch python processor instructions cores when itl_ms"
+    "decode_ratio decode_ratio_min decode_ratio_max prefill_ratio prefill_ratio_min prefill_ratio_max same_tokens "
+    "variant note text commit tokenmill torch python processor instructions cores when itl_ms"
 ).split()
 
 LISTS = ("itl_ms", "accepted_histogram")  # not in CSV
 
 # Read back as text: "12e4" may be a hash.
-_TEXTS = "hash commit tokenmill torch python test label model reason note".split()
+_TEXTS = "hash commit tokenmill torch python test label model reason variant note text".split()
 
 
 def check_output(path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Prefill is every step in which some sequence had no token of its own yet; decode is every later step with the whole
 batch in it (when sequences have left, the rest is in the total only). A step is timed from the end of the one before,
-so nothing falls between. Each sequence has other tokens, and the end-of-sequence token ends nothing.
+so nothing falls between. Each sequence has other tokens in each repetition, and the end-of-sequence token ends nothing.
 """
 
 import random
@@ -51,18 +51,22 @@ class Sample:
 
 @dataclass
 class Measured:
-    """All repetitions of a point. probes_gb_s: the machine's read bandwidth beside each."""
+    """All repetitions of a point. probes_gb_s: the machine's read bandwidth beside each.
+
+    repeats: whether the prompts of the first one, run again, gave the same tokens.
+    """
 
     point: Point
     warmup_s: float = 0.0
     samples: list[Sample] = field(default_factory=list)
     probes_gb_s: list[float] = field(default_factory=list)
     peak_bytes: int = 0
+    repeats: bool = True
 
 
-def make_prompts(point: Point, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Random ids, other ones for each sequence and the same on every run."""
-    rng = random.Random(f"{seed} {point}")  # noqa: S311  (no secret)
+def make_prompts(point: Point, vocab_size: int, repetition: int = 0) -> list[list[int]]:
+    """Random ids, other ones for each sequence and repetition, and the same whenever it is called."""
+    rng = random.Random(f"{repetition} {point}")  # noqa: S311  (no secret)
     return [[rng.randrange(vocab_size) for _ in range(point.num_fed)] for _ in range(point.batch)]
 
 
@@ -77,27 +81,38 @@ def measure_point(
     clock: Callable[[], float] = time.perf_counter,
     advance: Callable[[], object] = lambda: None,
 ) -> Measured:
-    """A shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after every run."""
-    prompts = make_prompts(point, engine.model_config.vocab_size)
-    measured = Measured(point)
+    """A shorter run to warm up, then the repetitions, a probe beside each. `advance` is called after every run.
+
+    After the last one the beginning of the first is run again, to see that its tokens are the same.
+    """
+    vocab_size, measured = engine.model_config.vocab_size, Measured(point)
     short = replace(point, new=min(point.new, WARM_TOKENS))
-    measured.warmup_s = take_sample(engine, short, prompts, clock).total_s
+    measured.warmup_s = take_sample(engine, short, make_prompts(point, vocab_size, -1), clock).total_s
     advance()
     engine.core.speculation.stats = DraftStats()
-    for _ in range(repetitions):
+    for number in range(repetitions):
         measured.probes_gb_s.append(probe())
         before_each()
-        measured.samples.append(take_sample(engine, point, prompts, clock))
+        measured.samples.append(take_sample(engine, point, make_prompts(point, vocab_size, number), clock))
         measured.peak_bytes = max(measured.peak_bytes, peak())
         advance()
+    stats = engine.core.speculation.stats
+    again = take_sample(engine, short, make_prompts(point, vocab_size), clock)
+    engine.core.speculation.stats = stats
+    advance()
+    first, length, begin = measured.samples[0].tokens, max(point.new, 1), max(short.new, 1)
+    measured.repeats = again.tokens == tuple(token for at, token in enumerate(first) if at % length < begin)
     return measured
 
 
 def take_sample(engine: Engine, point: Point, prompts: List[List[int]], clock: Callable[[], float]) -> Sample:
-    """Generate once, recorded."""
+    """Generate once, recorded. RuntimeError if prompts were not computed, because something kept their rows."""
     with record(engine, clock) as recorder:
         done = engine.generate([list(p) for p in prompts], max_new_tokens=max(point.new, 1), ignore_eos=True)
-    return sample_of(recorder.steps, done, point)
+    sample, claimed = sample_of(recorder.steps, done, point), point.batch * point.prompt
+    if sample.prefill_tokens < claimed:
+        raise RuntimeError(f"prefill fed {sample.prefill_tokens} of {claimed} tokens: its speed is not that of prefill")
+    return sample
 
 
 def sample_of(steps: List[StepRecord], done: List[Completion], point: Point) -> Sample:

@@ -57,7 +57,7 @@ class Series:
 
     def rows(self, points: List[Point], config: EngineConfig, label: str = "") -> Iterator[dict[str, Any]]:
         """One row per point, small batches first. Raises WrongText when an engine does not say what it must."""
-        self._done, self._total = 0, len(points) * (self.repetitions + 1)
+        self._done, self._total = 0, len(points) * (self.repetitions + 2)
         ordered = sorted(points, key=lambda point: point.batch)
         for _, group in groupby(ordered, key=lambda point: (point.batch, chunk_for(point, config.max_step_tokens))):
             members = list(group)

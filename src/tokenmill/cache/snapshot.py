@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal, unseal, writing
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.value_reader import brief
 
 __all__ = [
@@ -113,7 +114,7 @@ def read_snapshot(path: Path) -> Snapshot:
     """Read and check a file; its rows are copies. SnapshotError, by field, for what is wrong."""
     facts = read_facts(path)
     try:
-        with safe_open(path, framework="pt") as opened:
+        with held_interrupts(), safe_open(path, framework="pt") as opened:
             rows = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118  (not a dict)
     except (SafetensorError, OSError) as error:
         raise SnapshotError(f"{path} is damaged: {brief(str(error))}") from error
@@ -127,7 +128,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise SnapshotError(f"{path} is a {'directory' if path.is_dir() else 'device or a pipe'}, not a snapshot")
     try:
-        with safe_open(path, framework="pt") as opened:
+        with held_interrupts(), safe_open(path, framework="pt") as opened:
             text = (opened.metadata() or {}).get(KEY)
     except FileNotFoundError as error:
         raise SnapshotError(f"{path} does not exist") from error
@@ -169,7 +170,7 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
         if theirs[name] != ours[name] and not convert:
             raise SnapshotError(
                 f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
-                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert"
+                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert=True"
             )
     return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
 

@@ -22,6 +22,7 @@ from tokenmill.calibrate.texts import Texts
 from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.memory.file_lock import locked
+from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.memory.marked_folder import is_marked, make_marked, remove_marked
 from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
@@ -169,7 +170,7 @@ class Partial:
             return None
         file, bits = self._places[name]
         try:
-            with safe_open(file, framework="pt") as opened:
+            with held_interrupts(), safe_open(file, framework="pt") as opened:
                 there = {part: f"{name}:{part}" for part in ("codes", "scales", "minimums")}
                 parts = {part: opened.get_tensor(key) for part, key in there.items() if key in opened.keys()}  # noqa: SIM118
             self._check(bits, shape, parts)
@@ -202,7 +203,7 @@ class Partial:
 
     def _facts(self, file: Path) -> Any:
         try:
-            with safe_open(file, framework="pt") as opened:
+            with held_interrupts(), safe_open(file, framework="pt") as opened:
                 facts = unseal(opened.metadata()["facts"], FORMAT)
                 found = _checksum({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
             if not isinstance(facts["bits"], dict) or not isinstance(facts["changes"], dict):

@@ -20,7 +20,9 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="transformers, llama.cpp, xllamacpp, openvino or vllm.", rich_help_panel="Peer"
+            metavar="NAME",
+            help="transformers, llama.cpp, xllamacpp, mistral.rs, openvino or vllm.",
+            rich_help_panel="Peer",
         ),
     ],
     again: Annotated[

@@ -75,7 +75,7 @@ def command(
         steps = rungs(config, read_config(series.checkpoint.config))
         rows = file.keep(climb(series, config, steps, point))
     if not json:
-        print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER)
+        print_table(f"{config.model}, {point.title}, {card['dtype']}", [_line(row) for row in rows], HEADER, EXPENDABLE)
     ending(rows, json)
     for rung in steps:
         if rung.refused is not None and not quiet:
@@ -84,6 +84,7 @@ def command(
 
 
 HEADER = ("rung", "tokens/s", "over below", "over first", "prefill tok/s", "total s", "of floor", "peak MB", "hash")
+EXPENDABLE = ("total s", "prefill tok/s", "of floor", "peak MB", "over first")
 
 
 def _line(row: Row) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """`tokenmill bench peers`: the same model and tokens on other engines, taking turns in one run."""
 
 from dataclasses import fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,7 @@ PEERS = "Peers"
 # Follow from the points, or are the same for all engines.
 FIXED = (*OWN, "max_length", "cache", "device")
 AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino", "vllm")
+PLAIN = ("off", "multi_step")  # decoding without guesses: the tokens of several steps in one call are none
 
 Only = Annotated[
     str | None, typer.Option("--only", metavar="NAMES", help="Only these peers, as a,b,c.", rich_help_panel=PEERS)
@@ -76,29 +78,32 @@ def command(
     """Measure tokenmill against other engines: the same model, prompt ids and threads, taking turns in one run.
 
     Each engine runs in an environment of its own (`tokenmill bench install-peer NAME`, or --peer NAME=PYTHON). One that
-    is absent, crashes or hangs is named, and the others go on. Ratios are ours over theirs, round by round.
+    is absent, crashes or hangs is named, and the others go on. Ratios are ours over theirs, round by round, without
+    speculation, which has a row of its own. llama.cpp is run with flash attention and without; the better one counts.
     """
     points = _points(batch, prompt, new)
     wanted = _wanted(only, peer or [])
     file = RowFile(output)
     with uninterrupted():
         from tokenmill.bench.peers.contest import Contest
-        from tokenmill.bench.peers.prompts import make_prompts
+        from tokenmill.bench.peers.known import find_peer
+        from tokenmill.bench.peers.prompts import Prompts
         from tokenmill.measure.machine import quick_probe
         from tokenmill.model.families import read_config
 
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        config, threads = _resolved(replace(engine, model=model), checkpoint)
-        vocabulary = read_config(checkpoint.config).vocab_size
+        config, threads, options = _resolved(replace(engine, model=model), checkpoint)
+        num_tokens = (rounds + 1) * sum(point.batch * point.prompt for point in points)  # one more to warm up
+        prompts = Prompts(checkpoint, read_config(checkpoint.config).vocab_size, num_tokens)
         contest = Contest(
             str(checkpoint.path),
-            wanted,
+            {name: path for name, path in wanted.items() if name in options or not find_peer(name).is_ours},
             threads,
             config.dtype,
             quick_probe,
             progress,
-            options=_changed(engine),
+            options=options,
             rounds=rounds,
             load_limit_s=load_limit,
             run_limit_s=run_limit,
@@ -107,8 +112,7 @@ def command(
         with contest:
             contest.load(points)
             for point in points:
-                prompts = make_prompts(checkpoint, vocabulary, point.prompt, point.batch)
-                rows += file.keep(contest.rows(point, prompts))
+                rows += file.keep(contest.rows(point, partial(prompts.take, point.prompt, point.batch)))
     if not json:
         _print(rows, points, f"{model}, {counted(threads, 'thread')}, {config.dtype}")
     _remark(rows)
@@ -124,8 +128,8 @@ def _points(*texts: str) -> list[Point]:
 
 
 def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
-    """Peer → path given for it. Ours is always among them."""
-    from tokenmill.bench.peers.known import command_for, find_peer
+    """Peer → path given for it. Ours, with speculation and without, are always among them."""
+    from tokenmill.bench.peers.known import OURS, SPECULATING, command_for, find_peer
 
     paths = {}
     for text in given:
@@ -135,18 +139,24 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
         command_for(find_peer(name), path)  # refused now, not minutes later
         paths[name] = path
     names = [word.strip() for word in only.split(",")] if only is not None else [*AUTOMATIC, *paths]
-    chosen = dict.fromkeys(["tokenmill", *(find_peer(name).name for name in names), *paths])
+    chosen = dict.fromkeys([OURS, SPECULATING, *(find_peer(name).name for name in names), *paths])
     return {name: paths.get(name) for name in chosen}
 
 
-def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int]:
-    """The settings and the number of threads that all engines are asked for; wrong settings are refused here."""
-    from tokenmill.engine.resolve import resolve_config
-    from tokenmill.model.families import read_config
+def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
+    """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
+    from tokenmill.bench.peers.known import OURS, SPECULATING
+    from tokenmill.engine.resolve import foresee
+    from tokenmill.speculate.proposer import choose
 
-    model = read_config(checkpoint.config)
-    config = resolve_config(engine, model)
-    return config, config.threads
+    _, resolved, forms = foresee(engine, checkpoint.config)
+    speculate = choose(resolved, forms.program.finds_drafts).speculate
+    plain = speculate if speculate in PLAIN else "multi_step" if forms.program.finds_drafts else "off"
+    chosen = _changed(engine)
+    options = {OURS: {**chosen, "speculate": plain, "draft_model": None}}
+    if speculate not in PLAIN:
+        options[SPECULATING] = {**chosen, "speculate": speculate}
+    return resolved, resolved.threads, options
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:
@@ -161,21 +171,25 @@ HEADER = (
     "engine",
     "decode tok/s",
     "min to max",
-    "ours over",
+    "decode ours over",
     "prefill tok/s",
-    "ours over",
+    "prefill ours over",
     "same tokens",
+    "accepted",
     "load s",
 )
+EXPENDABLE = ("load s", "min to max", "prefill ours over", "same tokens", "decode ours over")
 
 
 def _print(rows: list[Row], points: list[Point], title: str) -> None:
     for point in points:
-        print_table(f"{title}: {point.title}", [_line(row) for row in rows if row["test"] == point.title], HEADER)
+        lines = [_line(row) for row in rows if row["test"] == point.title]
+        print_table(f"{title}: {point.title}", lines, HEADER, EXPENDABLE)
     good = {row["label"]: row for row in rows if row["status"] == "ok"}
     for name, row in good.items():
         versions = ", ".join(f"{package} {version}" for package, version in row["versions"].items())
-        typer.echo(f"{name}: {versions}; {row['note']}")
+        how = f"; {row['variant']}" if row.get("variant") else ""
+        typer.echo(f"{name}: {versions}; {row['note']}{how}")
     if good:
         probes = [row["probe_gb_s"] for row in rows if row["status"] == "ok"]
         typer.echo(f"read bandwidth beside the runs: {min(probes):.0f} to {max(probes):.0f} GB/s (medians per engine)")
@@ -191,8 +205,8 @@ def _remark(rows: list[Row]) -> None:
 
 def _line(row: Row) -> tuple[str, ...]:
     if row["status"] != "ok":
-        return row["label"], row["status"], *[""] * 6
-    same = row.get("same_tokens")
+        return row["label"], row["status"], *[""] * 7
+    same, drafted = row.get("same_tokens"), row.get("drafted")
     return (
         row["label"],
         f"{row['decode_tok_s']:,.1f}",
@@ -201,6 +215,7 @@ def _line(row: Row) -> tuple[str, ...]:
         f"{row['prefill_tok_s']:,.0f}",
         _ratio(row, "prefill"),
         "" if same is None else f"{100 * same:.0f} %",
+        f"{100 * row['accepted'] / drafted:.0f} % of {drafted:,}" if drafted else "",
         f"{row['load_s']:.1f}",
     )
 

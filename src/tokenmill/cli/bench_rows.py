@@ -107,8 +107,7 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any], js
     planned = replace(engine, max_length=engine.max_length or min(max(longest, 1), model.context))
     card = card_of(planned, model, series.limits(engine), points, series.checkpoint.num_bytes)
     if not json:
-        print_table(f"{engine.model}: what it costs", card_rows(card))
-        typer.echo()
+        print_table(f"{engine.model}: what it costs", card_rows(card), end="\n")
     return card
 
 
@@ -158,12 +157,13 @@ class RowFile:
 
 
 HEADER = ("test", "tokens/s", "min to max", "ms", "GB/s", "GFLOP/s", "of floor", "itl p50 p90 p99", "cache MB", "hash")
+EXPENDABLE = ("GFLOP/s", "GB/s", "cache MB", "itl p50 p90 p99", "ms", "min to max")
 
 
 def print_rows(title: str, rows: Sequence[Row]) -> None:
     """A line per phase of each row, with what it reached and how near to the floor that is."""
     lines = [line for row in rows for line in lines_of(row)]
-    print_table(title, lines, HEADER)
+    print_table(title, lines, HEADER, EXPENDABLE)
 
 
 def lines_of(row: Row) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")
+EXPENDABLE = ("last used", "what", "of")
 OTHERS = {
     "machine": "measured limits of this machine",
     "prefixes": "blocks of prompts of `tokenmill serve`",
@@ -41,7 +42,7 @@ def command(json: Json = False) -> None:
     else:
         shown = [(row["what"], row["name"], row["of"], size(row["num_bytes"]), _ago(row["used_at"])) for row in rows]
         total = size(sum(row["num_bytes"] for row in rows))
-        print_table(f"{cache_folder()}: {total}", shown, HEADER)
+        print_table(f"{cache_folder()}: {total}", shown, HEADER, EXPENDABLE)
 
 
 def _packed() -> Iterator[dict[str, Any]]:

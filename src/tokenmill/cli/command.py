@@ -12,42 +12,14 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.errors import CapacityError, ConfigError, RequestError
+from tokenmill.cli.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
+from tokenmill.errors import CapacityError, ConfigError, RequestError, SnapshotError
 
-__all__ = ["ALIASES", "ELSEWHERE", "Verb", "VerbGroup", "help_width", "is_given"]
-
-ALIASES = {
-    "--temp": "--temperature",
-    "--max-tokens": "--max-new-tokens",
-    "-c": "--max-length",
-    "--ctx-size": "--max-length",
-    "--max-model-len": "--max-length",
-    "--max-num-seqs": "--max-sequences",
-    "--parallel": "--max-sequences",
-    "--batch-size": "--max-sequences",
-    "--max-num-batched-tokens": "--max-step-tokens",
-    "--kv-cache-dtype": "--cache-format",
-    "--enable-prefix-caching": "--prefix-cache",
-    "--no-enable-prefix-caching": "--no-prefix-cache",
-    "--no-prefix-caching": "--no-prefix-cache",
-    "-t": "--threads",
-    "-f": "--prompt-file",
-    "--file": "--prompt-file",
-    "--out": "--output",
-    "--save": "--output",
-    "-m": "--model",
-}
-"""Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
-whose name it does not use itself; --help does not list them. MODEL is --model where a verb has no such option."""
-
-ELSEWHERE = {"--ctx": "--max-length", "--n-predict": "--max-new-tokens"}
-"""More such names, which are refused with a question."""
-
-VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}
-"""What verbs of ours are called elsewhere."""
+__all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
 
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"\b[a-z]+_\w+")  # a word with "_" in it; one without may be just a word
+_KEYWORD = re.compile(r"\b([a-z]\w*)=(True|'[^']*'|[0-9.]+)")  # as Python has it: dtype='float32', convert=True
 _KINDS = {
     "str": "TEXT",
     "int": "N",
@@ -95,9 +67,10 @@ class Verb(TyperCommand):
         return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's."""
+        """As click's; options may be written with underscores, as their settings are."""
+        known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)} | ALIASES.keys()
         with _naming(ctx):
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, with_hyphens(args, known))
 
     def get_help(self, ctx: Any) -> str:
         """The help page."""
@@ -109,8 +82,9 @@ class Verb(TyperCommand):
         try:
             _check_output(ctx.params.get("output"))
             return super().invoke(ctx)
-        except (RequestError, CapacityError) as error:
-            error.args = (_SETTING.sub(lambda name: options.get(name[0], name[0]), str(error)),)
+        except (RequestError, CapacityError, SnapshotError) as error:
+            said = _KEYWORD.sub(lambda found: _typed(options, *found.groups()), str(error))
+            error.args = (_SETTING.sub(lambda name: options.get(name[0], name[0]), said),)
             raise
         except ConfigError as error:
             options = {name: option for name, option in options.items() if is_given(ctx, name)}
@@ -254,6 +228,14 @@ def _check_output(path: Path | None) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise ConfigError("output", str(path), "a name in UTF-8") from None
+
+
+def _typed(options: Mapping[str, str], name: str, value: str) -> str:
+    """A keyword of Python as one would type it here; as it stands if the verb has no such option."""
+    if name not in options:
+        return f"{name}={value}"
+    option = "--" + options[name].lstrip("-")
+    return option if value == "True" else f"{option} {value.strip(chr(39))}"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import typer
 
-from tokenmill.cli.command import ALIASES
+from tokenmill.cli.other_names import ALIASES
 from tokenmill.errors import ConfigError
 
 __all__ = ["read_config_file"]

@@ -12,7 +12,7 @@ from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.generate import Stream, show
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.logprobs import logprobs_table
-from tokenmill.cli.models import load_engine
+from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.prompts import Ids, Text, gather
@@ -20,6 +20,7 @@ from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.hub.progress import Progress
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -80,7 +81,7 @@ def command(
     if len(more) > 1:
         raise ConfigError("--prompt", f"{len(more)} prompts", "one: the file holds one text")
     with progress_on_stderr(quiet) as progress:
-        config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling)
+        config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling, progress)
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open(file, convert)
@@ -100,10 +101,14 @@ def command(
     remark(summary(loaded, [completion], elapsed_s, session.params))
 
 
-def _as_saved(engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams) -> EngineConfig:
-    """What was left to chance, as the file has it, and room for a long text."""
+def _as_saved(
+    engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams, progress: Progress
+) -> EngineConfig:
+    """What was left to chance, as the file has it, and room for a long text as far as the model's context goes."""
     for name in ("dtype", "scheme", "cache_format"):
         if getattr(engine, name) == getattr(EngineConfig(), name):
             engine = replace(engine, **{name: facts[name]})
     wanted = len(facts["tokens"]) + max(sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS, 1)
-    return engine if engine.max_length or wanted <= DEFAULT_MAX_LENGTH else replace(engine, max_length=wanted)
+    if engine.max_length or wanted <= DEFAULT_MAX_LENGTH:
+        return engine
+    return replace(engine, max_length=min(wanted, read_model_config(engine.model, progress).context))

@@ -22,10 +22,14 @@ __all__ = [
 ]
 
 
+WIDTH_OF_PIPE = 200
+
+
 def remark(text: str) -> None:
     """One line on stderr. If that cannot be written, the line is lost, and everything else goes on."""
     try:
-        typer.echo(text, err=True)
+        with _without_bar():
+            typer.echo(text, err=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -51,9 +55,19 @@ def print_json(document: Any) -> None:
     typer.echo(json.dumps(document, ensure_ascii=False))
 
 
-def print_table(title: str, rows: Iterable[tuple[str, ...]], header: tuple[str, ...] = ()) -> None:
-    """Names to the left, everything else to the right of them; as wide as it needs where it is piped."""
-    typer.echo(table_text(title, rows, header), nl=False)
+def print_table(
+    title: str,
+    rows: Iterable[tuple[str, ...]],
+    header: tuple[str, ...] = (),
+    expendable: tuple[str, ...] = (),
+    end: str = "",
+) -> None:
+    """Names to the left, everything else to the right of them; as wide as it needs where it is piped.
+
+    expendable: the columns that a narrow terminal does without, the first to go first.
+    """
+    with _without_bar():
+        typer.echo(table_text(title, rows, header, expendable=expendable) + end, nl=False)
 
 
 def table_text(
@@ -61,23 +75,42 @@ def table_text(
     rows: Iterable[tuple[str, ...]],
     header: tuple[str, ...] = (),
     justify: Literal["left", "right"] = "right",
+    expendable: tuple[str, ...] = (),
 ) -> str:
-    """See print_table. The title is a line of its own, however narrow the table is."""
+    """See print_table. The title is a line of its own, however narrow the table is. No word of a cell is cut."""
     from rich.console import Console
     from rich.table import Table
 
+    console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_PIPE)
+    kept, lines, left_out = _fitting(list(rows), header, expendable if sys.stdout.isatty() else (), console.width)
     table = Table(box=None, show_header=bool(header))
-    width = 0
-    for row in rows:
-        while width < len(row):
-            table.add_column(header[width] if header else "", justify=justify if header and width else "left")
-            width += 1
-        table.add_row(*row)
-    width_of_pipe = None if sys.stdout.isatty() else 200
-    console = Console(markup=False, highlight=False, width=width_of_pipe)
+    for place in range(max(map(len, lines), default=0)):
+        side = justify if header and place else "left"
+        table.add_column(kept[place] if header else "", justify=side, overflow="fold")
+    for line in lines:
+        table.add_row(*line)
     with console.capture() as capture:
         console.print(table)
-    return f"{title}\n{capture.get()}" if title else capture.get()
+    left = f"(no room for {', '.join(left_out)}: a wider terminal, a pipe or --json has it)\n" if left_out else ""
+    return (f"{title}\n" if title else "") + capture.get() + left
+
+
+def _fitting(
+    rows: list[tuple[str, ...]], header: tuple[str, ...], expendable: tuple[str, ...], width: int
+) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
+    """Header and rows without as many of the expendable columns as must go, and the names of these."""
+    widths = {
+        name: 2 + max([len(name), *(len(row[at]) for row in rows if at < len(row))]) for at, name in enumerate(header)
+    }
+    left_out: list[str] = []
+    for name in expendable:
+        if sum(wide for each, wide in widths.items() if each not in left_out) <= width:
+            break
+        left_out.append(name)
+    kept = [at for at, name in enumerate(header) if name not in left_out]
+    if not left_out:
+        return list(header), rows, []
+    return [header[at] for at in kept], [tuple(row[at] for at in kept if at < len(row)) for row in rows], left_out
 
 
 class _Lines(Progress):
@@ -103,14 +136,33 @@ class _Bar(Progress):
         self.bars.update(self.task, completed=done, total=total)
 
 
+_live: list[Any] = []  # the bar on the terminal, if there is one
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """The bar is erased meanwhile, so that lines do not run into it."""
+    for bars in _live:
+        bars.stop()
+    try:
+        yield
+    finally:
+        for bars in _live:
+            bars.start()
+
+
 @contextmanager
 def progress_on_stderr(quiet: bool = False) -> Iterator[Progress]:
     """A bar on a terminal, which goes away when done; plain lines elsewhere; nothing when quiet."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield Silent() if quiet else _Lines()
         return
     from rich.console import Console
     from rich.progress import Progress as Bars
 
     with Bars(*Bars.get_default_columns(), console=Console(stderr=True), transient=True) as bars:
-        yield _Bar(bars)
+        _live.append(bars)
+        try:
+            yield _Bar(bars)
+        finally:
+            _live.remove(bars)

@@ -14,7 +14,7 @@ __all__ = ["logprobs_table"]
 def logprobs_table(engine: "Engine", completion: "Completion") -> str:
     """A line for each new token: its log-probability, and the likeliest tokens in its place with theirs."""
 
-    from tokenmill.text.tokenizer import spelled
+    from tokenmill.text.token_bytes import spelled
 
     def shown(token: int) -> str:
         text = spelled(engine.tokenizer, token)

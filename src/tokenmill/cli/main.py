@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.command import ELSEWHERE, VerbGroup
+from tokenmill.cli.command import VerbGroup
 from tokenmill.cli.display import remark
+from tokenmill.cli.other_names import ELSEWHERE
 from tokenmill.cli.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.registry import lookup

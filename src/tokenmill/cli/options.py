@@ -251,10 +251,25 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     return built
 
 
+CALLED_ELSEWHERE = {
+    "prompt_lookup": "suffix",
+    "prompt-lookup": "suffix",
+    "ngram": "suffix",
+    "lookup": "suffix",
+    "none": "off",
+    "q8_0": "q8",
+    "int8": "q8",
+    "q4_0": "q4",
+    "int4": "q4",
+    "inductor": "compiled",
+}
+"""What names of ours are called elsewhere: hinted at, where the name beside it is one of the setting."""
+
+
 def _check_name(setting: str, name: str) -> None:
     allowed = ("auto", *NAMES[setting])
     if name not in allowed:
-        near = get_close_matches(name, allowed, n=1)
+        near = [meant] if (meant := CALLED_ELSEWHERE.get(name)) in allowed else get_close_matches(name, allowed, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ConfigError(setting, name, f"use one of {', '.join(allowed)}{hint}")
 

@@ -83,7 +83,7 @@ def check_target(
     is_ours: Callable[[Path], bool] = looks_saved,
     kind: str = "saved cache",
 ) -> None:
-    """Refuse, before anything is computed, a file that cannot be written or is not of this kind.
+    """Refuse, before anything is computed, a file that cannot be written or is not of this kind. Its folder is made.
 
     force: None where the verb has no such option.
     """
@@ -94,6 +94,7 @@ def check_target(
         raise SnapshotError(f"{path} is there and is not a {kind}: give another name{forced}")
     trial = beside(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             trial.write_bytes(bytes(TRIAL_BYTES))  # a disk that is full still takes an empty file
         finally:

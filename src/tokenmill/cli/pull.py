@@ -9,7 +9,7 @@ from tokenmill.checks import check_choice
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, DTYPES
+from tokenmill.config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
 from tokenmill.errors import ConfigError
 
 __all__ = ["EXAMPLES", "command"]
@@ -61,6 +61,7 @@ def command(
     if dtype is not None and output is None:
         raise ConfigError("--dtype", dtype, "only together with --output, since fetching converts nothing")
     if dtype is not None:
+        dtype = DTYPE_ALIASES.get(dtype, dtype)
         check_choice("--dtype", dtype, ("auto", *DTYPES))
     local = is_there(Path(model).expanduser())
     if revision is not None and (local or model in SHORT_NAMES):

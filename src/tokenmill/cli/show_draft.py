@@ -1,5 +1,6 @@
 """`generate --show-draft`: the text as it comes, with the tokens in colour that were drafted and accepted."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 import typer
@@ -38,6 +39,13 @@ class DraftMarks(Observer):
             self._drafts, self._before = (), len(self._text.tokens)
 
 
+def _marked(text: str) -> str:
+    """In colour; underlined where NO_COLOR asks for none (no-color.org), plain on a terminal that knows neither."""
+    if os.environ.get("TERM") == "dumb":
+        return text
+    return typer.style(text, underline=True) if os.environ.get("NO_COLOR") else typer.style(text, fg=COLOUR)
+
+
 def coloured(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:
     """Print pieces as they come, token by token; the completion."""
     assert engine.tokenizer is not None, "checked with the options"
@@ -48,7 +56,7 @@ def coloured(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], mar
         for token in piece.tokens:
             is_draft = num_tokens < len(marks.of) and marks.of[num_tokens]
             text = detokenizer.push([token])[: length - num_shown]
-            typer.echo(typer.style(text, fg=COLOUR) if is_draft else text, nl=False)
+            typer.echo(_marked(text) if is_draft else text, nl=False)
             num_tokens, num_shown = num_tokens + 1, num_shown + len(text)
         done = piece.done
     typer.echo(done.text[num_shown:] if done else "")

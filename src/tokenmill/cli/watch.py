@@ -1,5 +1,6 @@
 """What is shown of the steps while they run: `--trace`, `--verify`, and the progress of long prompts."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -49,7 +50,7 @@ def load_reference(engine: "Engine", progress: Progress) -> "Engine":
 @contextmanager
 def prompt_progress(engine: "Engine", quiet: bool) -> Iterator[None]:
     """Show, on a terminal, how much of the prompts is computed inside, if that takes long."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
     from tokenmill.cli.prompt_progress import PromptProgress

@@ -20,6 +20,7 @@ from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError
 from tokenmill.sample.largest import largest
+from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
 
 __all__ = ["ROWS", "Score", "generate_each", "in_order", "score_each"]
@@ -151,7 +152,7 @@ class _Continuations:
             entries = [entry for _, entry in sorted(self._known.pop(number).items())]
             found[number] = Score(tuple(value for value, _ in entries), all(is_largest for _, is_largest in entries))
             del self._tails[number]
-            if any(math.isnan(value) for value, _ in entries):
+            if not all(math.isfinite(value) for value, _ in entries):
                 raise RequestError(f"logits overflow in dtype {self._core.loaded.config.dtype}; try another")
         return found
 
@@ -186,7 +187,7 @@ def _entries(
         return
     rows_N = torch.tensor([place - first for _, place, _ in wanted], device=rows_RV.device)
     ids_N = torch.tensor([token for *_, token in wanted], device=rows_RV.device)
-    logprobs_N = torch.log_softmax(rows_RV.float(), dim=-1)[rows_N, ids_N].tolist()
+    logprobs_N = log_probability_of(rows_RV.float(), rows_N, ids_N).tolist()
     largest_R, _ = largest(rows_RV)
     for (number, place, token), logprob in zip(wanted, logprobs_N, strict=True):
         yield number, place, (logprob, int(largest_R[place - first]) == token)

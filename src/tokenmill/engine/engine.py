@@ -1,10 +1,11 @@
 """The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
 
+import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from torch import Tensor
 
@@ -21,6 +22,14 @@ from tokenmill.errors import ConfigError
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
+
+One = str | List[int]
+Many = List[str] | List[List[int]]
+Messages = List[Mapping[str, Any]]
+Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+"""Numbers of continuations for which a type checker knows that they are a list, as it is from 2 on."""
 
 
 class Engine:
@@ -65,13 +74,21 @@ class Engine:
         self.core.close()
 
     @overload
+    def generate(self, prompt: One, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
+    @overload
     def generate(
-        self, prompt: str | List[int], params: SamplingParams | None = None, **settings: Any
+        self, prompt: One, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+        self, prompt: One, params: SamplingParams | None = None, *, n: Several, **settings: Any
     ) -> list[Completion]: ...
+    @overload
+    def generate(
+        self, prompt: One, params: SamplingParams | None = None, **settings: Any
+    ) -> Completion | list[Completion]: ...
+    @overload
+    def generate(self, prompt: Many, params: SamplingParams | None = None, **settings: Any) -> list[Completion]: ...
     def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come.
 
@@ -97,10 +114,25 @@ class Engine:
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
+    @overload
+    def chat(self, messages: Messages, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
+    @overload
     def chat(
-        self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
-    ) -> Completion:
-        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
+        self, messages: Messages, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
+    ) -> Completion: ...
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, n: Several, **settings: Any
+    ) -> list[Completion]: ...
+    @overload
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Any
+    ) -> Completion | list[Completion]: ...
+    def chat(self, messages: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
+        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template.
+
+        With n above 1 a list of n answers.
+        """
         return self.generate(self.chat_prompt(messages), params, **settings)
 
     def stream_chat(
@@ -152,7 +184,11 @@ class Engine:
         """Token ids of a conversation, rendered by the model's own chat template, up to the assistant's turn.
 
         What a message spells is text, even `<|im_end|>`, unless `allow_special` lets it be a control token. variables:
-        whatever else the template reads, as enable_thinking=False; add_generation_prompt=False ends with the messages,
-        and with continue_final_message=True inside the last one.
+        whatever else the template reads, as enable_thinking=False, and a warning names what it does not read; with
+        `tools` a template of the model that is named "tool_use" is taken. add_generation_prompt=False ends with the
+        messages, and with continue_final_message=True inside the last one.
         """
-        return self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        tokens = self.core.inputs.chat_prompt(messages, check_flag("allow_special", allow_special), variables)
+        for name in self.core.inputs.unread_variables(variables):
+            log.warning("this model's chat template does not read %r, so it changes nothing", name)
+        return tokens

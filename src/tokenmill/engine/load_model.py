@@ -18,6 +18,7 @@ from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_f
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels.attend import choose as choose_kernel
+from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig
@@ -52,21 +53,35 @@ def load_model(
 
     `fill` gives the empty decoder its weights, `allocate` the memory for weights that the program packs.
     """
+    if isinstance(checkpoint, PackedCheckpoint):
+        config = config if checkpoint.is_copy else _as_packed(config, checkpoint)
+        checkpoint.start_reading()  # meanwhile the tokenizer is made
     model_config = read_config(checkpoint.config)
-    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    if packed is not None:
-        config = config if packed.is_copy else _as_packed(config, packed)
-        packed.start_reading()  # meanwhile the tokenizer is made
     resolved = resolve_config(config, model_config)
+    with torch_threads(resolved.threads):
+        return _load(checkpoint, model_config, resolved, config.threads, progress, fill, allocate)
+
+
+def _load(
+    checkpoint: Checkpoint,
+    model_config: ModelConfig,
+    resolved: ResolvedConfig,
+    given_threads: int | None,
+    progress: Progress | None,
+    fill: Callable[..., Fill],
+    allocate: Allocate,
+) -> LoadedModel:
+    packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
     device = find_device(resolved.device)
     tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
-    torch.set_num_threads(resolved.threads)
     spec = cache_spec(resolved, model_config)
     kernel_name, kernel = choose_kernel(
         resolved.kernel, spec, device, resolved.max_length, describe(model_config).attention_shapes
     )
     forms = choose_forms(resolved, model_config, device)
-    resolved = choose_proposer(replace(resolved, scheme=forms.scheme_name), forms.program.finds_drafts)
+    threads = _threads(resolved.threads, given_threads, forms)
+    resolved = replace(resolved, scheme=forms.scheme_name, threads=threads)
+    resolved = choose_proposer(resolved, forms.program.finds_drafts)
     lookup(PROPOSERS, resolved.speculate, "speculate")
     digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
     package = None
@@ -106,6 +121,17 @@ def _tell(config: ResolvedConfig, model: ModelConfig, forms: Forms) -> None:
         log.info("program %s runs, which is slower than %s; that one %s", forms.program_name, name, reason)
     if (model.dtype, config.dtype) == ("float16", FLOAT16_ON_CPU) and config.device == "cpu":
         log.info("the float16 checkpoint is computed in %s: programs of a CPU have no float16", config.dtype)
+
+
+def _threads(count: int, given: int | None, forms: Forms) -> int:
+    """The threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py."""
+    usable = count if forms.program.has_threads else usable_threads(count)
+    if given is not None and given > usable:
+        message = (
+            "threads = %d is ignored: program %s computes with torch, whose threads a forked process does not have"
+        )
+        log.warning(message, given, forms.program_name)
+    return usable
 
 
 def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:

@@ -11,7 +11,8 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.config import ResolvedConfig
 from tokenmill.engine.runner import Runner
-from tokenmill.kernels.threads import torch_threads
+from tokenmill.errors import RequestError
+from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import Program
 from tokenmill.text.tokenizer import Tokenizer
@@ -51,8 +52,15 @@ class LoadedModel:
         """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
+        RequestError in a forked process that does not have these threads: rows that fewer threads compute may differ.
         """
-        return torch_threads(1 if self.program.has_threads else self.config.threads)
+        count = 1 if self.program.has_threads else self.config.threads
+        if usable_threads(count) < count:
+            raise RequestError(
+                f"program {self.program_name} computes in {count} threads of torch, which a forked process does not "
+                "have: load the model in that process, or with threads=1, or with program native"
+            )
+        return torch_threads(count)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -70,7 +78,7 @@ class LoadedModel:
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),
             "shape": {name: getattr(model, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
-            "rope": repr(model.rope),
+            "rope": "None" if model.rope is None else model.rope.text,
             "cache_format": config.cache_format,
             "dtype": config.dtype,
             "scheme": config.scheme,

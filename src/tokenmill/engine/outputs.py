@@ -52,7 +52,8 @@ class Completion:
     """One finished sequence.
 
     tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
-    own end, "stop" for a stop text or id, "length" for max_new_tokens or the context.
+    own end, "stop" for a stop text or id, "length" for max_new_tokens or the context. stop_reason: which stop text or
+    id it was.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Completion:
     num_prompt_tokens: int
     seed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    stop_reason: int | str | None = None
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]} …"
@@ -153,23 +155,29 @@ class Tracker:
         noted = (self.logprobs.get(position) for position in range(start + first, start + last))
         return tuple(entry for entry in noted if entry is not None)
 
-    def _decode(self, final: bool = False) -> bool:
-        """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed."""
+    def _decode(self, final: str | None = None) -> bool:
+        """Decode the tokens that are not decoded yet. True if a stop string was found; tokens after it are removed.
+
+        final: why no token follows. Within a session others may follow a limit: what is held back is shown with these.
+        """
         if self.detokenizer is None:
             return False
         # The token that stops a sequence is not part of the text.
         end = len(self.tokens) - (self.sequence.finish_reason in ("eos", "stop"))
         self.detokenizer.push(self.tokens[self.detokenizer.num_tokens_used : end])
-        if final:
-            self.detokenizer.finish()
+        if final is not None and not (final == "length" and self.sequence.keep):
+            self.detokenizer.finish(cut=final == "length")
         if self.detokenizer.stopped is None:
             return False
         del self.tokens[self.detokenizer.num_tokens_used :], self.times_s[self.detokenizer.num_tokens_used :]
         return True
 
     def finish(self, reason: str) -> None:
-        """Flush the text that was held back and make the completion. A stop string may be found only now."""
-        if self._decode(final=True):
+        """Flush the text that was held back and make the completion. A stop string may be found only now.
+
+        A character that a limit cuts is left out: its bytes would come back as another one, with the next prompt.
+        """
+        if self._decode(final=reason):
             reason = "stop"
         gaps = tuple(b - a for a, b in zip(self.times_s, self.times_s[1:], strict=False))
         first_s = self.times_s[0] - self.started_s if self.times_s else 0.0
@@ -181,4 +189,9 @@ class Tracker:
             self.sequence.num_prompt_tokens,
             self.sequence.seed,
             self._logprobs(0, len(self.tokens)),
+            self._stop_reason() if reason == "stop" else None,
         )
+
+    def _stop_reason(self) -> int | str:
+        stopped = self.detokenizer.stopped if self.detokenizer is not None else None
+        return self.tokens[-1] if stopped is None else stopped

@@ -18,6 +18,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.generation import usable
 from tokenmill.weights.packed.reader import is_packed_model
 from tokenmill.weights.packed.writer import PackedWriter
 
@@ -57,7 +58,7 @@ def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpo
         "fingerprint": loaded.fingerprint,
         "config": checkpoint.config,
         "shapes": dict(checkpoint.shapes),
-        "generation_defaults": checkpoint.generation_defaults(),
+        "generation_defaults": usable(checkpoint),
         "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
         "weights": loaded.program.packed_weights(),
         "versions": {"tokenmill": __version__, "torch": torch.__version__},

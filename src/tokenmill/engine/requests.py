@@ -9,7 +9,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from collections.abc import Sequence as List
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha512
 from itertools import count
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.literal import encode_chat
+from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 
@@ -31,7 +31,12 @@ log = logging.getLogger(__name__)
 
 Prompt = str | List[int]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+MIN_REPLAYED = 64  # tokens, of which the last ones may have begun a character, and each four may be one
 TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
+HOW_IT_ENDS = ("add_generation_prompt", "continue_final_message")
+PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+"""Where the text of a part of a message stands, by the part's type; the last two are those of OpenAI's responses."""
+WITHOUT_CONTENT = ("assistant", "function")  # roles whose content OpenAI's API allows to be null
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
@@ -63,12 +68,14 @@ class InputProcessor:
         self._vocab_size, self._context = model.vocab_size, model.context
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
         known = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
-        ids = dict.fromkeys((*known, *model.eos_token_ids), "eos")
-        self._eos = {number: reason for number, reason in ids.items() if 0 <= number < model.vocab_size}
-        if absent := sorted(ids.keys() - self._eos.keys()):
-            ends, last = ", ".join(map(str, absent)), model.vocab_size - 1
+        ends = dict.fromkeys((*known, *model.eos_token_ids), "eos")
+        self._eos = {number: reason for number, reason in ends.items() if 0 <= number < model.vocab_size}
+        if absent := sorted(ends.keys() - self._eos.keys()):
+            absent_ids, last = ", ".join(map(str, absent)), model.vocab_size - 1
             message = "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d"
-            log.warning(message, self._name, ends, last)
+            log.warning(message, self._name, absent_ids, last)
+        ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
+        self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
         self._ids = count(1)
 
     def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
@@ -93,6 +100,13 @@ class InputProcessor:
         self._check_ids(tokens)
         return tokens
 
+    @property
+    def document_start(self) -> int | None:
+        """The token that begins a text, or stands between texts; None if the model names none."""
+        tokenizer = self._tokenizer
+        known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
+        return next((number for number in (*known, *self._eos) if number is not None), None)
+
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
     ) -> list[int]:
@@ -110,6 +124,10 @@ class InputProcessor:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
 
+    def unread_variables(self, variables: Mapping[str, Any]) -> list[str]:
+        """Names of variables, such as `tools`, that this model's chat template does not read: they change nothing."""
+        return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
+
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
     ) -> Iterator[Sequence]:
@@ -119,8 +137,9 @@ class InputProcessor:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
         for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
             self._check_ids(getattr(params, name) or (), name)
-        stops = {} if params.ignore_eos else dict(self._eos)
-        stops |= dict.fromkeys(params.stop_token_ids, "stop")
+        if self._suppressed:  # as a setting of the sequence, so that whatever depends on its settings knows of them
+            params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
+        stops = self._stop_ids(params)
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)
         for number in range(params.n):
@@ -135,25 +154,59 @@ class InputProcessor:
         prompt = next(self._ids), tokens, len(tokens)
         return Sequence(*prompt, len(tokens), score_from=score_from, keep=True, salt=salt_of(salt))
 
+    def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
+        """The tokens that end a text, with the reason that each gives."""
+        own = {} if params.ignore_eos else self._eos
+        return own | dict.fromkeys(params.stop_token_ids, "stop")
+
     def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
-        """For the tokens that follow the prompt of a sequence; None without a tokenizer."""
+        """For the tokens that follow the prompt of a sequence; None without a tokenizer.
+
+        If they continue a text, it shows first what the text's earlier tokens have held back.
+        """
         if self._tokenizer is None:
             return None
-        params, prompt = sequence.params, sequence.tokens[: sequence.num_prompt_tokens]
+        params, earlier = sequence.params, sequence.earlier
+        prompt = sequence.tokens[: sequence.num_prompt_tokens]
+        found = self._detokenizer(params, prompt) if earlier is None else self._replayed(params, prompt, *earlier)
+        found.go_on(stop=params.stop, include_stop=params.include_stop, min_tokens=params.min_new_tokens)
+        return found
+
+    def _replayed(self, params: SamplingParams, tokens: list[int], start: int, before: SamplingParams) -> Detokenizer:
+        """A detokenizer that was given the tokens from `start` on, which were chosen with the settings `before`.
+
+        Only of the last ones, since no more can be held back. A text that has ended among them holds nothing back.
+        """
+        longest = max(map(len, before.stop), default=0)
+        start, stop_ids = max(start, len(tokens) - MIN_REPLAYED - 4 * longest), self._stop_ids(before)
+        settings = replace(before, skip_special_tokens=params.skip_special_tokens)
+        found = self._detokenizer(settings, tokens[:start])
+        for place, token in enumerate(tokens[start:], start + 1):
+            found.push([token])
+            if token in stop_ids or found.stopped is not None:
+                found = self._detokenizer(settings, tokens[:place])
+        return found
+
+    def _detokenizer(self, params: SamplingParams, prompt: list[int]) -> Detokenizer:
         return Detokenizer(
-            self._tokenizer,
-            stop=params.stop,
-            include_stop=params.include_stop,
-            prompt=prompt,
-            skip_special=params.skip_special_tokens,
+            self._need_tokenizer(), stop=params.stop, prompt=prompt, skip_special=params.skip_special_tokens
         )
 
     def check_length(self, num_tokens: int) -> None:
         """RequestError for more tokens than max_length."""
         if num_tokens > self._max_length:
             raise RequestError(
-                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text or raise max_length"
+                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text "
+                f"({self._remedy(num_tokens)})"
             )
+
+    def _remedy(self, num_tokens: int) -> str:
+        """What else would help a text of so many tokens. Advice that the model would refuse is none."""
+        if num_tokens <= self._context:
+            return f"or raise max_length to {num_tokens}"
+        if self._max_length >= self._context:
+            return "this is the model's own context"
+        return f"the model's own context is {self._context}"
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
@@ -162,7 +215,7 @@ class InputProcessor:
             wanted = max(self._room - num_prompt, min_new)
         num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
         if num_prompt + (wanted or min_new) > max_length:
-            remedy = "raise max_length" if max_length < self._context else "this is the model's own context"
+            remedy = self._remedy(num_prompt + (wanted or min_new))
             if num_prompt >= max_length:
                 raise RequestError(
                     f"the prompt has {num_prompt} tokens, and with max_length of {max_length} not one more fits: "
@@ -210,14 +263,14 @@ def salt_of(given: bytes) -> bytes:
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """One chat message, checked. Text parts, which OpenAI's API has as a list, are joined by newlines."""
+    """One chat message, checked. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
     reader = ValueReader(message, where, RequestError)
-    reader.text("role")
-    if isinstance(content := reader.values.get("content"), list) and content:
+    role, content = reader.text("role"), reader.values.get("content")
+    if isinstance(content, list):
         parts = [ValueReader(part, f"{where}: part {number}", RequestError) for number, part in enumerate(content, 1)]
-        texts = [part.expect("type", ..., "text") and part.text("text", longest=math.inf) for part in parts]
+        texts = [part.text(PARTS[part.expect("type", ..., *PARTS)], longest=math.inf) for part in parts]
         return {**reader.values, "content": "\n".join(texts)}
-    if not reader.values.get("tool_calls"):
+    if content is not None or not (role in WITHOUT_CONTENT or reader.values.get("tool_calls")):
         reader.text("content", longest=math.inf)
     return reader.values
 

@@ -11,6 +11,7 @@ from tokenmill.engine.batch import ROWS, Score, in_order, score_each
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.sample.sampler import TokenLogprobs, token_logprobs
 from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.value_reader import brief
@@ -29,7 +30,8 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
         core.run_to_end(sequence)
     finally:
         core.abandoned.append((sequence, None))
-    return torch.stack([rows[position] for position in sorted(rows)])
+    with torch_threads(core.loaded.config.threads):
+        return torch.stack([rows[position] for position in sorted(rows)])
 
 
 def score(core: Core, prompt: Prompt, choices: List[Prompt]) -> list[float]:

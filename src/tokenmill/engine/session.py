@@ -20,6 +20,7 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.value_reader import path_of
 
@@ -28,7 +29,9 @@ __all__ = ["Session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
 
-REQUEST = ("tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words")
+REQUEST = (
+    "tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words", "earlier",
+)  # fmt: skip
 """The fields of a sequence that a request sets; the others describe its rows."""
 
 
@@ -115,7 +118,8 @@ class Session:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
         `settings` are the fields of SamplingParams. Those that are not given, the seed too, are as in `params`, or else
-        as in the last call, so that a text is the same in one call and in several.
+        as in the last call, so that a text is the same in one call and in several. What could still become another
+        character, or a stop text, at the end of a call that a limit ends is shown by the call that continues the text.
         """
         *_, last = self.stream(prompt, params, **settings)
         assert last.done is not None, "a stream ends with its completion"
@@ -136,6 +140,7 @@ class Session:
         (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
         self.core.scheduler.check_length(wanted.max_tokens)
         wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
+        wanted.earlier = (wanted.counted_from, self.params) if wanted.counted_from < len(tokens) else None
         self.params = replace(params, seed=wanted.seed)
         request = Request([sequence])
         return Stream(self._follow(request, wanted, len(sequence.tokens)), partial(self.core.cancel, request))
@@ -266,10 +271,11 @@ class Session:
                 "sampling": asdict(self.params),
                 "notes": self.notes,
             }
-            if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
-                rows = loaded.pool.converted(sequence.saved(0, num_rows))
-            else:
-                rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
+            with torch_threads(loaded.config.threads):
+                if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
+                    rows = loaded.pool.converted(sequence.saved(0, num_rows))
+                else:
+                    rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
         return write_snapshot(file, header, rows)
 
     @classmethod
@@ -278,7 +284,8 @@ class Session:
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
-        saved = read_session(path, ours, size, pool, convert)
+        with torch_threads(core.loaded.config.threads):
+            saved = read_session(path, ours, size, pool, convert)
         session = cls(core, saved.sampling, salt)
         try:
             session.notes = saved.notes

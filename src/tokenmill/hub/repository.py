@@ -10,19 +10,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    get_token,
+    hf_hub_download,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.utils.tqdm import tqdm
 
 from tokenmill.errors import CheckpointError
 from tokenmill.hub.download import sha256_of
 from tokenmill.hub.progress import Progress
+from tokenmill.hub.weight_files import find_weights
 
 __all__ = ["Repository"]
 
-_SETTINGS = re.compile(r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt", re.ASCII)
-_SAFETENSORS = re.compile(r"[\w.-]+\.safetensors", re.ASCII)
+_SETTINGS = re.compile(
+    r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
+)
 _GGUF = re.compile(r"([\w-][\w.-]*/)*[\w-][\w.-]*\.gguf", re.ASCII)
-_BIN = re.compile(r"pytorch_model[\w.-]*\.bin", re.ASCII)
+
+
+_REFUSALS = {
+    401: "does not accept the token (401): HF_TOKEN, or that of `hf auth login`, is wrong or has expired",
+    403: "forbids it (403): the token of HF_TOKEN may not read this repository",
+}
 
 
 class Repository:
@@ -38,13 +53,13 @@ class Repository:
         try:
             with self._plain_errors():
                 info = HfApi().model_info(self.name, revision=self.revision, files_metadata=True)
-        except ConnectionError:
-            self.progress.stage("the hub does not answer: looking in its cache on this machine")
-            return self._cached(gguf, "the hub was not reached")
+        except ConnectionError as error:
+            self.progress.stage(f"{error}: looking in the hub's cache on this machine")
+            return self._cached(gguf, str(error))
         files = {entry.rfilename: entry for entry in info.siblings or []}
         names = self._choose(list(files), gguf)
         paths = [self._file(files[name], str(info.sha), f"{i}/{len(names)}") for i, name in enumerate(names, 1)]
-        return paths[0] if names[0].endswith(".gguf") else paths[0].parent
+        return paths[-1] if names[-1].endswith(".gguf") else paths[-1].parent
 
     def _choose(self, names: list[str], gguf: str | None) -> list[str]:
         """The files to fetch: one GGUF, or the settings with safetensors, or with `.bin` where there are none."""
@@ -58,14 +73,10 @@ class Repository:
                 there = f"it has {', '.join(named or ggufs)}" if ggufs else "it has no .gguf file at all"
                 raise CheckpointError(f"{self.name} has {many} {gguf!r}: {there}")
             return named
-        weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
-        weights = [name for name in weights if name.startswith("model")] or weights  # a second copy by another name
-        weights = weights or [name for name in names if _BIN.fullmatch(name)]
-        if "config.json" in names and weights:
-            # Of two indices only the one that goes with the weights.
-            unwanted = ".bin.index.json" if weights[0].endswith(".safetensors") else ".safetensors.index.json"
-            settings = [name for name in names if _SETTINGS.fullmatch(name) and not name.endswith(unwanted)]
-            return sorted(settings) + sorted(weights)
+        found = find_weights([name for name in names if "/" not in name])
+        if "config.json" in names and found.files:
+            settings = [name for name in names if _SETTINGS.fullmatch(name) and not name.endswith(".index.json")]
+            return sorted([*settings, *([found.index] if found.index else [])]) + list(found.files)
         if len(ggufs) == 1:
             return ggufs
         several = f"has several models: give one as {self.name}:FILE, of {', '.join(ggufs)}"
@@ -82,7 +93,7 @@ class Repository:
                 # Asked for by branch even if the file is here, so that the cache knows the branch's commit offline.
                 path = Path(hf_hub_download(self.name, name, revision=self.revision, tqdm_class=bar))
         except ConnectionError as error:
-            raise CheckpointError(f"{self.name}: {name} could not be fetched: {error}; run it again") from error
+            raise CheckpointError(f"{self.name}: {name} was not fetched: {error}; run it again") from error
         # A small text file has no sha256; the client has compared its size.
         sha256 = entry.lfs.sha256 if entry.lfs is not None else None
         if not is_here and sha256 is not None and sha256_of(path) != sha256:
@@ -107,12 +118,17 @@ class Repository:
 
     @contextmanager
     def _plain_errors(self) -> Iterator[None]:
-        """Put the client's many errors into two: ConnectionError for no answer, CheckpointError for a refusal."""
+        """Put the client's many errors into two, each with its reason.
+
+        CheckpointError for a refusal, ConnectionError where the hub was not reached or could not answer.
+        """
         try:
             yield
         except errors.GatedRepoError as error:
             raise CheckpointError(f"{self.name} is gated: accept its terms on the hub and set HF_TOKEN") from error
         except errors.RepositoryNotFoundError as error:
+            if error.response is not None and error.response.status_code == 401 and get_token():
+                raise CheckpointError(f"{self.name}: the hub {_REFUSALS[401]}") from error
             raise CheckpointError(
                 f"no model {self.name!r}: there is no such directory, and the hub knows no such name, or it is private "
                 "and HF_TOKEN is not set"
@@ -120,7 +136,22 @@ class Repository:
         except errors.RevisionNotFoundError as error:
             raise CheckpointError(f"{self.name} has no revision {self.revision!r}: a branch, tag or commit") from error
         except Exception as error:  # the client raises its HTTP library's errors, another one's in each major
-            raise ConnectionError(str(error).strip().split("\n")[0] or type(error).__name__) from error
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            if status in _REFUSALS:
+                raise CheckpointError(f"{self.name}: the hub {_REFUSALS[status]}") from error
+            raise ConnectionError(_why_unanswered(error, status)) from error
+
+
+def _why_unanswered(error: BaseException, status: int | None) -> str:
+    """Why the hub gave no files: its own status, or the first cause below what the client raised."""
+    if status == 429:
+        return "the hub allows no more requests for now (429); wait, or set HF_TOKEN"
+    if status is not None:
+        return f"the hub answered with status {status}"
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"the hub was not reached ({reason})"
 
 
 def _bar_class(progress: Progress) -> type[tqdm]:

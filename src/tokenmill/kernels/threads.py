@@ -1,4 +1,8 @@
-"""The number of threads in which torch computes."""
+"""The number of threads in which torch computes: set around one's own work, and given back.
+
+The process is not ours: what is set here holds inside of a context. In a forked process the thread that was forked has
+none of the threads of torch's pool, and would wait for them for ever; so it computes alone.
+"""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,10 +13,16 @@ import torch
 from torch import Tensor
 
 from tokenmill.memory.available import available_processors
+from tokenmill.process import is_forked_thread
 
-__all__ = ["default_threads", "over_rows", "torch_threads"]
+__all__ = ["default_threads", "over_rows", "torch_threads", "usable_threads"]
 
 Found = TypeVar("Found")
+
+
+def usable_threads(count: int) -> int:
+    """How many of `count` threads torch can compute in, when it is called by this thread of Python."""
+    return 1 if is_forked_thread() else count
 
 
 def default_threads() -> int:
@@ -24,8 +34,8 @@ def default_threads() -> int:
 def torch_threads(count: int) -> Iterator[None]:
     """Inside, torch computes in so many threads, in this thread of Python and in those that are begun inside."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
     try:
+        torch.set_num_threads(usable_threads(count))
         yield
     finally:
         torch.set_num_threads(before)

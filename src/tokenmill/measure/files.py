@@ -14,8 +14,12 @@ __all__ = ["check_appendable", "make_directory", "write_atomically"]
 
 
 def check_appendable(path: Path, setting: str) -> None:
-    """ConfigError when no line can be added to this file; makes none, which another process could begin meanwhile."""
+    """ConfigError when no line can be added to this file. Its folder is made, but no file that is not there yet.
+
+    Another process could begin to write such a file meanwhile, and lose it.
+    """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _try(path)
             return

@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -232,7 +233,8 @@ def _nll_sum(logits_RV: Tensor, targets_R: Tensor) -> float:
     """Each token in float32, their sum in float64."""
     total = torch.zeros((), dtype=torch.float64)
     for logits_CV, targets_C in zip(_chunks(logits_RV), _chunks(targets_R), strict=True):
-        total += F.nll_loss(F.log_softmax(logits_CV.float(), dim=-1), targets_C, reduction="none").double().sum()
+        rows_C = torch.arange(len(targets_C))
+        total -= log_probability_of(logits_CV.float(), rows_C, targets_C).double().sum()
     return total.item()
 
 

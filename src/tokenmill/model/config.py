@@ -28,6 +28,11 @@ class Rope:
     kind: str = "default"  # a key of model/rope.py's KINDS
     scaling: tuple[tuple[str, Any], ...] = ()  # that kind's own numbers, e.g. (("factor", 8.0), …)
 
+    @property
+    def text(self) -> str:
+        """Every field, as saved files hold it. Not `repr`: that of a dataclass, once interrupted, is "..." for ever."""
+        return f"Rope(dim={self.dim!r}, theta={self.theta!r}, kind={self.kind!r}, scaling={self.scaling!r})"
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -117,23 +122,6 @@ class ConfigReader(ValueReader):
     be missing.
     """
 
-    # Keys of every transformers config that say nothing about the forward pass of generation.
-    COMMON = frozenset(
-        """_name_or_path _attn_implementation add_cross_attention architectures attention_dropout attn_pdrop auto_map
-        bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward classifier_dropout
-        cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
-        encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-        forced_bos_token_id forced_eos_token_id hidden_dropout id2label initializer_range is_decoder
-        is_encoder_decoder is_llama_config label2id length_penalty max_length min_length model_type
-        no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
-        output_router_logits output_scores pad_token_id prefix problem_type pruned_heads remove_invalid_values
-        repetition_penalty resid_pdrop return_dict return_dict_in_generate router_aux_loss_coef
-        router_jitter_noise sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-        summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
-        tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-        unsloth_fixed unsloth_version use_bfloat16 use_cache""".split()
-    )
-
     def __init__(self, config: Mapping[str, Any], keys: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
         super().__init__(config, "config.json", CheckpointError)
         self._keys, self.defaults = keys, defaults
@@ -164,7 +152,7 @@ class ConfigReader(ValueReader):
         older = self.text("torch_dtype", "float32")
         value = self.text("dtype", older).removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: use {', '.join(DTYPES)}")
+            raise CheckpointError(f"{self.where}: dtype {brief(value)} is not implemented: only {', '.join(DTYPES)}")
         return value
 
 
@@ -177,5 +165,5 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
     method = reader.take("quant_method", None)
     if method not in QUANT_METHODS:
         known = ", ".join(QUANT_METHODS)
-        raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: only {known}")
     return str(method)

@@ -158,7 +158,7 @@ class MLP(nn.Module):
         self.down = make_linear(block.down, scheme, fused)
         if block.activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
-            raise CheckpointError(f"config.json: activation {block.activation!r} is not implemented: use {known}")
+            raise CheckpointError(f"config.json: activation {block.activation!r} is not implemented: only {known}")
         self.gated, self.act = block.gated, ACTIVATIONS[block.activation]
 
     def forward(self, x_TD: Tensor) -> Tensor:

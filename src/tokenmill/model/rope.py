@@ -6,6 +6,7 @@ position alone. For "dynamic" (NTK) that means: beyond the trained context each 
 fits its own length, as transformers computes it when it decodes with a cache; the length of the prompt cannot matter.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,17 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, Rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["KINDS", "Angles", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "read_rope"]
+__all__ = [
+    "KINDS",
+    "Angles",
+    "RotaryTable",
+    "apply_rotary",
+    "apply_rotary_in_halves",
+    "read_rope",
+    "yarn_attention_factor",
+]
+
+log = logging.getLogger(__name__)
 
 Angles = tuple[Tensor, Tensor]  # cos and sin for each token of a step, [T, 1, dim] each
 
@@ -36,7 +47,7 @@ class RotaryTable(nn.Module):
         frequencies = scale(1.0 / (rope.theta**exponents), numbers)
         angles_PH = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
         angles_PH = torch.cat((angles_PH, angles_PH), dim=-1)
-        factor = _yarn_factor(numbers) if rope.kind == "yarn" else 1.0
+        factor = numbers.get("attention_factor", 1.0)
         self.register_buffer("cos_PH", (angles_PH.cos() * factor).to(device, dtype), persistent=False)
         self.register_buffer("sin_PH", (angles_PH.sin() * factor).to(device, dtype), persistent=False)
 
@@ -89,34 +100,24 @@ def _llama3(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
 def _yarn(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
     """YaRN (Peng et al. 2023, arXiv 2309.00071): interpolate slow pairs, keep fast ones, ramp between."""
     context, dim = numbers["original_max_position_embeddings"], numbers["dim"]
-    periods = (numbers.get("beta_fast") or 32, numbers.get("beta_slow") or 1)
+    periods = (numbers["beta_fast"], numbers["beta_slow"])
     low, high = (dim * math.log(context / (n * 2 * math.pi)) / (2 * math.log(numbers["theta"])) for n in periods)
     if numbers.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / ((high - low) or 0.001)
     keep = 1 - torch.clamp(ramp, 0, 1)
-    return inv_freq / _stretch(numbers) * (1 - keep) + inv_freq * keep
+    scaled: Tensor = inv_freq / numbers["factor"] * (1 - keep) + inv_freq * keep
+    return scaled
 
 
-def _stretch(numbers: dict[str, Any]) -> float:
-    stretched, original = numbers["max_position_embeddings"], numbers["original_max_position_embeddings"]
-    return float(numbers.get("factor") or stretched / original)
+def yarn_attention_factor(stretch: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by where a config gives no other value."""
+    return 1.0 if stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
 
 
-def _yarn_factor(numbers: dict[str, Any]) -> float:
-    """What YaRN multiplies cosines and sines by."""
-    stretch, given = _stretch(numbers), numbers.get("attention_factor")
-
-    def scale(weight: float) -> float:
-        return 1.0 if stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
-
-    if given is not None:
-        return float(given)
-    mscale, all_dim = numbers.get("mscale"), numbers.get("mscale_all_dim")
-    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
-
-
+# Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.
+_UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
 _YARN_OPTIONAL = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor, dict[str, Any]], Tensor]]] = {
@@ -135,34 +136,55 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Tensor, dict[
 def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
-    scaling = ValueReader({**older.values, **newer.values}, "config.json: rope parameters", CheckpointError)
+    outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
+    outer = {} if outer_length is None else {"original_max_position_embeddings": outer_length}
+    chosen = older.values or newer.values  # transformers takes one of the two, and never a mixture
+    scaling = ValueReader(chosen, "config.json: rope parameters", CheckpointError)
+    if outer and scaling.take("rope_type", scaling.take("type", None)) in ("llama3", "yarn"):
+        scaling.values = {**chosen, **outer}
     theta = _agreed(reader, scaling, "rope_theta", 1.0, 1e30)
     part = _agreed(reader, scaling, "partial_rotary_factor", 0.0, 1.0)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
-        raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: use one of {', '.join(KINDS)}")
+        raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
     required, optional, _ = KINDS[kind]
     numbers: dict[str, Any] = {}
     for key in (*required, *optional):
-        missing = context if (kind, key) == ("yarn", "original_max_position_embeddings") else None
+        missing = context if kind != "dynamic" and key == "original_max_position_embeddings" else None
         value = _read_number(scaling, key, missing)
         if value is None and key in required:
             raise CheckpointError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
         if value is not None:
             numbers[key] = value
+    unused = {key: value for key in _UNUSED.get(kind, ()) if (value := scaling.take(key, None)) is not None}
+    if unused:
+        log.warning("config.json: %s of rope type %r has no effect, as in transformers", brief(unused), kind)
     for key, value in scaling.values.items():
         if key not in scaling.read and value is not None:
             raise CheckpointError(
                 f"config.json: rope type {kind!r} has no parameter {brief(key)} (it is {brief(value)})"
             )
-    if kind in ("dynamic", "yarn"):
+    if kind == "dynamic":
         numbers["max_position_embeddings"] = context
+    if kind == "yarn":
+        numbers = _resolve_yarn(numbers, context)
     dim = int(head_dim * part)
     if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
     if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
         raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
     return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
+
+
+def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
+    """The numbers of YaRN as they count, whatever they were computed from."""
+    stretch = numbers.get("factor") or context / numbers["original_max_position_embeddings"]
+    mscale, all_dim, factor = (numbers.get(key) for key in ("mscale", "mscale_all_dim", "attention_factor"))
+    if factor is None and mscale and all_dim:
+        factor = yarn_attention_factor(stretch, mscale) / yarn_attention_factor(stretch, all_dim)
+    kept = {key: value for key, value in numbers.items() if not key.startswith("mscale")}
+    kept = {"beta_fast": 32.0, "beta_slow": 1.0} | kept
+    return kept | {"factor": stretch, "attention_factor": yarn_attention_factor(stretch) if factor is None else factor}
 
 
 def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:

@@ -39,6 +39,7 @@ class Eager(Program):
         if parts.packed is not None:
             self.packed_weights()  # refused
         self.decoder, self._layers, self._attend = parts.decoder, parts.pool.layers, parts.attend
+        self._num_threads = parts.config.threads  # of the settings: the process may compute in others meanwhile
         decoder = parts.decoder
         tables = [decoder.position_embedding, None if decoder.head is None else decoder.embedding]
         self.num_weight_bytes = decoder.num_bytes
@@ -46,7 +47,7 @@ class Eager(Program):
 
     @property
     def build_id(self) -> str:
-        return f"torch {torch.__version__} on {torch.get_num_threads()} threads"
+        return f"torch {torch.__version__} on {self._num_threads} threads"
 
     @torch.inference_mode()
     def run(self, step: Step) -> Output:

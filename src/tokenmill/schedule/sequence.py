@@ -36,6 +36,7 @@ class Sequence:
     keep: keep the blocks after the end, so that the sequence can be resumed.
     counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
     bad_words: token ids of each word that the output must not hold.
+    earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its settings.
     client: who it is for; clients share the places in equal parts.
     priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
     salt: starts the chain of digests, so that only sequences with the same salt (a tenant, an adapter) share blocks.
@@ -61,6 +62,7 @@ class Sequence:
     keep: bool = False
     counted_from: int | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    earlier: tuple[int, SamplingParams] | None = None
     client: bytes = b""
     priority: int = 0
     arrival: int = 0

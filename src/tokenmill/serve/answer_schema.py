@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 Reason = Literal["stop", "length"]
+StopReason = int | str | None
+"""The stop text, or the id among stop_token_ids, that ended a text; None for any other end."""
 
 
 class Answer(BaseModel):
@@ -94,7 +96,9 @@ class CompletionChoice(Answer):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Reason
+    stop_reason: StopReason
     token_ids: list[int] = []
+    prompt_token_ids: list[int] = []
     prompt_logprobs: PromptLogprobs = []
 
 
@@ -104,6 +108,7 @@ class Head(Answer):
     id: str
     created: int
     model: str
+    system_fingerprint: str
     usage: Usage
     warnings: list[str] = []
 
@@ -150,6 +155,7 @@ class ChatChoice(Answer):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Reason
+    stop_reason: StopReason
     token_ids: list[int] = []
 
 
@@ -158,6 +164,7 @@ class ChatAnswer(Head):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_token_ids: list[int] = []
     prompt_logprobs: PromptLogprobs = []
 
 
@@ -167,13 +174,15 @@ class TokensAnswer(Answer):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str]
+    token_strs: list[str] | None
+    warnings: list[str] = []
 
 
 class TextAnswer(Answer):
     """Of POST /detokenize."""
 
     prompt: str
+    warnings: list[str] = []
 
 
 class CacheText(Answer):
@@ -247,6 +256,7 @@ class SavedAnswer(Answer):
     name: str
     tokens: int
     bytes: int
+    warnings: list[str] = []
 
 
 class RestoredAnswer(Answer):

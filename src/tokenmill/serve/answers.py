@@ -18,7 +18,8 @@ from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import CompletionBody, SamplingBody
 from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.tokenizer import Tokenizer, spelled
+from tokenmill.text.token_bytes import spelled, token_bytes
+from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
 
@@ -33,10 +34,13 @@ class Format(ABC):
     whole: str
     chunk: str
 
-    def __init__(self, body: SamplingBody, prepared: Prepared, model: str, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, body: SamplingBody, prepared: Prepared, model: str, fingerprint: str, tokenizer: Tokenizer | None
+    ) -> None:
         self._body, self._prepared, self._tokenizer = body, prepared, tokenizer
         self._head = {"id": f"{self.prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
-        self._warnings = [f"unknown field {name!r} is ignored" for name in body.unknown]
+        self._head["system_fingerprint"] = fingerprint
+        self._warnings = prepared.warnings
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
         self._num_shown = prepared.num_shown
@@ -124,6 +128,10 @@ class Format(ABC):
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
 
+    def _prompt_ids(self, number: int) -> Json:
+        """If they are wanted, the token ids of a prompt."""
+        return {"prompt_token_ids": self._prepared.prompts[number]} if self._body.return_token_ids else {}
+
     def _token_text(self, token: int) -> str:
         return spelled(self._tokenizer, token)
 
@@ -151,6 +159,9 @@ class CompletionFormat(Format):
         if self._prepared.only_prompts:
             piece = replace(piece, text="", tokens=(), logprobs=piece.logprobs and ())
         index, text, tokens = piece.index, piece.text, piece.tokens
+        more = self._ids(tokens)
+        if index not in self._begun:
+            more |= self._prompt_ids(index // self._num_shown)
         entries: List[TokenLogprobs | None] | None = piece.logprobs
         if self._echo and index not in self._begun:
             text = self._prompt_text(index) + text
@@ -160,34 +171,43 @@ class CompletionFormat(Format):
                 tokens = (*prompt, *tokens)
                 entries = (*(logprobs_of.get(position) for position in range(len(prompt))), *entries)
         self._begun.add(index)
-        reason = None if piece.done is None else REASONS[piece.done.finish_reason]
         logprobs = None if entries is None else self._logprobs(index, tokens, entries)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **self._ids(piece.tokens)}
+        return {"index": index, "text": text, "logprobs": logprobs, **_end(piece.done), **more}
 
     def _prompt_text(self, index: int) -> str:
         given = self._given[index // self._num_shown]
+        given = self._prepared.prompts[index // self._num_shown] if given is None else given
         if isinstance(given, str):
             return given
         return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, self._body.skip_special_tokens))
+        before = () if self._echo else self._prepared.prompts[index // self._num_shown]
+        skips = self._body.skip_special_tokens
+        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, skips, before))
         return {
             "tokens": [self._token_text(token) for token in tokens],
             "token_logprobs": [entry and entry.logprob for entry in entries],
-            "top_logprobs": [entry and self._top(entry) for entry in entries],
+            "top_logprobs": [entry and self._top(token, entry) for token, entry in zip(tokens, entries, strict=True)],
             "text_offset": [offsets.next(token) for token in tokens],
         }
 
-    def _top(self, entry: TokenLogprobs) -> Json:
-        return {self._token_text(token): value for token, value in entry.top[: self._num_top]}
+    def _top(self, token: int, entry: TokenLogprobs) -> Json:
+        """By text; of tokens that are spelled alike the likeliest."""
+        top: Json = {}
+        for other, value in _likeliest(token, entry, self._num_top or 0):
+            top.setdefault(self._token_text(other), value)
+        return top
 
 
 class _TextOffsets:
     """The offset in characters at which the text of each token begins."""
 
-    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool) -> None:
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, skip_special=skip_special)
+    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool, prompt: List[int]) -> None:
+        """prompt: tokens before those that are counted."""
+        self._detokenizer = (
+            None if tokenizer is None else Detokenizer(tokenizer, prompt=prompt, skip_special=skip_special)
+        )
         self._length = 0
 
     def next(self, token: int) -> int:
@@ -204,31 +224,25 @@ class ChatFormat(Format):
 
     def answer(self, completions: List[Completion]) -> Json:
         """See Format."""
-        return {**super().answer(completions), **self._prompt_logprobs(0)}
+        return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
         message = {"role": "assistant", "content": done.text, "refusal": None}
         logprobs = self._logprobs(done.tokens, done.logprobs)
-        reason = REASONS[done.finish_reason]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": reason,
-            **self._ids(done.tokens),
-        }
+        return {"index": index, "message": message, "logprobs": logprobs, **_end(done), **self._ids(done.tokens)}
 
     def opening(self) -> Iterator[Json]:
         """See Format: the role of each continuation."""
         for index in range(len(self._prepared.request.sequences)):
-            yield self._chunk([_delta(index, {"role": "assistant", "content": ""})])
+            chunk = self._chunk([_delta(index, {"role": "assistant", "content": ""})])
+            yield chunk if index else chunk | self._prompt_ids(0)
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         if piece.text or logprobs or self._body.return_token_ids:
             yield _delta(piece.index, {"content": piece.text}) | {"logprobs": logprobs} | self._ids(piece.tokens)
         if piece.done is not None:
-            yield _delta(piece.index, {}) | {"finish_reason": REASONS[piece.done.finish_reason]}
+            yield _delta(piece.index, {}) | _end(piece.done)
 
     def _logprobs(self, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
@@ -236,19 +250,35 @@ class ChatFormat(Format):
         pairs = zip(tokens, entries, strict=True)
         return {
             "content": [
-                self._entry(token, entry.logprob) | {"top_logprobs": [self._entry(*other) for other in entry.top]}
+                self._entry(token, entry.logprob)
+                | {"top_logprobs": [self._entry(*other) for other in _likeliest(token, entry, len(entry.top))]}
                 for token, entry in pairs
             ]
         }
 
     def _entry(self, token: int, value: float) -> Json:
         text = self._token_text(token)
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        raw = text.encode() if self._tokenizer is None else token_bytes(self._tokenizer, token)
+        return {"token": text, "logprob": value, "bytes": list(raw)}
+
+
+def _likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens, and after them the chosen one where it is not among them; none for a count of 0."""
+    top = list(entry.top[:count])
+    is_among = not count or any(other == token for other, _ in top)
+    return top if is_among else [*top, (token, entry.logprob)]
 
 
 def _mean_logprob(done: Completion) -> float:
     """Per token; the texts of a request with best_of have log-probabilities."""
     return fmean(entry.logprob for entry in done.logprobs or ())
+
+
+def _end(done: Completion | None) -> Json:
+    """Why a text has ended, and which stop text or id ended it, if one did; nothing while it has not."""
+    if done is None:
+        return {"finish_reason": None}
+    return {"finish_reason": REASONS[done.finish_reason], "stop_reason": done.stop_reason}
 
 
 def _delta(index: int, delta: Json) -> Json:

@@ -15,7 +15,7 @@ from tokenmill.serve.answer_schema import ErrorAnswer
 from tokenmill.serve.errors import FIELDS
 from tokenmill.serve.guard import OPEN_PATHS
 from tokenmill.serve.options import Options
-from tokenmill.serve.schema import Body, ChatBody, CompletionBody
+from tokenmill.serve.schema import ChatBody, CompletionBody
 
 __all__ = ["ALWAYS", "answers", "set_document"]
 
@@ -74,17 +74,29 @@ def set_document(app: FastAPI, options: Options) -> None:
 def _describe_bodies(schemas: Json, model: str) -> None:
     """Ranges, which SamplingParams has; the name of the model; and the only values of fields that are not served."""
     bounds: dict[str, Any] = {FIELDS.get(each.name, each.name): each.metadata for each in fields(SamplingParams)}
-    kinds: list[tuple[type[Body], int]] = [(CompletionBody, 0), (ChatBody, 1)]  # 0 with echo alone
-    for kind, fewest in kinds:
-        bounds |= {"max_tokens": {"minimum": fewest}, "max_completion_tokens": {"minimum": 1}, "logprobs": {}}
+    # -1 stands for as many tokens as fit, or for any seed; 0 tokens are possible with echo alone
+    bounds |= {name: {"minimum": -1} for name in ("max_tokens", "max_completion_tokens", "seed")} | {"logprobs": {}}
+    for kind in (CompletionBody, ChatBody):
         properties = schemas[kind.__name__]["properties"]
         for name, values in kind.UNSERVED.items():
-            properties[name] = {"enum": list(values), "description": "not supported: no other value"}
+            properties[name] = {"enum": [*values, None], "description": "not supported: no other value"}
         for name in properties.keys() & bounds.keys():
             _set_bounds(properties[name], bounds[name])
+    for name in ("CompletionBody", "ChatBody", "TokenizeBody", "DetokenizeBody", "SessionBody", "StreamOptions"):
+        required = schemas[name].get("required", ())
+        for field, schema in schemas[name]["properties"].items():
+            if field not in required:
+                _allow_null(schema)
     for schema in schemas.values():
         if "model" in schema.get("properties", {}) and schema.get("additionalProperties") is True:
             schema["properties"]["model"] = {"enum": [model, None]}
+
+
+def _allow_null(schema: Json) -> None:
+    """A field that need not be there may be null."""
+    if "type" in schema:
+        kept = {key: schema.pop(key) for key in list(schema) if key not in ("default", "title", "description")}
+        schema["anyOf"] = [kept, {"type": "null"}]
 
 
 def _set_bounds(schema: Json, bounds: Any) -> None:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
 
-__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "described", "event_of", "respond"]
+__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "described", "event_of", "respond", "too_long"]
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
@@ -36,6 +36,20 @@ def described(error: Exception) -> ApiError:
         if isinstance(error, kind):
             return describe(error)
     return ApiError(500, f"a fault of the server: {type(error).__name__}")
+
+
+def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
+    """The refusal of a prompt that leaves no room for one more token. Gateways know it by its first words.
+
+    field: `prompt` or `messages`. limit: tokens of a prompt and its continuation together.
+    """
+    excess = num_tokens + 1 - limit
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {num_tokens} "
+        f"tokens, and at most {limit - 1} leave room for one more: {excess} too many. "
+        f"Please reduce the length of the {field}."
+    )
+    return ApiError(400, message, field, "context_length_exceeded")
 
 
 FIELDS = {

@@ -26,6 +26,7 @@ from tokenmill.serve.service import JsonRoute, Service, tenant_of
 __all__ = ["generation"]
 
 KEEP_ALIVE = b": keep-alive\n\n"  # for a stream on which nothing has come for a while
+MAX_TEXTS = 1024  # of one request
 REFUSALS = (400, 404, 408, 429, 503, 504)
 T = TypeVar("T")
 
@@ -57,6 +58,21 @@ class _Work:
     prepare: Callable[[Core, Any, bytes], Prepared]
     kind: type[Format]
 
+    @property
+    def num_places(self) -> int:
+        """Texts that run or wait together; the others of the request wait behind them."""
+        return min(self.body.num_sequences, self.service.driver.max_open_of_one)
+
+    def check_number(self) -> None:
+        """ApiError for more texts than a request may ask for; for one prompt no more than run and wait together."""
+        count, most = self.body.num_sequences, self.service.driver.max_open_of_one
+        for name in ("n", "best_of"):
+            if (each := getattr(self.body, name, None) or 1) > most:
+                raise ApiError(400, f"{name} = {each} is more than the {most} that this server takes at once", name)
+        if count > max(MAX_TEXTS, most):
+            message = f"{count} texts are more than the {max(MAX_TEXTS, most)} that one request may ask for"
+            raise ApiError(400, message, "prompt")
+
     async def begin(self) -> tuple[Prepared, Format]:
         """The prompts encoded and everything checked, their log-probabilities computed if they are wanted."""
         engine = self.service.engine
@@ -71,20 +87,17 @@ class _Work:
                     await self.service.driver.score(sequence)
         except TimeoutError:
             raise DeadlinePassed("the deadline has passed before the prompt was computed") from None
-        return prepared, self.kind(self.body, prepared, self.service.options.name, engine.tokenizer)
+        name, fingerprint = self.service.options.name, self.service.fingerprint
+        return prepared, self.kind(self.body, prepared, name, fingerprint, engine.tokenizer)
 
 
 async def _respond(work: _Work) -> Response:
     work.service.check_ready()
     work.service.check(work.body)
-    count, most = work.body.num_sequences, work.service.driver.max_open_of_one
-    if count > most:
-        names = [name for name in ("n", "best_of") if (getattr(work.body, name, None) or 1) > most]
-        message = f"{count} texts are more than the {most} that this server takes at once"
-        raise ApiError(400, message, names[0] if names else "prompt")
+    work.check_number()
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.places(count, tenant_of(work.request)):
+    with work.service.driver.places(work.num_places, tenant_of(work.request)):
         return await _unless_disconnected(work.request, _answer(work))
 
 
@@ -139,7 +152,7 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Response. What is refused before the first byte has a status of its own."""
         driver, request = self._work.service.driver, self._work.request
-        with driver.places(self._work.body.num_sequences, tenant_of(request)):
+        with driver.places(self._work.num_places, tenant_of(request)):
             prepared, form = await _unless_disconnected(request, self._work.begin())
             events = _events(driver.pieces(prepared.request, form.id), form)
             with suppress(_Disconnected):

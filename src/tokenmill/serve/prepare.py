@@ -13,13 +13,15 @@ from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
+from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.serve.errors import ApiError, about
-from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
+from tokenmill.serve.errors import ApiError, about, too_long
+from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 
-__all__ = ["Prepared", "prepare_chat", "prepare_completion"]
+__all__ = ["Prepared", "prepare_chat", "prepare_completion", "template_variables", "template_warnings", "warnings_of"]
 
+MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
 SAME_NAMES = (
@@ -35,7 +37,7 @@ class Prepared:
     num_each, num_shown: continuations of each prompt that are made, and the number of the best that the client gets.
     prompt_logprobs: for each prompt, if the client wants its log-probabilities, what engine/scoring.prompt_logprobs
     returns: a sequence to run before the request, and the dict that it fills. only_prompts: the client wants no
-    continuations.
+    continuations. warnings: what the client said without effect.
     """
 
     request: Request
@@ -44,6 +46,7 @@ class Prepared:
     num_shown: int
     prompt_logprobs: list[tuple[Sequence, dict[int, TokenLogprobs]]] = field(default_factory=list)
     only_prompts: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") -> Prepared:
@@ -51,29 +54,59 @@ def prepare_completion(core: Core, body: CompletionBody, tenant: bytes = b"") ->
     if not body.prompts:
         raise ApiError(400, "prompt: an empty list has nothing to continue", "prompt")
     with about("prompt"):
-        tokens = [_cut(body, core.inputs.encode(prompt, body.add_special_tokens)) for prompt in body.prompts]
+        tokens = [_cut(core, body, _encoded(core, body, prompt)) for prompt in body.prompts]
     only_prompts = body.echo and body.max_tokens == 0  # one token is computed and not shown
     max_tokens = 1 if only_prompts else COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     _check_best_of(body)
     ranked = {} if (body.best_of or 1) == 1 else {"n": body.best_of, "logprobs": body.logprobs or 0}
-    prepared = _prepared(core, body, tenant, tokens, max_tokens, {"logprobs": body.logprobs} | ranked)
-    return replace(prepared, only_prompts=only_prompts)
+    _check_max_tokens(max_tokens, "max_tokens")
+    prepared = _prepared(core, body, tenant, tokens, "prompt", max_tokens, {"logprobs": body.logprobs} | ranked)
+    return replace(prepared, only_prompts=only_prompts, warnings=warnings_of(body))
 
 
 def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
     """See the module."""
     with about("messages"):
-        own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
-        variables = {**(body.chat_template_kwargs or {}), **own}
-        tokens = _cut(body, core.inputs.chat_prompt(body.messages, variables=variables))
+        tokens = _cut(core, body, core.inputs.chat_prompt(body.messages, variables=template_variables(body)))
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if body.max_completion_tokens is not None and body.max_completion_tokens < 1:
-        message = f"max_completion_tokens = {body.max_completion_tokens} is not allowed: at least 1"
-        raise ApiError(400, message, "max_completion_tokens")
-    return _prepared(core, body, tenant, [tokens], max_tokens, {"logprobs": logprobs})
+    which = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    _check_max_tokens(max_tokens := getattr(body, which), which)
+    prepared = _prepared(core, body, tenant, [tokens], "messages", max_tokens, {"logprobs": logprobs})
+    return replace(prepared, warnings=[*warnings_of(body), *template_warnings(core, body)])
+
+
+def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    """What the chat template reads beside the messages."""
+    own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
+    tools = {"tools": body.tools} if isinstance(body, TokenizeBody) and body.tools else {}
+    return {**(body.chat_template_kwargs or {}), **own, **tools}
+
+
+def template_warnings(core: Core, body: ChatBody | TokenizeBody) -> list[str]:
+    """What the chat template was given and does not read."""
+    unread = core.inputs.unread_variables(template_variables(body))
+    return [f"this model's chat template does not read {name[:MAX_NAME]!r}, so it changes nothing" for name in unread]
+
+
+def warnings_of(body: Body) -> list[str]:
+    """What was said in fields that are not known."""
+    return [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in body.unknown]
+
+
+def _encoded(core: Core, body: CompletionBody, prompt: Any) -> list[int]:
+    """The token ids of a prompt; of None, which in OpenAI's API is the beginning of a document."""
+    if prompt is not None:
+        return core.inputs.encode(prompt, body.add_special_tokens)
+    if (first := core.inputs.document_start) is None:
+        raise RequestError("null is the beginning of a text, and this model names no token that begins one")
+    return [first]
+
+
+def _check_max_tokens(max_tokens: int | None, name: str) -> None:
+    if max_tokens is not None and max_tokens < 1 and max_tokens != -1:
+        raise ApiError(400, f"{name} = {max_tokens} is not allowed: at least 1, or -1 for as many as fit", name)
 
 
 def _prepared(
@@ -81,14 +114,15 @@ def _prepared(
     body: SamplingBody,
     tenant: bytes,
     prompts: list[list[int]],
+    field: str,
     max_tokens: int | None,
     more: dict[str, Any],
 ) -> Prepared:
-    """more: settings that not every body has under their own name."""
+    """field: where the prompts come from. more: settings that not every body has under their own name."""
     settings = _settings(core.inputs.defaults, body) | more
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
-        params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), max_tokens))
+        params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), field, max_tokens))
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
@@ -121,25 +155,29 @@ def _salt(body: SamplingBody, tenant: bytes) -> bytes:
 def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
     """What SamplingParams calls the fields that are given, over what the model's files recommend."""
     given = {name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None}
+    if given.get("seed") == -1:  # any, also where the server has one
+        del given["seed"]
     given |= {"min_new_tokens": body.min_tokens} if body.min_tokens is not None else {}
     return {"temperature": TEMPERATURE, **defaults, **given, "include_stop": body.include_stop_str_in_output}
 
 
-def _clamped(core: Core, num_prompt: int, max_tokens: int | None) -> int:
+def _limit(core: Core) -> int:
+    """Tokens of a prompt and its continuation together."""
+    return min(core.loaded.config.max_length, core.loaded.config.cache_tokens)
+
+
+def _clamped(core: Core, num_prompt: int, field: str, max_tokens: int | None) -> int:
     """The new tokens that are asked for, at most as many as fit."""
-    config = core.loaded.config
-    limit = min(config.max_length, config.cache_tokens)
-    if num_prompt >= limit:
-        excess = num_prompt + 1 - limit
-        message = (
-            f"the prompt has {num_prompt} tokens, and at most {limit - 1} leave room for one more: {excess} too many"
-        )
-        raise ApiError(400, message, "prompt", "context_length_exceeded")
-    if max_tokens is not None and max_tokens < 1:
-        raise ApiError(400, f"max_tokens = {max_tokens} is not allowed: at least 1", "max_tokens")
-    return limit - num_prompt if max_tokens is None else min(max_tokens, limit - num_prompt)
+    left = _limit(core) - num_prompt
+    if left < 1:
+        raise too_long(num_prompt, _limit(core), field)
+    return left if max_tokens in (None, -1) else min(max_tokens, left)
 
 
-def _cut(body: SamplingBody, tokens: list[int]) -> list[int]:
-    """The last tokens of a prompt, as many as the client wants to keep."""
-    return tokens if body.truncate_prompt_tokens is None else tokens[-body.truncate_prompt_tokens :]
+def _cut(core: Core, body: SamplingBody, tokens: list[int]) -> list[int]:
+    """The last tokens of a prompt, as many as the client wants to keep; -1: as many as leave room for one more."""
+    if (kept := body.truncate_prompt_tokens) is None:
+        return tokens
+    if kept == 0:
+        raise ApiError(400, "truncate_prompt_tokens = 0 is not allowed: at least 1, or -1", "truncate_prompt_tokens")
+    return tokens[-(kept if kept > 0 else max(1, _limit(core) - 1)) :]

@@ -1,14 +1,20 @@
 """The bodies of requests, as OpenAI's API and vLLM name their fields.
 
 Types are strict: "5" is no number. Ranges are those of SamplingParams, which is what the fields become. A field that is
-known and not served yet stands in UNSERVED with the values that ask for nothing; any other value is refused by name. A
-field that is not known is accepted, and the answer names it in `warnings`. A list is refused at its first wrong entry:
-to note an error for each of a million takes the event loop for seconds.
+null is as one that is not there. Other engines' names of a field are taken too. A field that is known and not served
+yet stands in UNSERVED with the values that ask for nothing; any other value is refused by name. So is a field whose
+name is almost that of another. One that is not known is accepted, and the answer names it in `warnings`. A list is
+refused at its first wrong entry: to note an error for each of a million takes the event loop for seconds.
 """
 
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+from tokenmill.engine.requests import PARTS, WITHOUT_CONTENT
+from tokenmill.serve.errors import ApiError
+from tokenmill.serve.field_names import nearest
 
 __all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
 
@@ -17,20 +23,34 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 NumTop = Annotated[int, Field(ge=0, le=20)]
 
+
+def _also(name: str, *names: str, default: Any = None) -> Any:
+    """A field, and its names elsewhere: in llama.cpp, Ollama, transformers and others."""
+    return Field(default=default, validation_alias=AliasChoices(name, *names))
+
+
 # What engine/requests.py checks of a message, for /openapi.json.
-_PART = {
-    "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-}
-_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}]}
+_PARTS = [
+    {
+        "type": "object",
+        "required": ["type", key],
+        "properties": {"type": {"const": kind}, key: {"type": "string"}},
+    }
+    for kind, key in PARTS.items()
+]
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": _PARTS}}]}
 _MESSAGE = {
     "type": "object",
     "required": ["role"],
-    "properties": {"role": {"type": "string"}, "content": _CONTENT},
+    "properties": {"role": {"type": "string"}},
     "anyOf": [
-        {"required": ["content"]},
-        {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
+        {"required": ["content"], "properties": {"content": _CONTENT}},
+        {
+            "properties": {
+                "role": {"enum": list(WITHOUT_CONTENT)},
+                "content": {"anyOf": [*_CONTENT["anyOf"], {"type": "null"}]},
+            }
+        },
     ],
 }
 
@@ -45,60 +65,109 @@ _BIAS: dict[str, Any] = {"propertyNames": {"pattern": "^[0-9]{1,19}$"}, "additio
 Messages = Annotated[ListOf[dict[str, Any]], Field(min_length=1, json_schema_extra={"items": _MESSAGE})]
 
 
-class Body(BaseModel):
-    """What all bodies have in common."""
+class Nullable(BaseModel):
+    """An object whose fields have their defaults if they are null; one without a default keeps null for its type."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: value for name, value in given.items() if value is not None or name in required}
+
+
+class StreamOptions(Nullable):
+    """What a stream sends beside its text. No chunk is padded, so that it is of no use to turn that off."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Body(Nullable):
+    """What all bodies have in common."""
+
+    UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {"extra_body": ({},)}
 
     model: str | None = None
 
     @property
     def unknown(self) -> list[str]:
-        """Names of fields that no endpoint of this kind has."""
+        """Names of fields that no endpoint of this kind has, those of fields in fields after a dot."""
         return [name for name in self.model_extra or {} if name not in self.UNSERVED]
 
-    @property
-    def refused(self) -> str | None:
-        """The first field that asks for what is not served yet."""
-        given = (self.model_extra or {}).items()
-        return next((name for name, value in given if value not in self.UNSERVED.get(name, (value,))), None)
+    def check(self) -> None:
+        """ApiError for a field that asks for what is not served yet, or whose name is almost that of another."""
+        given = self.model_extra or {}
+        for name, nothing in self.UNSERVED.items():
+            if name in given and given[name] not in nothing:
+                why = f": {NEEDS[name]}" if name in NEEDS else ""
+                raise ApiError(400, f"{name} is not supported{why}", name, "unsupported_parameter")
+        fields = {alias: name for name, field in type(self).model_fields.items() for alias in _names(name, field)}
+        for name in given:
+            if name in fields:
+                raise ApiError(400, f"{name} means the same as {fields[name]}: give one of the two", name)
+            if name not in self.UNSERVED and (meant := nearest(name, [*fields, *self.UNSERVED])) is not None:
+                raise ApiError(400, f"there is no field {name!r}: {meant!r} is meant?", name, "unknown_parameter")
 
 
-class StreamOptions(BaseModel):
-    """What a stream sends beside its text."""
+def _names(name: str, field: FieldInfo) -> list[str]:
+    choices = field.validation_alias
+    return [str(each) for each in choices.choices] if isinstance(choices, AliasChoices) else [name]
 
-    model_config = ConfigDict(strict=True, extra="ignore")
-    include_usage: bool = False
+
+NEEDS = {
+    "tool_choice": "it chooses among tools, which are not supported",
+    "function_call": "it chooses among functions, which are not supported",
+    "extra_body": "it is an argument of OpenAI's client; what is in it are fields of the body",
+}
+"""What else there is to say of a field that is refused."""
+
+NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
+    "structured_outputs": (),
+    **dict.fromkeys(("grammar", "json_schema", "regex", "ebnf", "format"), ("",)),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), ("",)),
+    **dict.fromkeys(("structural_tag", "guided_decoding", "response_schema", "logits_processors"), ("", [])),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+}
+"""Every name under which OpenAI's API, vLLM, SGLang, llama.cpp or Ollama take a constraint of the text or a tool."""
+
+
+MAX_TOKENS = ("n_predict", "num_predict", "max_new_tokens", "max_output_tokens")
+PART_FIELDS = ("type", *PARTS.values())
 
 
 class SamplingBody(Body):
     """The fields that choose tokens. None leaves a setting as the server has it."""
 
     UNSERVED = {
-        "guided_choice": (None,),
-        "guided_grammar": (None,),
-        "guided_json": (None,),
-        "guided_regex": (None,),
-        "structured_outputs": (None,),
-        "use_beam_search": (None, False),
+        **Body.UNSERVED,
+        **NO_CONSTRAINTS,
+        "use_beam_search": (False,),
+        "truncation_side": ("left",),
     }
 
-    n: Int64 | None = None
-    max_tokens: Int64 | None = None
-    min_tokens: Int64 | None = None
+    n: Int64 | None = _also("n", "n_cmpl", "num_return_sequences")
+    max_tokens: Int64 | None = _also("max_tokens", *MAX_TOKENS)
+    min_tokens: Int64 | None = _also("min_tokens", "min_new_tokens")
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: float | None = _also("repetition_penalty", "repeat_penalty")
     logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)] | None = None
     allowed_token_ids: ListOf[Int64] | None = None
     bad_words: ListOf[str] | None = None
-    seed: Int64 | None = None
-    stop: str | ListOf[str] | None = None
+    seed: Int64 | None = _also("seed", "random_seed")
+    stop: str | ListOf[str] | None = _also("stop", "stop_sequences", "stop_strings", "stop_words")
     stop_token_ids: ListOf[Int64] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -108,10 +177,16 @@ class SamplingBody(Body):
     priority: Int64 = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     return_token_ids: bool = False
     prompt_logprobs: NumTop | None = None
     user: str | None = None
+
+    @property
+    def unknown(self) -> list[str]:
+        """See Body."""
+        options = self.stream_options.model_extra if self.stream_options is not None else None
+        return [*super().unknown, *(f"stream_options.{name}" for name in options or ())]
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -127,9 +202,10 @@ class SamplingBody(Body):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    UNSERVED = SamplingBody.UNSERVED | {"suffix": (None, "")}
+    UNSERVED = SamplingBody.UNSERVED | {"suffix": ("",), "top_logprobs": (0,)}
 
-    prompt: str | ListOf[str] | ListOf[Int64] | ListOf[ListOf[Int64]]
+    prompt: str | ListOf[str] | ListOf[Int64] | ListOf[ListOf[Int64]] | None
+    max_tokens: Int64 | None = _also("max_tokens", *MAX_TOKENS, "max_completion_tokens")
     best_of: Int64 | None = None
     logprobs: NumTop | None = None
     echo: bool = False
@@ -137,9 +213,9 @@ class CompletionBody(SamplingBody):
 
     @property
     def prompts(self) -> list[Any]:
-        """One prompt, or several, as a list."""
+        """One prompt, or several, as a list. One that is None is the beginning of a text."""
         given: Any = self.prompt
-        return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
+        return [given] if given is None or isinstance(given, str) or (given and isinstance(given[0], int)) else given
 
     @property
     def num_prompt_logprobs(self) -> int | None:
@@ -157,15 +233,14 @@ class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
     UNSERVED = SamplingBody.UNSERVED | {
-        "response_format": (None, {"type": "text"}),
-        "tools": (None, []),
-        "tool_choice": (None, "none"),
-        "functions": (None, []),
-        "function_call": (None, "none"),
-        "chat_template": (None,),
-        "documents": (None, []),
-        "audio": (None,),
-        "modalities": (None, ["text"]),
+        "chat_template": (),
+        "documents": ([],),
+        "audio": (),
+        "modalities": (["text"],),
+        "web_search_options": (),
+        "add_special_tokens": (False,),
+        "echo": (False,),
+        "best_of": (1,),
     }
 
     messages: Messages
@@ -176,15 +251,40 @@ class ChatBody(SamplingBody):
     chat_template_kwargs: dict[str, Any] | None = None
     top_logprobs: NumTop | None = None
 
+    @property
+    def unknown(self) -> list[str]:
+        """See Body."""
+        return [*super().unknown, *unknown_in(self.messages)]
+
+
+def unknown_in(messages: list[dict[str, Any]] | None) -> list[str]:
+    """Fields of the parts of messages that are not read."""
+    contents = [message.get("content") for message in messages or ()]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    names = dict.fromkeys(name for part in parts for name in part if name not in PART_FIELDS)
+    return [f"messages.content.{name}" for name in names]
+
 
 class TokenizeBody(Body):
     """POST /tokenize: a prompt, or the messages of a conversation."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [_given("prompt", "string"), _given("messages", "array")]})
 
+    UNSERVED = Body.UNSERVED | {"chat_template": ()}
+
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool = _also("add_special_tokens", "add_special", default=True)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
+    return_token_strs: bool = True
+
+    @property
+    def unknown(self) -> list[str]:
+        """See Body."""
+        return [*super().unknown, *unknown_in(self.messages)]
 
 
 class SessionBody(TokenizeBody):

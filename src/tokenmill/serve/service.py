@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -28,7 +29,11 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """One engine, served. sessions: None if none are kept. is_draining: new requests are refused."""
+    """One engine, served. sessions: None if none are kept. is_draining: new requests are refused.
+
+    fingerprint: `system_fingerprint` of OpenAI's API. It is another one where a text may be another one: with another
+    model, program, format or version.
+    """
 
     engine: Engine
     driver: Driver
@@ -38,6 +43,11 @@ class Service:
     _turns: defaultdict[bytes, asyncio.Semaphore] = field(
         default_factory=lambda: defaultdict(partial(asyncio.Semaphore, THREADS_OF_ONE))
     )
+
+    def __post_init__(self) -> None:
+        facts = {name: value for name, value in self.engine.core.loaded.compatibility.items() if name != "model"}
+        digest = sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()  # a model may be moved
+        self.fingerprint = f"fp_{digest[:12]}"
 
     async def in_thread(self, request: Request, do: Callable[..., T], *given: Any) -> T:
         """Call a function in a thread. One key has few at once, so that nobody waits for a hundred of another's."""
@@ -60,8 +70,7 @@ class Service:
     def check(self, body: Body) -> None:
         """ApiError for a body that asks for what is not served."""
         self.check_model(body.model)
-        if body.refused is not None:
-            raise ApiError(400, f"{body.refused} is not supported", body.refused, "unsupported_parameter")
+        body.check()
         if self.options.is_strict and body.unknown:
             raise ApiError(400, f"there is no field {body.unknown[0]!r}", body.unknown[0], "unknown_parameter")
 

@@ -10,11 +10,11 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.serve.answer_schema import ErasedAnswer, RestoredAnswer, SavedAnswer
 from tokenmill.serve.document import answers
-from tokenmill.serve.errors import ApiError, about
+from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import SessionBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import NAME, Sessions
-from tokenmill.serve.tokens import encode
+from tokenmill.serve.tokens import encode, warned
 
 __all__ = ["sessions"]
 
@@ -47,7 +47,8 @@ def sessions(service: Service) -> APIRouter:
         kept = held()
         ids = await service.in_thread(request, _text, service.engine, body)
         begin: Callable[[bytes], Session] = lambda who: kept.begin(who, name, ids)  # noqa: E731
-        return await with_rows(request, begin, lambda who, session: kept.save(who, name, session))
+        saved = await with_rows(request, begin, lambda who, session: kept.save(who, name, session))
+        return saved | warned(service.engine, body)
 
     @routes.post("/{name}/restore", response_model=None, responses=answers(RestoredAnswer, *SESSION, 409))
     async def restore(name: SessionName, request: Request) -> dict[str, Any]:
@@ -67,6 +68,8 @@ def sessions(service: Service) -> APIRouter:
 def _text(engine: Engine, body: SessionBody) -> list[int]:
     """The tokens that a session may keep."""
     ids = encode(engine, body)
-    with about("prompt" if body.messages is None else "messages"):
-        engine.core.inputs.check_length(len(ids))
+    field = "prompt" if body.messages is None else "messages"
+    if len(ids) > engine.config.max_length:
+        raise too_long(len(ids), engine.config.max_length, field)
+    with about(field):
         return engine.encode(ids)  # which refuses none at all

@@ -10,11 +10,13 @@ from tokenmill.engine.engine import Engine
 from tokenmill.serve.answer_schema import TextAnswer, TokenizerAnswer, TokensAnswer
 from tokenmill.serve.document import answers
 from tokenmill.serve.errors import ApiError, about
+from tokenmill.serve.prepare import template_variables, template_warnings, warnings_of
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
-from tokenmill.text.tokenizer import Tokenizer, spelled
+from tokenmill.text.token_bytes import spelled
+from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["encode", "tokens"]
+__all__ = ["encode", "tokens", "warned"]
 
 
 def tokens(service: Service) -> APIRouter:
@@ -59,9 +61,17 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
         raise ApiError(400, "give a prompt or messages, one of the two", "prompt")
     if body.messages is not None:
         with about("messages"):
-            return engine.chat_prompt(body.messages)
+            return engine.core.inputs.chat_prompt(body.messages, variables=template_variables(body))
     with about("prompt"):
         return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
+
+
+def warned(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, list[str]]:
+    """What a body says without effect, if there is anything, for the answer."""
+    found = warnings_of(body)
+    if isinstance(body, TokenizeBody) and body.messages is not None:
+        found += template_warnings(engine.core, body)
+    return {"warnings": found} if found else {}
 
 
 # Answers may be millions of tokens long: they are made and written in a thread, and the event loop goes on.
@@ -69,16 +79,16 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
 
 def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
     ids = encode(engine, body)
-    texts = [spelled(engine.tokenizer, token) for token in ids]
-    limit = engine.config.max_length
-    return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": texts})
+    texts = [spelled(engine.tokenizer, token) for token in ids] if body.return_token_strs else None
+    found = {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
+    return JSONResponse(found | warned(engine, body))
 
 
 def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
     tokenizer = _tokenizer(engine)
     with about("tokens"):
         ids = engine.encode(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": tokenizer.decode(ids, False)})
+    return JSONResponse({"prompt": tokenizer.decode(ids, False), **warned(engine, body)})
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:

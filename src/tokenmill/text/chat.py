@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, UndefinedError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
@@ -18,7 +18,7 @@ from jinja2.utils import Namespace
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
 
-__all__ = ["check_template", "render_chat"]
+__all__ = ["check_template", "names_in", "render_chat"]
 
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
@@ -39,6 +39,8 @@ def render_chat(
 ) -> str:
     """The text of a conversation, as transformers' `apply_chat_template` renders it.
 
+    A key of a message whose value is null is left out, as if it were not there. A message without content is rendered
+    as one with an empty text if the template cannot do without: transformers refuses there, and vLLM does this.
     special_texts: "bos_token", "eos_token" and so on, as the template names them. mark: what the template sees of each
     text in messages and variables. variables: whatever else it reads (`tools`, `documents`, `enable_thinking`, …).
     CheckpointError when the template is no template; RequestError when there is none, when it refuses the messages,
@@ -49,9 +51,15 @@ def render_chat(
     environment, compiled = _compiled(template)
     try:
         given = {"tools": None, "documents": None, **special_texts, **_plain(variables, mark)}
-        conversation = [_with_reasoning(_plain(message, mark)) for message in messages]
+        conversation = [_normalized(_plain(message, mark)) for message in messages]
         seen = {**given, "messages": conversation, "add_generation_prompt": add_generation_prompt}
-        return environment.render_bounded(compiled, seen)
+        try:
+            return environment.render_bounded(compiled, seen)
+        except UndefinedError:
+            if all("content" in message for message in conversation):
+                raise
+            seen["messages"] = [{"content": "", **message} for message in conversation]
+            return environment.render_bounded(compiled, seen)
     except RequestError:
         raise
     except Exception as error:
@@ -63,6 +71,13 @@ def render_chat(
 def check_template(template: str) -> None:
     """CheckpointError if it is no chat template."""
     _compiled(template)
+
+
+@lru_cache(maxsize=16)
+def names_in(template: str) -> frozenset[str]:
+    """The names that a template uses: a variable of another name cannot change what it renders."""
+    environment, _ = _compiled(template)
+    return frozenset(name.name for name in environment.parse(template).find_all(nodes.Name))
 
 
 @lru_cache(maxsize=16)
@@ -99,11 +114,12 @@ def _plain(value: Any, mark: Callable[[str], str], is_name: bool = False, depth:
     raise RequestError(f"a chat message holds a {type(value).__name__}; only what JSON has is allowed: pass text")
 
 
-def _with_reasoning(message: Any) -> dict[str, Any]:
-    """A message with its reasoning under the names that templates look for, whichever the caller used."""
+def _normalized(message: Any) -> dict[str, Any]:
+    """A message without what is null, its reasoning under all names that templates look for."""
     if not isinstance(message, dict):
         raise RequestError(f"a chat message is a {type(message).__name__}; it must be a dict with role and content")
-    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    message = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 

@@ -7,30 +7,20 @@ other tokens, and a model that answers worse without any error.
 
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import CheckpointError
+from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from tokenmill.text.pre_tokenizers import GPT2, PRE_TOKENIZERS
+from tokenmill.text.templates import templates_to_gguf
 from tokenmill.text.tokenizer import Tokenizer, for_continuation
-from tokenmill.text.vocab import (
-    BYTE,
-    CONTROL,
-    END_TOKENS,
-    LLAMA_3,
-    NORMAL,
-    PRE_TOKENIZERS,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    tokenizer_from_gguf,
-)
+from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf
 
 __all__ = ["gguf_of_tokenizer"]
 
 log = logging.getLogger(__name__)
 
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _UNSAID = ("lstrip", "rstrip", "single_word")  # of an added token: what GGUF cannot say
 PROBES = (
     "Hello world! It's 2024, isn't it? THEY'LL pay $1234567.89 for 42 apples.",
@@ -64,9 +54,10 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     else:
         ggml |= {"pre": _pre_tokenizer(settings, bool(model["ignore_merges"])), "merges": list(map(" ".join, merges))}
     ggml |= _special(tokenizer, end_ids)
+    if tokenizer.suppressed_ids:
+        ggml["suppress_tokens"] = list(tokenizer.suppressed_ids)
     metadata = {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
-    if tokenizer.chat_template is not None:
-        metadata["tokenizer.chat_template"] = tokenizer.chat_template
+    metadata |= templates_to_gguf(tokenizer.chat_template, tokenizer.named_templates)
     _check(tokenizer, merges, metadata)
     return metadata
 
@@ -91,7 +82,7 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int, is_sentencepiece: bool) -> tu
         elif number in added:
             kind = CONTROL if added[number].special else USER_DEFINED
         else:
-            kind = BYTE if is_sentencepiece and _BYTE.fullmatch(text) else NORMAL
+            kind = BYTE if is_sentencepiece and BYTE_TOKEN.fullmatch(text) else NORMAL
         texts.append(f"[PAD{number}]" if text is None else text)
         types.append(kind)
     return texts, types
@@ -115,20 +106,29 @@ def _pre_tokenizer(settings: Mapping[str, Any], ignores_merges: bool) -> str:
     elif normalizer is not None:
         raise _refused(f"its normalizer is {normalizer['type']}, and GGUF has none for byte-level tokens")
     wanted = _steps(settings["pre_tokenizer"])
-    for name, make in PRE_TOKENIZERS.items():
-        if (name in LLAMA_3) == ignores_merges and _steps(json.loads(make().__getstate__())) == wanted:
+    for name, pre in PRE_TOKENIZERS.items():
+        if pre.takes_words == ignores_merges and _steps(json.loads(pre.build().__getstate__())) == wanted:
             return name
     known = ", ".join(PRE_TOKENIZERS)
     raise _refused(f"none of the known pre-tokenizers ({known}) splits as it does: {json.dumps(wanted)[:500]}")
 
 
 def _steps(setting: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """A pre-tokenizer as the list of its steps, without what does not change the split."""
+    """A pre-tokenizer as the list of its steps, without what does not change the split, each in one spelling."""
     if setting is None:
         return []
     if setting["type"] == "Sequence":
         return [step for inner in setting["pretokenizers"] for step in _steps(inner)]
-    return [{key: value for key, value in setting.items() if key != "trim_offsets"}]
+    step = {key: value for key, value in setting.items() if key != "trim_offsets"}
+    if step == {"type": "Digits", "individual_digits": True}:
+        return [_isolated(r"\p{N}")]
+    if step["type"] == "ByteLevel" and step["use_regex"]:
+        return [_isolated(GPT2), step | {"use_regex": False}]
+    return [step]
+
+
+def _isolated(regex: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
 
 
 def _special(tokenizer: Tokenizer, end_ids: Sequence[int]) -> dict[str, Any]:

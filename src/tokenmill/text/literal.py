@@ -18,11 +18,11 @@ from tokenmill.errors import RequestError
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
-__all__ = ["chat_text", "encode_chat"]
+__all__ = ["chat_text", "encode_chat", "unread_variables"]
 
 DIGITS = 20
-LANGUAGES = {"jinja": "tokenmill.text.chat:render_chat"}
-"""What renders chat templates; by name, because Jinja is imported with it, and most prompts are no conversations."""
+LANGUAGES = {"jinja": "tokenmill.text.chat:render_chat", "names": "tokenmill.text.chat:names_in"}
+"""What reads chat templates; by name, because Jinja is imported with it, and most prompts are no conversations."""
 
 
 def encode_chat(
@@ -44,6 +44,8 @@ def encode_chat(
     end = marks.end if continue_final_message else ""
     parts = marks.split(_rendered(tokenizer, messages, end, mark=marks.put, **variables))
     text = "".join(parts)
+    if continue_final_message:
+        _check_ends_with(text, messages[-1])
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(parts) == 1:
         return ids
@@ -69,14 +71,28 @@ def chat_text(
 
     What a message spells stays as it is spelled, so control tokens in it count when the text is encoded.
     """
-    return _rendered(tokenizer, messages, _new_end() if continue_final_message else "", **variables)
+    text = _rendered(tokenizer, messages, _new_end() if continue_final_message else "", **variables)
+    if continue_final_message:
+        _check_ends_with(text, messages[-1])
+    return text
+
+
+def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list[str]:
+    """Names among `variables`, those of a chat template, that the template does not use, so that they change nothing.
+
+    Errors are those of `render_chat`.
+    """
+    template = tokenizer.template_for(variables.get("tools"))
+    used = lookup(LANGUAGES, "names", "chat_template")(template) if template is not None else ()
+    return [name for name, value in variables.items() if value is not None and name not in used]
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: str, **variables: Any) -> str:
     """What the template makes of messages; up to the text of the last one if `end`, a mark, is put after it."""
     render_chat = lookup(LANGUAGES, "jinja", "chat_template")
     shown = [*messages[:-1], _marked(messages[-1], end)] if end else messages
-    rendered = str(render_chat(tokenizer.chat_template, shown, special_texts=tokenizer.special_texts, **variables))
+    template = tokenizer.template_for(variables.get("tools"))
+    rendered = str(render_chat(template, shown, special_texts=tokenizer.special_texts, **variables))
     return _cut(rendered, end) if end else rendered
 
 
@@ -98,6 +114,18 @@ def _cut(rendered: str, end: str) -> str:
     if not found:
         raise RequestError("this model's chat template does not show the last message, so it cannot be continued")
     return before if after.startswith(" ") else before.rstrip()
+
+
+def _check_ends_with(text: str, message: Mapping[str, Any]) -> None:
+    """RequestError unless a text ends with that of a message, apart from spaces around it.
+
+    A template may move or drop parts of it, such as the reasoning before `</think>`; transformers refuses there too.
+    """
+    if not text.rstrip().endswith(message["content"].strip()):
+        raise RequestError(
+            "this model's chat template changes the text of the last message, so it cannot be continued: "
+            "give the message as the template shows it, or without continue_final_message"
+        )
 
 
 class _Marks:

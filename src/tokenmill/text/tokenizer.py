@@ -15,8 +15,11 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.text.pieces import add_tokens, sentencepiece_backend
+from tokenmill.text.templates import templates_from_directory
+from tokenmill.value_reader import ValueReader
 
-__all__ = ["Tokenizer", "for_continuation", "read_json", "spelled", "with_names"]
+__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
@@ -31,8 +34,11 @@ class Tokenizer:
     eos_token_ids: every id that ends a text. special_ids: ids that are no text. special_texts: their names as chat
     templates use them ("bos_token", "eos_token", …). control_ids: spelling → id of the tokens that give a conversation
     its structure, which are the special ones and others of the form <|…|>, such as DeepSeek's marks of a turn.
-    byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded together, and unless all
-    their bytes are valid UTF-8, each becomes U+FFFD. config: what tokenizer_config.json says, if there is one.
+    added_ids: ids of tokens that stand in no merge, the special ones among them. is_byte_level: tokens are spelled in
+    GPT-2's letters for bytes. byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded
+    together, and unless all their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used,
+    unless `template_for` finds another among named_templates, those that the model brings under names of their own.
+    suppressed_ids: ids that are never drawn. config: what tokenizer_config.json says, if there is one.
     """
 
     def __init__(
@@ -42,21 +48,26 @@ class Tokenizer:
         bos_token_id: int | None = None,
         eos_token_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        named_templates: Mapping[str, str] | None = None,
         special_texts: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
+        suppressed_ids: Iterable[int] = (),
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
-        self.chat_template = chat_template
+        self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
+        self.suppressed_ids = tuple(dict.fromkeys(suppressed_ids))
         self.special_texts, self.config = dict(special_texts or {}), dict(config or {})
         added = backend.get_added_tokens_decoder().items()
+        self.added_ids = frozenset(i for i, _ in added)
         self.special_ids = frozenset(i for i, token in added if token.special)
         self.control_ids = {
             token.content: i for i, token in added if token.special or _CONTROL.fullmatch(token.content)
         }
+        self.is_byte_level = backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
         falls_back = backend.decoder is not None and b"ByteFallback" in backend.decoder.__getstate__()
         byte_ids = [backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256)] if falls_back else []
         self.byte_ids = frozenset(number for number in byte_ids if number is not None)
@@ -72,17 +83,34 @@ class Tokenizer:
         entries = {**read_json(path / "special_tokens_map.json"), **config}
         named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
         texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
-        generation = read_json(path / "generation_config.json").get("eos_token_id", [])
+        file = path / "generation_config.json"
+        generation = ValueReader(read_json(file), str(file), CheckpointError)
+        ends = generation.take("eos_token_id", [])
         eos = [backend.token_to_id(texts["eos_token"])] if "eos_token" in texts else []
-        eos += generation if isinstance(generation, list) else [generation]
+        eos += ends if isinstance(ends, list) else [ends]
+        templates = templates_from_directory(path, config)
         return cls(
             backend,
             bos_token_id=backend.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
             eos_token_ids=[number for number in eos if isinstance(number, int)],
-            chat_template=_chat_template(path, config),
+            chat_template=templates.pop("default", None),
+            named_templates=templates,
             special_texts=texts,
             config=config,
+            suppressed_ids=generation.token_ids("suppress_tokens"),
         )
+
+    def template_for(self, tools: object) -> str | None:
+        """The chat template of a request: the one named "tool_use" for one with tools, as in transformers.
+
+        RequestError where the model has templates and none of them is meant.
+        """
+        if tools is not None and "tool_use" in self.named_templates:
+            return self.named_templates["tool_use"]
+        if self.chat_template is None and self.named_templates:
+            names = ", ".join(sorted(self.named_templates))
+            raise RequestError(f"this model has chat templates for special uses only ({names}), and no default one")
+        return self.chat_template
 
     @cached_property
     def num_tokens(self) -> int:
@@ -129,11 +157,6 @@ def _encoded(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool 
     if len(text) < LONG:
         return backend.encode(text, add_special_tokens=add_special_tokens)
     return backend.encode_batch([text], add_special_tokens=add_special_tokens)[0]
-
-
-def spelled(tokenizer: Tokenizer | None, token: int) -> str:
-    """One token as people read it: its text, that of a special token too; its id for a model without a tokenizer."""
-    return str(token) if tokenizer is None else tokenizer.decode([token], skip_special=False)
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -187,25 +210,46 @@ def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
     try:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
+        pieces = _read_pieces(path / name) if name == "tokenizer.model" else None
     except (OSError, ValueError, ImportError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
+    return backend if pieces is None else _fill_in_added(pieces, backend)
+
+
+def _read_pieces(file: Path) -> tokenizers.Tokenizer | None:
+    """The tokenizer that a sentencepiece file itself describes; None for one that is no BPE.
+
+    transformers' conversion loses what sentencepiece does with spaces at the beginning of a text, so it is asked for
+    the added tokens and for what is put around a text alone.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as protocol  # noqa: PLC0415  (optional, as transformers is)
+
+    model = protocol.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    if model.trainer_spec.model_type != protocol.TrainerSpec.BPE or model.trainer_spec.treat_whitespace_as_suffix:
+        return None
+    tokens, types, scores = zip(*((each.piece, each.type, each.score) for each in model.pieces), strict=True)
+    rules = model.normalizer_spec
+    backend = sentencepiece_backend(tokens, types, scores, prefix=rules.add_dummy_prefix)
+    steps: list[tokenizers.normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps += [tokenizers.normalizers.Precompiled(rules.precompiled_charsmap)]
+    if rules.remove_extra_whitespaces:
+        rule = tokenizers.normalizers.Replace
+        steps += [rule(tokenizers.Regex(r"\A +| +\z"), ""), rule(tokenizers.Regex(" {2,}"), " ")]
+    if steps and backend.normalizer is not None:
+        backend.normalizer = tokenizers.normalizers.Sequence([*steps, backend.normalizer])
+    add_tokens(backend, [token.replace("\u2581", " ") for token in tokens], types)
     return backend
 
 
-def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
-    """From chat_template.jinja, or the key of tokenizer_config.json: a text, or a list of named ones."""
-    file = path / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{file} cannot be read as text in UTF-8: {error}") from error
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+def _fill_in_added(backend: tokenizers.Tokenizer, converted: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """A tokenizer with the added tokens of another, and with what that one puts around a text."""
+    backend.add_tokens([token for _, token in sorted(converted.get_added_tokens_decoder().items())])
+    if converted.post_processor is not None:
+        backend.post_processor = converted.post_processor
+    return backend
 
 
 def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
@@ -243,14 +287,16 @@ def _shell(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def _fill(shell: tokenizers.Tokenizer, backend: tokenizers.Tokenizer, names: Mapping[str, str]) -> tokenizers.Tokenizer:
     """Give a shell the model and the added tokens of a tokenizer, in the order of their ids, so that ids are kept."""
     shell.model = backend.model
+    added = []
     if names:  # new ids begin at the number of tokens; where the vocabulary has gaps, some of its ids are larger
         gaps = 1 + max(shell.get_vocab().values(), default=-1) - shell.get_vocab_size()
-        shell.add_tokens([f"{min(names.values())}{number}" for number in range(gaps)])
+        added = [tokenizers.AddedToken(f"{min(names.values())}{number}") for number in range(gaps)]
     for _, token in sorted(backend.get_added_tokens_decoder().items()):
         kept = {flag: getattr(token, flag) for flag in FLAGS}
         if token.content in names:
             kept["normalized"] = False
-        shell.add_tokens([tokenizers.AddedToken(names.get(token.content, token.content), **kept)])
+        added.append(tokenizers.AddedToken(names.get(token.content, token.content), **kept))
+    shell.add_tokens(added)  # all at once, since each call builds the automaton of all added tokens anew
     return shell
 
 

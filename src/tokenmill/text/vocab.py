@@ -1,161 +1,231 @@
 """A tokenizer from the vocabulary inside a GGUF file.
 
-GGUF stores tokens, merges or scores, and the name of a pre-tokenizer; the regular expressions behind that name are
-llama.cpp's (src/llama-vocab.cpp). A name that is not in the table here is refused: splitting digits or spaces another
-way gives other tokens, and a model that answers worse without any error.
+GGUF stores tokens, merges or scores, and the name of a pre-tokenizer. What a file leaves out has the value that
+llama.cpp takes for it (src/llama-vocab.cpp, load), since files are written for that reader. A kind of vocabulary or a
+pre-tokenizer that is not known here is refused: splitting digits or spaces another way gives other tokens, and a model
+that answers worse without any error. So is every key `tokenizer.…` that is not known.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, processors
 
 from tokenmill.errors import CheckpointError
+from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, sentencepiece_backend
+from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
+from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.value_reader import ValueReader
+from tokenmill.value_reader import MAX_COUNT, ValueReader
 
-__all__ = ["PRE_TOKENIZERS", "end_token_ids", "tokenizer_from_gguf"]
+__all__ = ["BYTE_TOKEN", "END_TOKENS", "end_token_ids", "has_vocabulary", "tokenizer_from_gguf"]
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # GGUF's types of tokens
+log = logging.getLogger(__name__)
+
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces
+MODEL, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
+NO_VOCABULARY = ("none", "no_vocab")  # its values where the file has none
+BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
-# Tokens that end a text or a turn whatever the metadata says: llama.cpp's list (src/llama-vocab.cpp, special_eog_ids),
-# for the architectures that are read here.
+# Tokens that end a text or a turn whatever the metadata says, and those that a model for code writes where a file or a
+# repository ends: llama.cpp's lists (special_eog_ids, special_fim_pad_id, special_fim_rep_id, special_fim_sep_id).
 END_TOKENS = frozenset(
     """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|endoftext|> <|end_of_text|> <end_of_turn> <end_of_utterance> </s>
-    <eos> <EOT> _<EOT> [EOT] [EOS]""".split()
+    <eos> <EOT> _<EOT> [EOT] [EOS] <\uff5cend▁of▁sentence\uff5c> <|return|> <|call|> <|calls|> <|flush|> <turn|> [e~[
+    <|tool_response> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO>
+    <reponame> <|file_sep|>""".split()
 )
-
-# One contraction, letters, up to three digits, punctuation, line ends, spaces: Llama 3's split; Qwen 2 takes one digit.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TAGS = {"</s>"}  # of HTML too
+_CALLS = {"<|call|>", "<|calls|>"}
+_FILL_IN = frozenset(
+    """<|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
+    <|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim▁hole\uff5c> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
+    <|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim▁end\uff5c> <MID> ▁<MID> <|code_middle|> <|middle|>""".split()
 )
+_SHOWN = frozenset("<|channel|> <|message|> <|start|> <|constrain|>".split())  # parts of an answer, of any type
 
-_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)  # by itself it splits as GPT-2 does
-_single_digits = partial(pre_tokenizers.Sequence, [pre_tokenizers.Digits(individual_digits=True), _bytes()])
+# The ids that a text begins and ends with where the file names none. llama.cpp's 11 for byte-level vocabularies is left
+# out: it is Falcon's <|endoftext|>, which its spelling tells, and a comma in GPT-2's.
+_DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+# Other ids with a name. A file may hold one that is no token: nothing is drawn or encoded by it.
+_OTHER_IDS = (
+    *("unknown", "padding", "seperator", "separator", "mask", "cls", "fim_pre", "fim_suf", "fim_mid"),
+    *("prefix", "suffix", "middle"),
+)
+# Keys that change nothing here: they belong to other kinds of vocabularies, or say once more what others have said.
+_WITHOUT_EFFECT = (
+    *("ggml.token_type_count", "ggml.add_sep_token", "ggml.added_tokens", "ggml.normalizer.lowercase"),
+    *("ggml.normalizer.strip_accents", "huggingface.json", "rwkv.world"),
+)
+_PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 
 
-def _split(digits: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(tokenizers.Regex(_SPLIT.format(digits=digits)), behavior="isolated", invert=False)
-    return pre_tokenizers.Sequence([split, _bytes(use_regex=False)])
-
-
-# Llama 3's tokenizer takes a word that is a token whole, without asking the merges, and begins every text with its
-# begin-of-text token: llama.cpp adds it where the file has no add_bos_token, as files made before that key have not.
-LLAMA_3 = ("llama3", "llama-bpe", "llama-v3")
-
-# `tokenizer.ggml.pre` → what splits a text before the merges
-PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jais"), _bytes),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _single_digits),
-    **dict.fromkeys((*LLAMA_3, "dbrx", "smaug-bpe"), partial(_split, "{1,3}")),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), partial(_split, "")),
-}
+def has_vocabulary(metadata: Mapping[str, Any]) -> bool:
+    """Whether GGUF metadata hold a vocabulary; a file may say that it has none."""
+    return TOKENS in metadata or metadata.get(MODEL, "none") not in NO_VOCABULARY
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that GGUF metadata describes; CheckpointError when it is incomplete or of an unknown kind."""
-    keys = ValueReader(metadata, "GGUF metadata", CheckpointError)
+    """The tokenizer that GGUF metadata describe; CheckpointError where they are incomplete, or of an unknown kind."""
+    keys = ValueReader(metadata, "GGUF metadata", CheckpointError, "tokenizer.")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    build = builders[keys.expect("tokenizer.ggml.model", ..., *builders)]
-    tokens = keys.entries("tokenizer.ggml.tokens", str)
-    types = _numbers(keys, "tokenizer.ggml.token_type", len(tokens), NORMAL)
-    longest = max(map(len, tokens), default=0)
-    if not 0 < longest <= MAX_TOKEN:
-        raise CheckpointError(f"tokenizer.ggml.tokens: the longest has {longest} characters, not 1 to {MAX_TOKEN}")
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        raise CheckpointError("tokenizer.ggml.tokens names a token twice")
-    ids = {
-        name: keys.count(f"tokenizer.ggml.{name}_token_id", None, 0, len(tokens) - 1)
-        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
-    }
-    backend = build(keys, vocabulary, types)
-    for token, token_type in zip(tokens, types, strict=True):
-        if token_type in (CONTROL, USER_DEFINED) or (token_type == UNKNOWN and token):
-            backend.add_tokens([AddedToken(token, special=token_type != USER_DEFINED, normalized=False)])
-    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in LLAMA_3
-    wanted = {
-        name: number
-        for name, by_default in (("bos", begins), ("eos", False))
-        if metadata.get(f"tokenizer.ggml.add_{name}_token", by_default) and (number := ids[name]) is not None
-    }
-    if wanted:
+    build = builders[model := keys.expect("ggml.model", ..., *builders)]
+    tokens = _tokens(keys)
+    ids = _named_ids(keys, model, len(tokens))
+    types = _types(keys, tokens, ids, model)
+    backend, begins = build(keys, tokens, types)
+    add_tokens(backend, tokens, types, _stripping(metadata, tokens))
+    put = {"bos": keys.flag("ggml.add_bos_token", begins), "eos": keys.flag("ggml.add_eos_token", False)}
+    around = {name: ids[name] for name, wanted in put.items() if wanted and name in ids}
+    if around:
         # By names of ours: in a template, `$`, `:` and spaces inside a token's text would have a meaning.
         backend.post_processor = processors.TemplateProcessing(
-            single=" ".join(part for part in ("bos", "$A", "eos") if part in (*wanted, "$A")),
-            special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in wanted.items()],
+            single=" ".join(part for part in ("bos", "$A", "eos") if part in (*around, "$A")),
+            special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
+    suppressed = keys.token_ids("ggml.suppress_tokens")
+    for key in _WITHOUT_EFFECT:
+        keys.take(key, None)
+    keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(KEY))
     words = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    template = metadata.get("tokenizer.chat_template")
+    templates = templates_from_gguf(metadata)
     return Tokenizer(
         backend,
-        bos_token_id=ids["bos"],
+        bos_token_id=ids.get("bos"),
         eos_token_ids=end_token_ids(metadata),
-        chat_template=template if isinstance(template, str) else None,
-        special_texts={word: tokens[number] for name, word in words.items() if (number := ids[name]) is not None},
+        chat_template=templates.pop("default", None),
+        named_templates=templates,
+        special_texts={word: tokens[ids[name]] for name, word in words.items() if name in ids},
+        suppressed_ids=[number for number in suppressed if number < len(tokens)],
     )
 
 
 def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """The ids that end a text: those that keys of the metadata name, then control tokens of a well-known spelling."""
-    named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
-    pairs = zip(tokens, types, strict=False) if isinstance(tokens, list) and isinstance(types, Iterable) else ()
-    spelled = [i for i, (token, kind) in enumerate(pairs) if kind in (CONTROL, USER_DEFINED) and token in END_TOKENS]
-    return list(dict.fromkeys(number for number in (*named, *spelled) if type(number) is int))
+    """The ids that end a text: those that keys of the metadata name, then tokens of a well-known spelling.
 
-
-def _byte_level(keys: ValueReader, vocabulary: dict[str, int], types: list[int]) -> tokenizers.Tokenizer:
-    pre = keys.expect("tokenizer.ggml.pre", ..., *sorted(PRE_TOKENIZERS))
-    merges = [tuple(merge.split(" ", 1)) for merge in keys.entries("tokenizer.ggml.merges", str)]
-    for merge in merges:
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= vocabulary.keys():
-            raise CheckpointError(f"tokenizer.ggml.merges holds {' '.join(merge)!r}, whose parts are no tokens")
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre in LLAMA_3))
-    backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _sentencepiece(keys: ValueReader, vocabulary: dict[str, int], types: list[int]) -> tokenizers.Tokenizer:
-    """BPE over characters with bytes as a last resort, as Llama 1 and 2 have it; merges follow from the scores."""
-    tokens = list(vocabulary)
-    scores = _numbers(keys, "tokenizer.ggml.scores", len(tokens))
-    merges = _merges_from_scores(tokens, types, scores)
-    number = keys.count("tokenizer.ggml.unknown_token_id", None, 0, len(tokens) - 1)
-    unknown = None if number is None else tokens[number]
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    prefix = bool(keys.take("tokenizer.ggml.add_space_prefix", True))
-    spaces = normalizers.Replace(" ", "▁")
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if prefix else [spaces])
-    strip = [decoders.Strip(content=" ", left=1, right=0)] if prefix else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    return backend
-
-
-def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
-    """Every way to make a token of two tokens, best token first: what sentencepiece's search does, as a list.
-
-    Control, unknown and byte tokens are not made of letters, and nothing is made of them.
+    Of a file that gives its tokens types, only control and user-defined ones: other letters may happen to be there, as
+    in Qwen's `</s>`, and Gemma has that one among its user-defined HTML tags.
     """
-    made = {token: i for i, token in enumerate(tokens) if types[i] not in (UNKNOWN, CONTROL, BYTE)}
-    found = []
-    for token, number in made.items():
-        cuts = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
-        local = [(made[left], made[right]) for left, right in cuts if left in made and right in made]
-        found += [(scores[number], pair) for pair in sorted(local)]
-    found.sort(key=lambda entry: -entry[0])
-    return [(tokens[left], tokens[right]) for _, (left, right) in found]
+    read = {name: metadata.get(f"tokenizer.ggml.{name}_token_id") for name in _ENDS}
+    tokens, types = (metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    tokens = tokens if isinstance(tokens, list) else []
+    defaults = {name: i for name, i in _DEFAULT_IDS.get(str(metadata.get(MODEL)), {}).items() if i < len(tokens)}
+    named = [defaults.get(name) if number is None else number for name, number in read.items()]
+    kinds: Iterable[Any] = types if isinstance(types, list) else [CONTROL] * len(tokens)
+    spelled = {
+        token: number
+        for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if token in END_TOKENS and (kind == CONTROL or (kind == USER_DEFINED and token not in _TAGS))
+    }
+    # Where a text of several parts ends by other tokens, <|end|> ends a part alone.
+    if spelled.keys() >= {"<|return|>", "<|call|>"} or ("<|flush|>" in spelled and spelled.keys() & _CALLS):
+        spelled.pop("<|end|>", None)
+    return list(dict.fromkeys(number for number in (*named, *spelled.values()) if type(number) is int))
 
 
-def _numbers(keys: ValueReader, key: str, count: int, default: int | None = None) -> list[Any]:
-    values = keys.take(key, ... if default is None else [default] * count)
+def _tokens(keys: ValueReader) -> list[str]:
+    """Every token's text; an empty one gets a name, since it can stand in no text."""
+    tokens = [token or f"[EMPTY_{number}]" for number, token in enumerate(keys.entries("ggml.tokens", str))]
+    longest = max(map(len, tokens), default=0)
+    if not 0 < longest <= MAX_TOKEN:
+        raise CheckpointError(f"tokenizer.ggml.tokens: the longest has {longest} characters, not 1 to {MAX_TOKEN}")
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointError("tokenizer.ggml.tokens names a token twice")
+    return tokens
+
+
+def _named_ids(keys: ValueReader, model: str, count: int) -> dict[str, int]:
+    """The ids that have a name, by it."""
+    found = {name: number for name, number in _DEFAULT_IDS.get(model, {}).items() if number < count}
+    for name in ("bos", *_ENDS):
+        number = keys.count(f"ggml.{name}_token_id", None, 0, count - 1)
+        found |= {} if number is None else {name: number}
+    for name in _OTHER_IDS:
+        number = keys.count(f"ggml.{name}_token_id", None, 0, MAX_COUNT)
+        if number is not None and number >= count:
+            log.warning("tokenizer.ggml.%s_token_id is %d, which is no token of %d: it is ignored", name, number, count)
+        elif number is not None:
+            found[name] = number
+    return found
+
+
+def _types(keys: ValueReader, tokens: Sequence[str], ids: Mapping[str, int], model: str) -> list[int]:
+    """Every token's type. Where the file gives none, what sentencepiece has; marks of a known spelling are control."""
+    given = keys.take("ggml.token_type", None)
+    types = (
+        [NORMAL] * len(tokens) if given is None else [int(kind) for kind in _numbers(keys, "ggml.token_type", tokens)]
+    )
+    if given is None and model == "llama":
+        types = [BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for token in tokens]
+    if given is None:
+        named = {"bos": CONTROL, "eos": CONTROL, "unknown": UNKNOWN}
+        for name in named.keys() & ids.keys():
+            types[ids[name]] = named[name]
+    ends = {tokens[number] for number in end_token_ids(keys.values) if number < len(tokens)}
+    for number, token in enumerate(tokens):
+        is_mark = given is None or types[number] == USER_DEFINED
+        if token in _SHOWN:
+            types[number] = USER_DEFINED
+        elif is_mark and (token in _FILL_IN or (token in END_TOKENS and token in ends)):
+            types[number] = CONTROL
+    return types
+
+
+def _stripping(metadata: Mapping[str, Any], tokens: Sequence[str]) -> list[str]:
+    """The added tokens that take the spaces after them: Phi 3's, which llama.cpp knows by the model's name."""
+    name = str(metadata.get("general.name", "")).lower()
+    return [token for token in tokens if token not in _PHI_3_KEEPS] if "phi-3" in name or "phi3" in name else []
+
+
+def _byte_level(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """The tokenizer, and whether its texts begin with the begin-of-text token by default."""
+    if keys.take("ggml.pre", None) is None:
+        log.warning(
+            "the file names no tokenizer.ggml.pre: texts are split as llama.cpp splits them then, which may differ"
+        )
+    name = keys.expect("ggml.pre", "default", *sorted(PRE_TOKENIZERS))
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    merges = [_pair(merge) for merge in keys.entries("ggml.merges", str)]
+    for left, right in merges:
+        if not {left, right, left + right} <= vocabulary.keys():
+            merge = f"{left} {right}".strip()
+            raise CheckpointError(f"tokenizer.ggml.merges holds {merge!r}, whose parts are no tokens")
+    pre = PRE_TOKENIZERS[name]
+    keys.take("ggml.scores", None)  # some converters write them for every vocabulary
+    keys.flag("ggml.add_space_prefix", False)  # of decoding whole texts in llama.cpp alone
+    keys.flag("ggml.remove_extra_whitespaces", False)
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.takes_words))
+    backend.pre_tokenizer = pre.build()
+    backend.decoder = decoders.ByteLevel()
+    return backend, pre.begins
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    """The two tokens of a merge, which a space divides; a token may begin with one."""
+    left, _, right = merge[1:].partition(" ")
+    return merge[:1] + left, right
+
+
+def _sentencepiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tuple[tokenizers.Tokenizer, bool]:
+    """See _byte_level; such texts do begin with it."""
+    scores = [0.0] * len(tokens)
+    if keys.take("ggml.scores", None) is not None:
+        scores = _numbers(keys, "ggml.scores", tokens)
+    keys.expect("ggml.pre", "default", "llama-spm")
+    keys.expect("ggml.remove_extra_whitespaces", False)
+    prefix = keys.flag("ggml.add_space_prefix", True)
+    return sentencepiece_backend(tokens, types, scores, prefix=prefix), True
+
+
+def _numbers(keys: ValueReader, key: str, tokens: Sequence[str]) -> list[Any]:
+    """One number per token; what is there beyond is left over."""
+    values = keys.take(key)
     are_numbers = isinstance(values, list) and all(type(v) in (int, float) and not math.isnan(v) for v in values)
-    if not are_numbers or len(values) != count:
-        raise keys.refuse(key, values, f"{count} numbers, one per token")
-    return list(values)
+    if not are_numbers or len(values) < len(tokens):
+        raise keys.refuse(key, values, f"{len(tokens)} numbers, one per token")
+    return list(values[: len(tokens)])

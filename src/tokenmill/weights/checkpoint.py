@@ -4,61 +4,72 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, file_errors, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import read_json
-from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.files import not_a_model, weight_files
+from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.quantized import QuantizedCheckpoint, describe_codes
+from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
 __all__ = ["Checkpoint", "open_checkpoint", "read_config_json"]
 
-# Kinds of files by suffix. By name, since gguf is slow to import.
-FILES = {".gguf": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
+# Kinds of files by the bytes that they begin with. By name, since gguf is slow to import.
+FILES = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
-    """Open a model; of a directory with both, safetensors before `.bin`.
+    """Open a model; weights/files.py says which files of a directory are read.
 
     `reader` may have begun to read a packed model already. CheckpointError for what is damaged, of an unknown kind, or
     has a config whose sizes are far from those of its tensors.
     """
+    with naming(path):
+        opened = _open(path, reader)
+        _check_sizes(opened)
+        return opened
+
+
+def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
     opened: Checkpoint
     if path.is_file() and is_packed_model(path):
         opened = PackedCheckpoint(path, reader)
-    elif path.is_file() and path.suffix in FILES:
-        opened = lookup(FILES, path.suffix, "model")(path)
+    elif path.is_file() and (kind := _kind(path)) is not None:
+        opened = lookup(FILES, kind, "model")(path)
     elif path.is_dir():
         opened = _open_directory(path)
     else:
-        kind = f"a {path.suffix} file, not" if path.suffix else "not"
+        named = f"a {path.suffix} file, not a model" if path.suffix else "not a model"
         inside = "; give the directory that it lies in" if path.suffix in (".safetensors", ".bin", ".json") else ""
         raise CheckpointError(
-            f"{path} is {kind} a model: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
+            f"{path} is {named}: give a directory in Hugging Face layout, a .gguf file or a packed model{inside}"
         )
-    _check_sizes(opened)
     return opened
+
+
+def _kind(path: Path) -> str | None:
+    """The key of FILES that a file begins with, whatever its name: Ollama's files have none that says what they are.
+
+    A file named as one of them is opened as one, which says what is wrong with it.
+    """
+    with file_errors(path, "read"), path.open("rb") as file:
+        magic = file.read(4).decode("latin-1")
+    return magic if magic in FILES else next((key for key in FILES if path.suffix.lower() == f".{key.lower()}"), None)
 
 
 def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
-    files = _weight_files(path, "model.safetensors", "*.safetensors")
-    files = files or _weight_files(path, "pytorch_model.bin", "pytorch_model*.bin")
-    if not files:
-        kinds = "neither *.safetensors nor pytorch_model*.bin"
-        raise CheckpointError(f"{path} holds no weights: {kinds}{_gguf_inside(path)}")
-    plain = PlainCheckpoint(path, config, files)
-    return plain if quant_method(config) is None else QuantizedCheckpoint(plain)
-
-
-def _gguf_inside(path: Path) -> str:
-    """A hint for a message: the GGUF file in a directory that is no model by itself."""
-    return next((f"; give {file} itself" for file in sorted(path.glob("*.gguf"))), "")
+    plain = PlainCheckpoint(path, config, weight_files(path))
+    name_tied_embedding(plain)
+    opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
+    compare_tied_head(opened)
+    return opened
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:
@@ -79,23 +90,10 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
 def read_config_json(path: Path) -> dict[str, Any]:
     """The config.json of a model directory; a quantised one says so in the words of a GGUF file."""
     file = path / "config.json"
+    files_of(path)  # refuses links to nothing
     if not file.is_file():
-        raise CheckpointError(f"{path} is no model directory: it has no config.json{_gguf_inside(path)}")
+        raise CheckpointError(not_a_model(path))
     config, beside = read_json(file), path / "quantize_config.json"
     if "quantization_config" not in config and beside.is_file():  # where AutoGPTQ put it until 0.7
         config["quantization_config"] = {"quant_method": "gptq", **read_json(beside)}
     return describe_codes(config)
-
-
-def _weight_files(path: Path, single: str, pattern: str) -> list[Path]:
-    """The files an index names, or the one file, or all that match; every file of an index must be there."""
-    index = path / f"{single}.index.json"
-    if index.is_file():
-        reader = ValueReader(read_json(index), str(index), CheckpointError)
-        names = list(reader.inside("weight_map", required=True).values.values())
-        present = {file.name for file in path.iterdir() if file.is_file()}
-        wrong = [name for name in names if not isinstance(name, str) or name not in present]
-        if wrong:
-            raise CheckpointError(f"{index} names files that are not in its directory: {brief(wrong)}")
-        return [path / name for name in sorted(set(names))]
-    return [path / single] if (path / single).is_file() else sorted(path.glob(pattern))

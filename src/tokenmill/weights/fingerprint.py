@@ -8,7 +8,8 @@ every page, but may miss a single matrix that was edited in place. "full" reads 
 import hashlib
 from pathlib import Path
 
-from tokenmill.errors import file_errors
+from tokenmill.errors import CheckpointError, file_errors
+from tokenmill.text.templates import FOLDER
 
 __all__ = ["files_of", "fingerprint", "is_full"]
 
@@ -17,7 +18,10 @@ FULL = "full "  # what the digests of all bytes begin with: those of samples nev
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin", "*.index.json"),
-    "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
+    "tokenizer": (
+        *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json"),
+        *("chat_template.jinja", f"{FOLDER}/*.jinja"),
+    ),
 }
 
 
@@ -32,10 +36,19 @@ def fingerprint(path: Path, how: str = "sampled") -> dict[str, str]:
 
 
 def files_of(path: Path) -> dict[str, list[Path]]:
-    """The files of the checkpoint at `path`, by part."""
+    """The files of the checkpoint at `path`, by part.
+
+    CheckpointError for one that is a link to nothing, as in a cache whose files were deleted.
+    """
     if path.is_file():
         return {"weights": [path]}
-    return {part: sorted(f for name in names for f in path.glob(name)) for part, names in FILES.items()}
+    with file_errors(path, "read"):
+        entries = sorted(entry for entry in path.iterdir() if not entry.is_dir())  # Path.glob finds no link to nothing
+    found = {part: [f for f in entries if any(map(f.match, names))] for part, names in FILES.items()}
+    for file in (file for files in found.values() for file in files):
+        if file.is_symlink() and not file.exists():
+            raise CheckpointError(f"{file} is a link to {file.readlink()}, which does not exist")
+    return found
 
 
 def is_full(digests: dict[str, str]) -> bool:

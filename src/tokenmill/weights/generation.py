@@ -15,7 +15,7 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "gguf_of_defaults", "recommended"]
+__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "gguf_of_defaults", "recommended", "usable"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ ABSENT = {
     "encoder_repetition_penalty": 1.0,
     "num_beams": 1,
     "penalty_alpha": 0.0,
-    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
     "bad_words_ids": [],
 }
 GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}
@@ -64,13 +64,26 @@ def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
-    """The settings of a Checkpoint where they are wanted; else none, and a warning that they are not used."""
-    found: dict[str, Any] = checkpoint.generation_defaults()
+    """The settings of a Checkpoint where they are wanted; else none, and a warning that they are not used.
+
+    CheckpointError for values that are not allowed, where they are wanted.
+    """
+    found: dict[str, Any] = checkpoint.generation_defaults() if wanted else usable(checkpoint)
     if wanted or not found:
         return found
     uses = "generation_config=True (--generation-config) uses that"
     log.warning("%s recommends %s; %s", checkpoint.path.name, _say(found), uses)
     return {}
+
+
+def usable(checkpoint: Any) -> dict[str, Any]:
+    """The settings of a Checkpoint that is written anew; none, with a warning, where values are not allowed."""
+    try:
+        found: dict[str, Any] = checkpoint.generation_defaults()
+    except CheckpointError as error:
+        log.warning("%s; it is not used", error)
+        return {}
+    return found
 
 
 def checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:

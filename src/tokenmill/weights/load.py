@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, naming
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import find_family
@@ -122,8 +122,9 @@ class Loader:
             self._fill_tied(matrix)
             return
         allocate(matrix, self._dtype, self._device, only=("weight",))
-        for name, target in self.weights_of(matrix):
-            self._place(name, target, matrix)
+        with naming(self._checkpoint.path):
+            for name, target in self.weights_of(matrix):
+                self._place(name, target, matrix)
 
     def weights_of(self, matrix: Matrix) -> list[tuple[str, Target]]:
         """The tensors that the weight of a matrix is filled from."""
@@ -176,8 +177,7 @@ def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]
             expected = expected[::-1] if target.transform == "transpose" else expected
             if shape != expected:
                 misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
-        # A second copy of tied embeddings is harmless.
-        elif not is_ignored(family, short) and not (config.tie_embeddings and family.names.get(short) == "head.weight"):
+        elif not is_ignored(family, short):
             unexpected.append(name)
     if wanted or unexpected or misshapen:
         what = f"{checkpoint.path} does not fit its config"
@@ -218,9 +218,12 @@ def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module,
 
 def read_values(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
     """Checkpoint.read, with CheckpointError for a tensor that is not in floating point or whose shape has changed."""
-    tensor = checkpoint.read(name, dtype)
+    with naming(checkpoint.path):
+        tensor = checkpoint.read(name, dtype)
     if not tensor.is_floating_point():
-        raise CheckpointError(f"{name} holds {tensor.dtype}: quantised exports of this kind are not supported yet")
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} holds {tensor.dtype}: quantised exports of this kind are not supported yet"
+        )
     if tensor.shape != checkpoint.shapes[name]:
         raise CheckpointError(f"{checkpoint.path} was changed while it was in use: {name} has another shape now")
     return tensor

@@ -46,7 +46,8 @@ _ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "format": ("gptq", "gptq_v2"),  # transformers' newer word for it
         "pack_dtype": ("int32",),
         "is_marlin_format": (False,),
-        "data_type": ("int",),  # AutoRound's
+        "data_type": ("int",),  # AutoRound's, as is the next: activations that are not rounded
+        "act_bits": (16, 32),
         "desc_act": (False, True),  # what counts is whether g_idx is in order
     },
     "awq": {
@@ -55,15 +56,21 @@ _ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
         "version": ("gemm",),
         "format": ("gemm",),
         "zero_point": (True,),
+        "act_bits": (16, 32),
     },
 }
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
-    """act_group_aware amp autoround_version backend batch_size block_name_to_quantize cache_block_outputs
-    damp_auto_increment damp_percent dataset disable_exllama do_fuse exllama_config fuse_max_seq_len iters lm_head
-    max_input_length meta model_file_base_name model_name_or_path model_seqlen module_name_preceding_first_block
-    modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse pad_token_id provider quant_method
-    static_groups sym tokenizer true_sequential use_cuda_fp16 use_exllama""".split()
+    """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend
+    batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset disable_exllama
+    do_fuse duo_scaling enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input exllama_config
+    export_compatible fail_safe failsafe fuse_max_seq_len gptaq gptaq_alpha gradient_accumulate_steps hessian
+    inject_fused_attention inject_fused_mlp iters lm_head low_gpu_mem_usage lr max_calib_samples max_calib_seq_len
+    max_input_length meta minmax_lr mock_quantization model_file_base_name model_name_or_path model_seqlen
+    module_name_preceding_first_block modules_in_block_to_quantize modules_to_fuse modules_to_not_convert mse
+    n_parallel_calib_samples nsamples offload_to_disk offload_to_disk_path pack_impl pad_token_id provider quant_method
+    sampler scale_dtype seqlen static_groups sym to_quant_block_names tokenizer true_sequential use_cuda_fp16
+    use_exllama use_triton v2 v2_alpha vram_strategy""".split()
 )
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie among the eight of a word
 _CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scales included

@@ -298,6 +298,7 @@ load.load(sys.argv[1])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 3])
 def test_killed_while_writing(llama, folder, at, opened):
     kill_and_go_on(llama, folder, at, opened)

@@ -1,9 +1,10 @@
 """The same model, the same tokens, the same threads: engines measured in turn, in one run, on one machine.
 
-Each engine is a process of its own (`process.py`) and gets the same prompts (`prompts.py`). All are loaded
-first; then come rounds, each beginning with another engine, with a bandwidth probe before each run, so that a machine
-that changes from second to second treats all alike. One that is absent, crashes, hangs or answers nonsense is marked
-with the reason, and the others go on.
+Each engine is a process of its own (`process.py`), or several where it can be run in several ways, of which the better
+one counts. All get the same prompts, others in each round (`prompts.py`). All are loaded first; then come rounds, each
+beginning with another engine, with a bandwidth probe before each run, so that a machine that changes from second to
+second treats all alike. One that is absent, crashes, hangs or answers nonsense is marked with the reason, and the
+others go on.
 """
 
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.bench.peers.known import PEERS, command_for
+from tokenmill.bench.peers.known import OURS, PEERS, command_for
 from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
@@ -21,34 +22,40 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.statistics import Spread
 
-__all__ = ["OURS", "Contest"]
+__all__ = ["Contest"]
 
-OURS = "tokenmill"
 PAUSE_S = 0.3  # threads of the one before stop spinning
 UNEVEN = 1.15  # probes further apart than this: a noisy minute
 
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. Rates are tokens of all sequences per second."""
+    """One answer. Rates are tokens of all sequences per second. drafted, accepted: of an engine that tells it."""
 
     probe_gb_s: float
     prefill_tok_s: float
     decode_tok_s: float
     total_s: float
     tokens: tuple[tuple[int, ...], ...] | None
+    drafted: int | None = None
+    accepted: int | None = None
 
 
 @dataclass
 class Contestant:
-    """One engine: its process while it is alive, what it said of itself, the runs of the point at hand."""
+    """One way to run an engine: its process while it is alive, what it says of itself, the runs of a point."""
 
     name: str
+    variant: str = ""
     process: PeerProcess | None = None
     said: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, Run] = field(default_factory=dict)  # by round
     reason: str = ""  # why there are no figures
     status: str = "ok"
+
+    def median(self, rate: str) -> float:
+        """Of the runs so far, of a rate that Run has."""
+        return Spread.of([getattr(run, rate) for run in self.runs.values()]).median
 
     def lose(self, status: str, reason: str) -> None:
         """It is of no further use, at no point."""
@@ -62,7 +69,7 @@ class Contestant:
 class Contest:
     """`wanted`: peer name → path given for it, or None. Times are limits for one answer, in seconds.
 
-    `options` are engine settings for tokenmill's own process. Used as a context: leaving it ends every process.
+    `options` are engine settings for processes of tokenmill, by peer. Used as a context: leaving it ends every process.
     """
 
     model: str
@@ -71,7 +78,7 @@ class Contest:
     dtype: str
     probe: Callable[[], float]
     progress: Progress
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rounds: int = 3
     load_limit_s: float = 300.0
     run_limit_s: float = 120.0
@@ -96,22 +103,14 @@ class Contest:
             "batch": max(point.batch for point in points),
         }
         for name, given in self.wanted.items():
-            self.progress.stage(f"loading {name}")
-            contestant = Contestant(name)
-            self.contestants.append(contestant)
-            command = command_for(PEERS[name], given)
-            if command is None:
-                contestant.lose("absent", _how_to_get(name))
-                continue
-            try:
-                contestant.process = PeerProcess(command, self.threads)
-                own = dict(self.options) if name == OURS else {}
-                contestant.said = contestant.process.ask({**request, **own}, self.load_limit_s)
-            except PeerFailed as error:
-                contestant.lose("failed", str(error))
+            for variant, options in PEERS[name].variants.items():
+                self.progress.stage(f"loading {name}{variant and f', {variant}'}")
+                contestant = Contestant(name, variant)
+                self.contestants.append(contestant)
+                self._start(contestant, given, {**request, **options, **self.options.get(name, {})})
 
-    def rows(self, point: Point, prompts: List[List[int]]) -> list[dict[str, Any]]:
-        """A row per engine for one point."""
+    def rows(self, point: Point, prompts: Callable[[], List[List[int]]]) -> list[dict[str, Any]]:
+        """A row per engine for one point. `prompts` is called for those of each round, which must be new ones."""
         for contestant in self.contestants:
             contestant.runs.clear()
             if contestant.status == "refused":
@@ -120,13 +119,31 @@ class Contest:
             self.progress.stage(
                 f"{point.title}, " + (f"round {number + 1} of {self.rounds}" if number >= 0 else "warm-up")
             )
+            texts = prompts()
             for at, contestant in enumerate(self._order(number)):
                 self.progress.advance(at, len(self.contestants))
-                self._turn(contestant, number, point, prompts)
-        ours = next((found for found in self.contestants if found.name == OURS), None)
-        return [self._row(contestant, point, ours) for contestant in self.contestants]
+                self._turn(contestant, number, point, texts)
+        names = dict.fromkeys(contestant.name for contestant in self.contestants)
+        ours = self._best(OURS, "decode_tok_s") if OURS in names else None
+        return [self._row(name, point, ours) for name in names]
 
     # ---- inside
+
+    def _start(self, contestant: Contestant, given: str | None, request: Mapping[str, Any]) -> None:
+        command = command_for(PEERS[contestant.name], given)
+        if command is None:
+            contestant.lose("absent", _how_to_get(contestant.name))
+            return
+        try:
+            contestant.process = PeerProcess(command, self.threads)
+            contestant.said = contestant.process.ask(request, self.load_limit_s)
+        except PeerFailed as error:
+            contestant.lose("failed", str(error))
+
+    def _best(self, name: str, rate: str) -> Contestant:
+        """Of the ways to run an engine, the one whose median is the largest; one without figures if none has any."""
+        every = [contestant for contestant in self.contestants if contestant.name == name]
+        return max(every, key=lambda each: each.median(rate) if each.status == "ok" else -1.0)
 
     def _order(self, number: int) -> Iterator[Contestant]:
         count = len(self.contestants)
@@ -150,12 +167,13 @@ class Contest:
             if number >= 0:
                 contestant.runs[number] = run
 
-    def _row(self, contestant: Contestant, point: Point, ours: Contestant | None) -> dict[str, Any]:
+    def _row(self, name: str, point: Point, ours: Contestant | None) -> dict[str, Any]:
+        best, prefill = self._best(name, "decode_tok_s"), self._best(name, "prefill_tok_s")
         row = {
             "version": VERSION,
             "kind": "peers",
             "test": point.title,
-            "label": contestant.name,
+            "label": name,
             "model": Path(self.model).name,
             "dtype": self.dtype,
             "threads": self.threads,
@@ -163,18 +181,27 @@ class Contest:
             "prompt": point.prompt,
             "new": point.new,
             "depth": 0,
-            "status": contestant.status,
-            "reason": contestant.reason or None,
-            "note": contestant.said.get("note"),
-            "versions": contestant.said.get("versions"),
-            "load_s": contestant.said.get("load_s"),
+            "status": best.status,
+            "reason": best.reason or None,
+            "note": best.said.get("note"),
+            "versions": best.said.get("versions"),
+            "load_s": best.said.get("load_s"),
             **provenance(),
         }
-        if contestant.status == "ok":
-            row.update(_figures(list(contestant.runs.values()), point))
-            if ours is not None and ours.status == "ok" and ours is not contestant:
-                row.update(_ratios(ours.runs, contestant.runs))
+        if best.status == "ok":
+            row["variant"] = _variants(best.variant, prefill.variant)
+            row.update(_decode_figures(list(best.runs.values()), point))
+            row.update(_prefill_figures(list(prefill.runs.values()), point))
+            if ours is not None and ours.status == "ok" and ours is not best:
+                row["same_tokens"] = _same(ours.runs, best.runs)
+                if not PEERS[name].is_ours:
+                    row.update(_ratios("decode", ours.runs, best.runs) | _ratios("prefill", ours.runs, prefill.runs))
         return row
+
+
+def _variants(decode: str, prefill: str) -> str | None:
+    """In which ways the engine was run that its figures are of."""
+    return decode or None if decode == prefill else f"decode {decode}, prefill {prefill}"
 
 
 def _how_to_get(name: str) -> str:
@@ -190,10 +217,16 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
         reported = answer["tokens"]
         tokens = None if reported is None else tuple(tuple(int(token) for token in tokens) for tokens in reported)
         decoded = int(answer.get("decode_tokens", point.batch * (new - 1)))
+        fed = int(answer.get("prefill_tokens", point.batch * point.prompt))
+        drafts = [None if answer.get(name) is None else int(answer[name]) for name in ("drafted", "accepted")]
     except (KeyError, TypeError, ValueError):
         raise PeerFailed(f"a run without prefill_s, decode_s, total_s and tokens: {str(answer)[:80]}") from None
     if not all(value > 0 for value in times.values()):
         raise PeerFailed(f"a run that took no time: {times}")
+    if fed < point.batch * point.prompt:
+        raise PeerFailed(
+            f"prefill fed {fed} of {point.batch * point.prompt} tokens, so its speed is not that of prefill"
+        )
     if tokens is not None and [len(row) for row in tokens] != [new] * point.batch:
         raise PeerFailed(f"{[len(row) for row in tokens]} tokens instead of {new} for each of {point.batch} prompts")
     return Run(
@@ -202,40 +235,49 @@ def _read(answer: Mapping[str, Any], probe_gb_s: float, point: Point, new: int) 
         decoded / times["decode_s"],
         times["total_s"],
         tokens,
+        *drafts,
     )
 
 
-def _figures(runs: list[Run], point: Point) -> dict[str, Any]:
-    decode, prefill = Spread.of([run.decode_tok_s for run in runs]), Spread.of([run.prefill_tok_s for run in runs])
-    probes = Spread.of([run.probe_gb_s for run in runs])
-    fed = 1e3 * point.batch * point.prompt
-    tokens = runs[-1].tokens
+def _decode_figures(runs: list[Run], point: Point) -> dict[str, Any]:
+    decode, probes = Spread.of([run.decode_tok_s for run in runs]), Spread.of([run.probe_gb_s for run in runs])
+    texts = [run.tokens for run in runs if run.tokens is not None]
+    drafts = [(run.drafted, run.accepted) for run in runs if run.drafted is not None and run.accepted is not None]
     return {
         "repetitions": len(runs),
         **decode.columns("decode_tok_s"),
         "decode_ms": 1e3 * point.batch / decode.median,
+        "total_s": Spread.of([run.total_s for run in runs]).median,
+        "probe_gb_s": probes.median,
+        "noisy": probes.max > UNEVEN * probes.min,
+        "hash": hash_tokens([token for rows in texts for row in rows for token in row]) if texts else None,
+        "drafted": sum(drafted for drafted, _ in drafts) if drafts else None,
+        "accepted": sum(accepted for _, accepted in drafts) if drafts else None,
+    }
+
+
+def _prefill_figures(runs: list[Run], point: Point) -> dict[str, Any]:
+    prefill, fed = Spread.of([run.prefill_tok_s for run in runs]), 1e3 * point.batch * point.prompt
+    return {
         "prefill_tok_s": prefill.median,
         "prefill_ms": fed / prefill.median,
         "prefill_ms_min": fed / prefill.max,
         "prefill_ms_max": fed / prefill.min,
-        "total_s": Spread.of([run.total_s for run in runs]).median,
-        "probe_gb_s": probes.median,
-        "noisy": probes.max > UNEVEN * probes.min,
-        "hash": None if tokens is None else hash_tokens([token for row in tokens for token in row]),
     }
 
 
-def _ratios(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, Any]:
-    """Ours over theirs, round by round; and how far the tokens are the same."""
-    rounds = sorted(set(ours) & set(theirs))
-    decode = Spread.of([ours[at].decode_tok_s / theirs[at].decode_tok_s for at in rounds])
-    prefill = Spread.of([ours[at].prefill_tok_s / theirs[at].prefill_tok_s for at in rounds])
-    a, b = ours[rounds[-1]].tokens, theirs[rounds[-1]].tokens
-    return {
-        **decode.columns("decode_ratio"),
-        **prefill.columns("prefill_ratio"),
-        "same_tokens": None if a is None or b is None else sum(map(_common, a, b)) / sum(map(len, a)),
-    }
+def _ratios(phase: str, ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> dict[str, Any]:
+    """Ours over theirs, round by round."""
+    rate = f"{phase}_tok_s"
+    ratios = [getattr(ours[at], rate) / getattr(theirs[at], rate) for at in sorted(set(ours) & set(theirs))]
+    return Spread.of(ratios).columns(f"{phase}_ratio")
+
+
+def _same(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> float | None:
+    """How far the tokens of all rounds are the same, each text up to the first that differs."""
+    pairs = [(ours[at].tokens, theirs[at].tokens) for at in sorted(set(ours) & set(theirs))]
+    rows = [pair for a, b in pairs if a is not None and b is not None for pair in zip(a, b, strict=True)]
+    return sum(_common(a, b) for a, b in rows) / sum(len(a) for a, _ in rows) if rows else None
 
 
 def _common(a: List[int], b: List[int]) -> int:

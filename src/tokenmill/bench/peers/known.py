@@ -3,16 +3,19 @@
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder
 
-__all__ = ["PEERS", "TORCH", "Peer", "command_for", "environment", "find_peer"]
+__all__ = ["OURS", "PEERS", "SPECULATING", "TORCH", "Peer", "command_for", "environment", "find_peer"]
 
 PROGRAMS = Path(__file__).parent / "programs"
+OURS, SPECULATING = "tokenmill", "tokenmill-speculation"
 TORCH = "torch==2.13.0"  # a looser pin takes gigabytes of another device's libraries
 # They come along as dependencies, are not needed for text, and do not load beside a torch for the CPU.
 OF_OTHER_DEVICES = ("torchvision", "torchaudio", "torchcodec")
@@ -23,7 +26,8 @@ class Peer:
     """program: the file in programs/. package: what has to be importable.
 
     pip: arguments of pip, one call after the other. variables: set in the environment meanwhile. is_binary: it is given
-    by the path of a binary, and its program runs on our own Python.
+    by the path of a binary, and its program runs on our own Python. variants: ways to run it, by name, as options of
+    its program's `load`. Each is measured, in a process of its own, and the better one counts.
     """
 
     name: str
@@ -33,12 +37,26 @@ class Peer:
     pip: tuple[tuple[str, ...], ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     is_binary: bool = False
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is tokenmill itself."""
+        return self.package == OURS
+
+
+# Which of the two is faster with llama.cpp depends on the processor, the batch and the length.
+FLASH_ATTENTION = {
+    "flash attention": {"flash_attention": True},
+    "no flash attention": {"flash_attention": False},
+}
+REPACKED = {f"{name}, repacked": {**options, "repack": True} for name, options in FLASH_ATTENTION.items()}
 
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("tokenmill", "this engine, in a process of its own", "tokenmill_engine.py", "tokenmill"),
+        Peer(OURS, "this engine, in a process of its own, decoding plainly", "tokenmill_engine.py", OURS),
+        Peer(SPECULATING, "the same with speculation", "tokenmill_engine.py", OURS),
         Peer(
             "transformers",
             "Hugging Face transformers, generate() as it comes",
@@ -60,6 +78,7 @@ PEERS = {
             "llama_cpp",
             (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python"),),
             (("CMAKE_ARGS", "-DGGML_NATIVE=ON"),),
+            variants=FLASH_ATTENTION,
         ),
         Peer(
             "xllamacpp",
@@ -67,6 +86,14 @@ PEERS = {
             "xllamacpp_wheel.py",
             "xllamacpp",
             (("install", "xllamacpp", "numpy"),),
+            variants=FLASH_ATTENTION,
+        ),
+        Peer(
+            "mistral.rs",
+            "mistral.rs, its wheel for the CPU",
+            "mistralrs_wheel.py",
+            "mistralrs",
+            (("install", "mistralrs"),),
         ),
         Peer(
             "openvino",
@@ -95,6 +122,14 @@ PEERS = {
             "llama.cpp's own benchmark, a binary of yours: --peer llama-bench=PATH",
             "llama_bench_binary.py",
             is_binary=True,
+            variants=FLASH_ATTENTION,
+        ),
+        Peer(
+            "ik_llama.cpp",
+            "ik_llama.cpp's llama-bench, a binary of yours, with its run-time repacking: --peer ik_llama.cpp=PATH",
+            "llama_bench_binary.py",
+            is_binary=True,
+            variants=REPACKED,
         ),
     )
 }
@@ -120,7 +155,7 @@ def command_for(peer: Peer, given: str | None) -> list[str] | None:
     if given is not None:
         return [_existing(peer, given), program]
     python = environment(peer) / "bin" / "python"
-    if python.exists() and peer.name != "tokenmill":
+    if python.exists() and not peer.is_ours:
         return [str(python), program]
     return [sys.executable, program] if find_spec(peer.package) is not None else None
 

@@ -74,13 +74,17 @@ class Style:
     colour: str
     marker: str
     dash: str
+    is_hollow: bool = False
 
 
 def style(index: int) -> Style:
-    """Colour and marker change together; after seven the line is dashed."""
+    """Colour and marker change together; after seven the line is dashed, and a marker without a line is hollow."""
     round_number, place = divmod(index, len(_COLOURS))
     return Style(
-        _COLOURS[place], _MARKERS[(place + round_number) % len(_MARKERS)], _DASHES[round_number % len(_DASHES)]
+        _COLOURS[place],
+        _MARKERS[(place + round_number) % len(_MARKERS)],
+        _DASHES[round_number % len(_DASHES)],
+        round_number % 2 == 1,
     )
 
 

@@ -120,7 +120,7 @@ def _draw_axes(figure: Any, axes: Any, series: Sequence[Series], roofs: Sequence
         found = [spot for row in one.rows for phase in _PHASES if (spot := _spot(row, phase)) is not None]
         handle = None
         for spot in found:
-            handle = _draw_spot(axes, spot, colours[spot.phase])
+            handle = _draw_spot(axes, spot, colours[spot.phase], style(index).is_hollow)
         if handle is not None:
             entries.append((handle, one.name))
         if one.failed:
@@ -138,13 +138,16 @@ def _draw_axes(figure: Any, axes: Any, series: Sequence[Series], roofs: Sequence
     place_labels(figure, axes, _labels(spots))
 
 
-def _draw_spot(axes: Any, spot: _Spot, colour: str) -> Any:
+def _draw_spot(axes: Any, spot: _Spot, colour: str, is_hollow: bool) -> Any:
+    """Circle or square by its phase, so that the eighth series can only be told from the first by being hollow."""
     (handle,) = axes.plot(
         [spot.intensity],
         [spot.gflop_s],
         marker=_PHASES[spot.phase],
         color=colour,
-        markeredgecolor="white",
+        markerfacecolor="white" if is_hollow else colour,
+        markeredgecolor=colour if is_hollow else "white",
+        markeredgewidth=1.6 if is_hollow else 1.0,
         linestyle="none",
         markersize=8,
         zorder=4,

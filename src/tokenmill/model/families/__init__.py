@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope import read_rope
 from tokenmill.registry import lookup
 from tokenmill.value_reader import MAX_POSITIONS, brief
@@ -63,7 +64,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: use one of {known}")
+        raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: only {known}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
 
@@ -99,6 +100,6 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     fields |= {name: read() for name, read in shared.items() if name not in fields}
     if "rope" not in fields:
         fields["rope"] = read_rope(reader, fields["head_dim"], fields["max_position_embeddings"])
-    reader.refuse_unread(set(config) - reader.COMMON - set(family.harmless))
+    reader.refuse_unread(key for key in config if key not in family.harmless and not is_harmless(key, config))
     fields |= {"codes": bool(codes), "code_bits": bits, "embedding_bits": embedding_bits}
     return ModelConfig(family=reader.family, num_heads=heads, **fields)

@@ -73,12 +73,12 @@ GPT2 = Family(
         "hidden_act": "gelu_new",
         "tie_word_embeddings": True,
     },
-    harmless=("n_ctx", "gradient_checkpointing"),  # n_ctx repeats n_positions
+    harmless=("n_ctx",),  # it repeats n_positions
     prefix="transformer.",
     ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
 )
 # num_key_value_heads repeats multi_query; the others are of a long gone implementation.
-_MORE = "inference_runner max_batch_size max_sequence_length num_key_value_heads pre_allocate_kv_cache"
+_MORE = "inference_runner max_batch_size num_key_value_heads pre_allocate_kv_cache"
 GPT_BIGCODE = replace(
     GPT2,
     names=_BIGCODE_NAMES,

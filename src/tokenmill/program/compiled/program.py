@@ -63,9 +63,10 @@ class Compiled(MicroBatched):
             inputs = self.stage(batch, example, step)
             if self._config.compile_in_background:
                 self.calls[key] = None
-                arguments = (key, inputs, torch.get_num_threads())
+                has_begun = threading.Event()
                 # No daemon: a process that ends in the midst of compiling crashes. It waits; the command line does not.
-                threading.Thread(target=self._compile_aside, args=arguments, name="compile").start()
+                threading.Thread(target=self._compile_aside, args=(key, inputs, has_begun), name="compile").start()
+                has_begun.wait()
             else:
                 self.calls[key] = self._compile(inputs, self.cache)
         return self.calls[key]
@@ -82,8 +83,9 @@ class Compiled(MicroBatched):
         log.info("compiled in %.1f s", seconds)
         return call if self.capture is None else Captured(call, self.capture)
 
-    def _compile_aside(self, key: Shape, inputs: Inputs, threads: int) -> None:
-        torch.set_num_threads(threads)  # a new thread starts with the system's number
+    def _compile_aside(self, key: Shape, inputs: Inputs, has_begun: threading.Event) -> None:
+        torch.get_num_threads()  # now, during the step: a new thread keeps the number that it finds at its first call
+        has_begun.set()
         try:
             with torch.inference_mode(False):  # a cache that nobody else writes to, made like the real one
                 cache = [tuple(torch.zeros_like(tensor) for tensor in layer) for layer in self.cache]

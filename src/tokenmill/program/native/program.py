@@ -92,7 +92,7 @@ class Native(Program):
             sines=None if sines is None else sines.data_ptr(),
             ops=self._ops.array,
             num_ops=len(self._ops.array),
-            num_threads=torch.get_num_threads(),
+            num_threads=parts.config.threads,
             build=self.build.encode(),
             num_positions=decoder.num_positions,
             num_slots=pool.spec.num_slots,

@@ -1,15 +1,15 @@
 // The live view of the cache: a map of its blocks, and who holds them.
 
 import { ask } from "./api.mjs";
-import { element } from "./render.mjs";
+import { element } from "./element.mjs";
 
 const EVERY_MS = 1000;
 const KINDS = { f: "--free", k: "--kept", u: "--used", s: "--shared" }; // as /v1/cache calls the states of blocks
 
 export class CacheView {
-  // names: ids of answers → titles of conversations. tell(view): after each look, null if the server does not answer.
-  constructor(names, tell) {
-    Object.assign(this, { names, tell, details: document.getElementById("cache-details"), map: document.getElementById("cache-map") });
+  // titleOf(id): of the conversation that an answer belongs to. tell(view): after each look, null if the server does not answer.
+  constructor(titleOf, tell) {
+    Object.assign(this, { titleOf, tell, details: document.getElementById("cache-details"), map: document.getElementById("cache-map") });
     new ResizeObserver(() => this.seen && this.#drawMap(this.seen.blocks)).observe(this.map);
     this.#loop();
   }
@@ -36,10 +36,11 @@ export class CacheView {
     document.getElementById("cache-total").textContent =
       `${used} of ${blocks.length} blocks of ${size} tokens in use, ${shared} shared, ${count("k")} kept for prompts that begin alike`;
     this.#drawMap(blocks);
-    const row = (...cells) => element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
-    const rows = texts.map((text) => row(this.names.get(text.id) ?? "another client", text.state, text.tokens, text.blocks, text.shared));
-    if (sessions.texts) rows.push(row("sessions", "kept", sessions.texts, sessions.blocks, ""));
-    if (others.texts) rows.push(row("of other keys", "", others.texts, others.blocks, ""));
+    const row = (...cells) => element("tr", {}, ...cells.map((cell) => element("td", { title: String(cell) }, String(cell))));
+    const rows = texts.map((text) => row(this.titleOf(text.id) ?? "another client", text.state, text.tokens, text.blocks, text.shared));
+    if (sessions.texts) rows.push(row(`${sessions.texts} of sessions`, "kept", "", sessions.blocks, ""));
+    if (others.texts) rows.push(row(`${others.texts} of other keys`, "", "", others.blocks, ""));
+    document.getElementById("cache-texts").hidden = !rows.length;
     document.querySelector("#cache-texts tbody").replaceChildren(...rows);
   }
 

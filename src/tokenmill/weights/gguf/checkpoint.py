@@ -20,7 +20,7 @@ from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.text.vocab import tokenizer_from_gguf
+from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.generation import defaults_of_gguf
 from tokenmill.weights.gguf.codes import BITS, KINDS, decode
 from tokenmill.weights.gguf.config import FLOATS, read_gguf_config
@@ -68,7 +68,7 @@ class GGUFCheckpoint(Checkpoint):
         return stored if transform.transposes else stored.map(lambda part: transform.to_hf(part, self.config))
 
     def tokenizer(self) -> Tokenizer | None:
-        return tokenizer_from_gguf(self.metadata) if "tokenizer.ggml.tokens" in self.metadata else None
+        return tokenizer_from_gguf(self.metadata) if has_vocabulary(self.metadata) else None
 
     def generation_defaults(self) -> dict[str, Any]:
         return defaults_of_gguf(self.path, self.metadata)

@@ -5,6 +5,7 @@ may change the arithmetic. Some facts are not in the metadata and are taken from
 whether the embeddings are tied, how wide GPT-2's MLP is. Reads headers only, never a tensor's data.
 """
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,15 @@ import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.rope import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.gguf.header import Header
 
 __all__ = ["FLOATS", "read_gguf_config"]
+
+log = logging.getLogger(__name__)
+Warn = Callable[..., None]
 
 # GGUF's key → Hugging Face's, of sizes that only have another name.
 _SIZES = {
@@ -34,14 +39,20 @@ _GPT_SIZES = {
     "attention.head_count": "n_head",
     "context_length": "n_positions",
 }
-_YARN = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+_YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
+"""GGUF's key → Hugging Face's, and the value with which llama.cpp computes, whatever the file says."""
 _TYPES = gguf.GGMLQuantizationType
 FLOATS = {_TYPES.F32: "float32", _TYPES.F16: "float16", _TYPES.BF16: "bfloat16"}
 
 
-def read_gguf_config(path: Path, header: Header, rope_factors: Sequence[float] | None = None) -> dict[str, Any]:
-    """The config.json that the model would have. `rope_factors` are the values of rope_freqs.weight, if it has one."""
-    keys = _Keys(path, header, rope_factors)
+def read_gguf_config(
+    path: Path, header: Header, rope_factors: Sequence[float] | None = None, warn: Warn = log.warning
+) -> dict[str, Any]:
+    """The config.json that the model would have. `rope_factors` are the values of rope_freqs.weight, if it has one.
+
+    warn: is told, as a format and its values, where llama.cpp computes otherwise.
+    """
+    keys = _Keys(path, header, rope_factors, warn)
     config = _READERS[keys.arch](keys) | _shared(keys)
     keys.refuse_unread(key for key in keys.values if key.startswith(keys.prefix))
     return config
@@ -50,13 +61,17 @@ def read_gguf_config(path: Path, header: Header, rope_factors: Sequence[float] |
 class _Keys(ValueReader):
     """Reads the architecture's keys, which are named without it."""
 
-    def __init__(self, path: Path, header: Header, rope_factors: Sequence[float] | None) -> None:
+    def __init__(self, path: Path, header: Header, rope_factors: Sequence[float] | None, warn: Warn) -> None:
         general = ValueReader(header.metadata, str(path), CheckpointError)
         self.arch = general.expect("general.architecture", ..., *_READERS)
         general.expect("general.type", "model")
-        general.expect("split.count", 1)
+        if general.count("split.count", 1, minimum=0) > 1:
+            raise CheckpointError(
+                f"{path} is one of {general.values['split.count']} parts of a model: join them first with llama.cpp's "
+                "`llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`"
+            )
         super().__init__(header.metadata, str(path), CheckpointError, f"{self.arch}.")
-        self.tensors, self.rope_factors = header.tensors, rope_factors
+        self.tensors, self.rope_factors, self.warn = header.tensors, rope_factors, warn
 
     def take(self, key: str, default: Any = ...) -> Any:
         """See ValueReader. A list, which has one entry per layer, must be uniform."""
@@ -73,7 +88,8 @@ class _Keys(ValueReader):
 
     def positive(self, key: str, default: Any = ...) -> float:
         """A number above 0, as the shortest decimal that is the same float32: 1e-05, not 9.99999974e-06."""
-        return float(str(np.float32(self.number(key, default))))
+        value = self.number(key, default)
+        return value if value is None else float(str(np.float32(value)))
 
     def rows(self, name: str) -> int:
         """How many rows a tensor has that every such model must have."""
@@ -182,12 +198,33 @@ def _rope_scaling(keys: _Keys, rotary: int) -> dict[str, Any]:
         return {}
     scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.positive("rope.scaling.factor")}
     if kind == "yarn":
-        keys.expect("rope.scaling.yarn_ext_factor", 1.0)
         original = keys.count("rope.scaling.original_context_length", None, maximum=MAX_POSITIONS)
         scaling |= {} if original is None else {"original_max_position_embeddings": original}
-        given = {f"rope.scaling.{key}": name for key, name in _YARN.items()}
-        scaling |= {name: keys.positive(key) for key, name in given.items() if keys.take(key, None) is not None}
+        scaling |= _yarn_numbers(keys, scaling["factor"])
     return {"rope_scaling": scaling}
+
+
+def _yarn_numbers(keys: _Keys, stretch: float) -> dict[str, float]:
+    """The numbers of YaRN that llama.cpp's converter writes and llama.cpp does not read for these architectures.
+
+    yarn_attn_factor is either Hugging Face's attention_factor, which replaces 0.1 ln(stretch) + 1, or DeepSeek's
+    attn_factor, which is 1 / (0.1 ln(stretch) + 1) where the original multiplies that by itself: transformers and
+    llama.cpp both leave the latter out.
+    """
+    usual = yarn_attention_factor(stretch)
+    entries = {**_YARN, "yarn_attn_factor": ("attention_factor", usual)}
+    given: dict[str, float | None] = {key: keys.positive(f"rope.scaling.{key}", None) for key in entries}
+    factor = given["yarn_attn_factor"]
+    if factor is not None and math.isclose(factor, 1 / usual, rel_tol=1e-4):
+        given["yarn_attn_factor"] = None
+    used = {key: value for key, value in given.items() if value is not None}
+    other = {key: value for key, value in used.items() if not math.isclose(value, entries[key][1], rel_tol=1e-4)}
+    if other:
+        keys.warn("%s: %s is used as transformers does; llama.cpp ignores it", keys.where, brief(other))
+    extrapolation = keys.positive("rope.scaling.yarn_ext_factor", 1.0)
+    if extrapolation != 1.0:
+        keys.warn("%s: rope.scaling.yarn_ext_factor = %s has no effect, as in llama.cpp", keys.where, extrapolation)
+    return {entries[key][0]: value for key, value in used.items()}
 
 
 def _shared(keys: _Keys) -> dict[str, Any]:

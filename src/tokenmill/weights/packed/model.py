@@ -16,7 +16,7 @@ from tokenmill.errors import PackedModelError
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
-from tokenmill.weights.generation import checked
+from tokenmill.weights.generation import checked, defaults_of_directory
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
 
@@ -70,8 +70,9 @@ class PackedCheckpoint(Checkpoint):
         if not text:
             return None
         header = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError).inside("tokenizer", required=True)
-        template, special_texts = header.take("chat_template", None), dict(header.inside("special_texts").values)
-        if not all(isinstance(value, str) for value in (template or "", *special_texts.values())):
+        template = header.take("chat_template", None)
+        named, special_texts = (dict(header.inside(key).values) for key in ("named_templates", "special_texts"))
+        if not all(isinstance(value, str) for value in (template or "", *named.values(), *special_texts.values())):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
         try:
             backend = tokenizers.Tokenizer.from_str(text.decode())
@@ -82,10 +83,14 @@ class PackedCheckpoint(Checkpoint):
             bos_token_id=header.count("bos_token_id", None, minimum=0),
             eos_token_ids=header.token_ids("eos_token_ids"),
             chat_template=template,
+            named_templates=named,
             special_texts=special_texts,
+            suppressed_ids=header.token_ids("suppressed_ids"),
         )
 
     def generation_defaults(self) -> dict[str, Any]:
+        if self.is_copy and self.path.is_dir():  # whose own file says more than the values that were allowed
+            return defaults_of_directory(self.path)
         reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError)
         return checked(self.file, dict(reader.inside("generation_defaults").values))
 

@@ -25,6 +25,7 @@ from tokenmill.config import DTYPES
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.model.families import find_family, read_config
+from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
 
@@ -172,8 +173,9 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
 def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
     """A directory's own files as they are; those of any other checkpoint made from its tokenizer."""
     if checkpoint.path.is_dir():
-        for name in _SETTINGS:
+        for name in (*_SETTINGS, *(f"{FOLDER}/{file.name}" for file in (checkpoint.path / FOLDER).glob("*.jinja"))):
             if (checkpoint.path / name).is_file():
+                (path / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(checkpoint.path / name, path / name)
         return
     tokenizer = checkpoint.tokenizer()
@@ -184,10 +186,13 @@ def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
     context = read_config(checkpoint.config).context
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context, **tokenizer.special_texts}
     settings["clean_up_tokenization_spaces"] = False
-    if tokenizer.chat_template is not None:
-        settings["chat_template"] = tokenizer.chat_template
+    default = {} if tokenizer.chat_template is None else {"default": tokenizer.chat_template}
+    templates = [{"name": name, "template": text} for name, text in (default | tokenizer.named_templates).items()]
+    if templates:
+        settings["chat_template"] = templates if tokenizer.named_templates else tokenizer.chat_template
     _write_json(path / "tokenizer_config.json", settings)
     stops = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids) or None}
+    stops["suppress_tokens"] = list(tokenizer.suppressed_ids) or None
     _write_json(path / "generation_config.json", {key: value for key, value in stops.items() if value is not None})
 
 

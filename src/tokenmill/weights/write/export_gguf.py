@@ -24,8 +24,9 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family
 from tokenmill.quant.stored import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
+from tokenmill.value_reader import brief
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.generation import gguf_of_defaults
+from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import encode
 from tokenmill.weights.gguf.config import FLOATS
@@ -38,6 +39,7 @@ from tokenmill.weights.write.gguf_metadata import (
     check_read_back,
     metadata_of,
     rope_factors,
+    unread_yarn,
     write_header,
 )
 
@@ -108,6 +110,8 @@ class GGUFExport(Export):
         metadata = {**_general(plan, path), **metadata_of(plan.model), **_vocabulary(plan.checkpoint, plan.model)}
         if (window := plan.model.windows[0]) is not None:
             log.warning("llama.cpp has no window for this architecture: after %d tokens its text differs", window)
+        if unread := unread_yarn(plan.model.rope):
+            log.warning("llama.cpp ignores %s of YaRN and takes the usual values: its text differs", brief(unread))
         with file_errors(path, "written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             check_space(path, sum(_padded(info.num_bytes) for info in infos))
@@ -212,7 +216,7 @@ def _general(plan: Plan, path: Path) -> dict[str, Any]:
         "general.name": path.stem,
         "general.file_type": int(_FILE_TYPES[most.most_common(1)[0][0]]),
         "general.quantization_version": gguf.GGML_QUANT_VERSION,
-        **gguf_of_defaults(plan.checkpoint.generation_defaults()),
+        **gguf_of_defaults(usable(plan.checkpoint)),
     }
 
 

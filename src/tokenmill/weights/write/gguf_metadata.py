@@ -16,11 +16,11 @@ import torch
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import read_config
-from tokenmill.model.rope import KINDS
+from tokenmill.model.rope import KINDS, yarn_attention_factor
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
-__all__ = ["ARCHITECTURES", "check_read_back", "metadata_of", "rope_factors", "write_header"]
+__all__ = ["ARCHITECTURES", "check_read_back", "metadata_of", "rope_factors", "unread_yarn", "write_header"]
 
 ARCHITECTURES = {
     "llama": "llama",
@@ -35,7 +35,7 @@ ARCHITECTURES = {
 """By model_type."""
 # Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
 _MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
-_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
+_YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def metadata_of(model: ModelConfig) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
     factors = rope_factors(model.rope)
     try:
         header = Header(dict(metadata), {info.name: info for info in infos}, 0)
-        again = read_config(read_gguf_config(path, header, factors))
+        again = read_config(read_gguf_config(path, header, factors, warn=lambda *_: None))
     except CheckpointError as error:
         raise ConfigError("model", model.family, f"one that GGUF can describe: {error}") from error
     if factors is not None and model.rope is not None:
@@ -127,8 +127,19 @@ def _scaling(rope: Rope) -> dict[str, Any]:
     pairs: dict[str, Any] = {"type": rope.kind, "factor": float(numbers["factor"])}
     if rope.kind == "yarn":
         pairs |= {"original_context_length": numbers["original_max_position_embeddings"]}
-        pairs |= {key: float(numbers[name]) for name, key in _YARN.items() if name in numbers}
+        pairs |= {_YARN[name]: float(value) for name, value in unread_yarn(rope).items()}
     return {f"rope.scaling.{key}": value for key, value in pairs.items()}
+
+
+def unread_yarn(rope: Rope | None) -> dict[str, float]:
+    """The numbers of YaRN for which llama.cpp takes others, whatever a file says."""
+    if rope is None or rope.kind != "yarn":
+        return {}
+    numbers = dict(rope.scaling)
+    usual = {"attention_factor": yarn_attention_factor(numbers["factor"]), "beta_fast": 32.0, "beta_slow": 1.0}
+    return {
+        name: numbers[name] for name, value in usual.items() if not math.isclose(numbers[name], value, rel_tol=1e-6)
+    }
 
 
 def _same(have: Any, found: Any) -> bool:

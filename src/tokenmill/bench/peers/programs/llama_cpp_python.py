@@ -13,12 +13,15 @@ import numpy as np
 
 # As llama-bench has them.
 BATCH, SMALL_BATCH = 2048, 512
+FLASH_ATTENTION = {True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED, False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED}
 
 
 class LlamaCpp:
     """One context for all sequences; its memory is cleared before each run."""
 
-    def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
+    def load(
+        self, model: str, threads: int, dtype: str, max_length: int, batch: int, flash_attention: bool
+    ) -> dict[str, Any]:
         if not model.endswith(".gguf"):
             raise ValueError("llama.cpp reads .gguf files only")
         llama_cpp.llama_backend_init()
@@ -28,6 +31,7 @@ class LlamaCpp:
         params.n_ctx, params.n_seq_max = batch * -(-max_length // 256) * 256, batch
         params.n_batch, params.n_ubatch = BATCH, SMALL_BATCH
         params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = FLASH_ATTENTION[flash_attention]
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         if not self.context:
             raise MemoryError(f"no context for {batch} sequences of {max_length} tokens")

@@ -14,7 +14,9 @@ import xllamacpp  # type: ignore[import-not-found]
 class Xllamacpp:
     """One request per prompt, at the same time where there are several."""
 
-    def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
+    def load(
+        self, model: str, threads: int, dtype: str, max_length: int, batch: int, flash_attention: bool
+    ) -> dict[str, Any]:
         if not model.endswith(".gguf"):
             raise ValueError("llama.cpp reads .gguf files only")
         params = xllamacpp.CommonParams()
@@ -23,6 +25,10 @@ class Xllamacpp:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         params.cache_prompt, params.warmup = False, False
         params.cache_ram_mib = 0
+        kinds = xllamacpp.llama_flash_attn_type
+        params.flash_attn_type = (
+            kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
         self.server = xllamacpp.Server(params)
         return {"versions": {"xllamacpp": xllamacpp.__version__}, "note": "the file's quantisation, AVX2 only"}
 

@@ -1,39 +1,6 @@
-// How text and tokens become elements. Nothing that a model wrote is ever read as HTML: marked turns Markdown into HTML
-// in which HTML of the text is escaped, and DOMPurify leaves only harmless elements in it.
+// The tokens of an answer, coloured by how likely each was, and what else might have stood there.
 
-import { marked } from "./vendor/marked.mjs";
-import DOMPurify from "./vendor/purify.mjs";
-
-const escaped = (text) => text.replace(/[&<>"']/g, (one) => `&#${one.charCodeAt(0)};`);
-marked.use({ gfm: true, breaks: true, renderer: { html: ({ text }) => escaped(text), image: ({ text, href }) => escaped(text || href) } });
-
-const ALLOWED = {
-  ALLOWED_TAGS: "p br strong em del code pre blockquote ul ol li h1 h2 h3 h4 h5 h6 hr table thead tbody tr th td a".split(" "),
-  ALLOWED_ATTR: ["href", "start"],
-  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
-  RETURN_DOM_FRAGMENT: true,
-};
-DOMPurify.addHook("afterSanitizeAttributes", (node) => {
-  if (node.tagName === "A") {
-    node.setAttribute("target", "_blank");
-    node.setAttribute("rel", "noopener noreferrer nofollow");
-  }
-});
-
-export const markdown = (text) => DOMPurify.sanitize(marked.parse(text), ALLOWED);
-
-// An element with attributes, and texts or elements inside. Functions are listeners.
-export function element(tag, attributes = {}, ...inside) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") made.addEventListener(name, value);
-    else if (value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...inside);
-  return made;
-}
-
-// ---- tokens with their probabilities
+import { element } from "./element.mjs";
 
 const BOUNDS = [0.1, 0.4, 0.8]; // of the four colours; certain tokens have none
 const shown = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";

@@ -1,0 +1,51 @@
+"""Which files of a model directory or repository hold its weights, by their names alone.
+
+The order is that of transformers (`_get_resolved_checkpoint_files`): one safetensors file, an index of several, one
+`.bin` file, an index of several. What is beside the chosen files is another copy of the model, or something else.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+__all__ = ["FOREIGN", "WeightFiles", "find_weights", "missing_shards"]
+
+_SINGLES = ("model.safetensors", "pytorch_model.bin")
+FOREIGN = r"adapter_|consolidated"
+"""How the names of files begin that hold an adapter, or a model in Meta's or Mistral's own layout."""
+# Other names, for what other programs write, such as exports of GPTQ.
+_OTHERS = (r"model[\w.-]*\.safetensors", rf"(?!{FOREIGN})[\w.-]+\.safetensors", r"pytorch_model[\w.-]*\.bin")
+_SHARD = re.compile(r"(?P<before>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<after>\.\w+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """files: those that hold the weights, or may: an index, where there is one, says which of them do."""
+
+    files: tuple[str, ...]
+    index: str | None = None
+
+
+def find_weights(names: Collection[str]) -> WeightFiles:
+    """The files with the weights among the names of a directory; none where it holds no weights."""
+    for single in _SINGLES:
+        if single in names:
+            return WeightFiles((single,))
+        if (index := f"{single}.index.json") in names:
+            stem, suffix = single.rsplit(".", 1)
+            return WeightFiles(_matching(rf"{stem}[\w.-]+\.{suffix}", names), index)
+    return WeightFiles(next((found for pattern in _OTHERS if (found := _matching(pattern, names))), ()))
+
+
+def missing_shards(files: Collection[str]) -> list[str]:
+    """The names that shards such as x-00001-of-00003.safetensors lack among them."""
+    wanted = set()
+    for match in filter(None, map(_SHARD.fullmatch, files)):
+        before, number, of, count, after = match.groups()
+        last = min(int(count), 10_000)  # a name may claim any number
+        wanted |= {f"{before}{i:0{len(number)}}{of}{count}{after}" for i in range(1, last + 1)}
+    return sorted(wanted - set(files))
+
+
+def _matching(pattern: str, names: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if re.fullmatch(pattern, name, re.ASCII)))

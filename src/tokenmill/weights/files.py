@@ -1,0 +1,75 @@
+"""The files of a model directory in Hugging Face layout: which hold the weights, and what stands there instead of them.
+
+A directory that cannot be read as a model is refused here, with what it is or what it lacks.
+"""
+
+import re
+from pathlib import Path
+
+from tokenmill.errors import CheckpointError
+from tokenmill.hub.weight_files import FOREIGN, find_weights, missing_shards
+from tokenmill.text.tokenizer import read_json
+from tokenmill.value_reader import ValueReader, brief
+
+__all__ = ["not_a_model", "weight_files"]
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files that transformers would read, or those of another name where there are none of its names.
+
+    CheckpointError where there are none, or where an index or the name of a shard says that one is missing.
+    """
+    names = {file.name for file in path.iterdir() if file.is_file()}
+    found = find_weights(names)
+    files = found.files if found.index is None else _files_of_index(path / found.index, names)
+    if not files:
+        raise CheckpointError(
+            f"{path} holds no weights: neither *.safetensors nor pytorch_model*.bin{_foreign(names)}{_gguf_in(path)}"
+        )
+    if found.index is None and (missing := missing_shards(files)):
+        raise CheckpointError(f"{path} is incomplete: {', '.join(missing)} {_is(missing)} missing")
+    return [path / name for name in files]
+
+
+def not_a_model(path: Path) -> str:
+    """Why a directory without a config.json is no model, as a message."""
+    if (path / "adapter_config.json").is_file():
+        base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+        return (
+            f"{path} is an adapter of the model {brief(base)}, not a model: merge the two with peft's "
+            "merge_and_unload, and give the result"
+        )
+    if (path / "params.json").is_file():
+        kind = "Mistral's own" if (path / "tekken.json").is_file() else "Meta's or Mistral's own"
+        return f"{path} is a model in {kind} layout (params.json): give the same model in Hugging Face layout"
+    if (path / "tekken.json").is_file():
+        return f"{path} is no model directory: it has a tekken.json, which is Mistral's tokenizer, but no config.json"
+    return f"{path} is no model directory: it has no config.json{_gguf_in(path)}"
+
+
+def _files_of_index(index: Path, present: set[str]) -> list[str]:
+    """The files that an index names; every one of them must be there."""
+    reader = ValueReader(read_json(index), str(index), CheckpointError)
+    named = {
+        name if isinstance(name, str) else brief(name) for name in reader.inside("weight_map", True).values.values()
+    }
+    if missing := sorted(named - present):
+        others = find_weights(present - {index.name}).files
+        beside = f"; if {', '.join(others[:3])} is the model, delete the index" if others else ""
+        raise CheckpointError(f"{index} names files that are not in its directory: {brief(missing)}{beside}")
+    return sorted(named)
+
+
+def _foreign(names: set[str]) -> str:
+    """A hint for a message: the file that looks like weights and is in no layout of Hugging Face's."""
+    kind = "holds an adapter or another program's layout, which is not read"
+    return next((f"; {name} {kind}" for name in sorted(names) if re.match(FOREIGN, name)), "")
+
+
+def _gguf_in(path: Path) -> str:
+    """A hint for a message: the GGUF file in a directory that is no model by itself."""
+    return next((f"; give {file} itself" for file in sorted(path.glob("*.gguf"))), "")
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"

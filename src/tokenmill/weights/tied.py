@@ -1,0 +1,68 @@
+"""The head and the embedding of a directory, where its config and its tensors disagree on whether they are one.
+
+As in transformers (`PreTrainedModel.tie_weights`): of a tied model, the tensor that is there serves as both, and two
+tensors are one only where their values are equal.
+"""
+
+import logging
+
+import torch
+
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import find_family, read_config
+from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
+
+__all__ = ["compare_tied_head", "name_tied_embedding"]
+
+log = logging.getLogger(__name__)
+
+ROWS = 4096  # compared at a time, so that temporaries stay small
+
+
+def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
+    """Show the head of a tied model as its embedding, where the files hold the head alone."""
+    if not read_config(checkpoint.config).tie_embeddings:
+        return
+    embedding, head = (_find(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    if embedding is None and head is not None:
+        family = find_family(checkpoint.config)
+        short = next(name for name, target in family.names.items() if target == "embedding.weight")
+        checkpoint.rename(head, family.prefix + short)
+
+
+def compare_tied_head(checkpoint: Checkpoint) -> None:
+    """Leave out the head of a tied model where it equals the embedding; else the model is not tied, with a warning."""
+    model = read_config(checkpoint.config)
+    embedding, head = (_find(checkpoint, parameter) for parameter in ("embedding.weight", "head.weight"))
+    if not model.tie_embeddings or embedding is None or head is None:
+        return
+    if _equal(checkpoint, model, embedding, head):
+        checkpoint.shapes = {name: shape for name, shape in checkpoint.shapes.items() if name != head}
+        return
+    log.warning(
+        "%s: config.json ties the head to the embedding, but %s and %s differ, so both are used; "
+        '"tie_word_embeddings": false would say so',
+        checkpoint.path,
+        head,
+        embedding,
+    )
+    checkpoint.config["tie_word_embeddings"] = False
+
+
+def _find(checkpoint: Checkpoint, parameter: str) -> str | None:
+    """The checkpoint's name of the tensor that fills a parameter."""
+    family = find_family(checkpoint.config)
+    shorts = {name for name, target in family.names.items() if target == parameter}
+    return next((name for name in checkpoint.shapes if name.removeprefix(family.prefix) in shorts), None)
+
+
+def _equal(checkpoint: Checkpoint, model: ModelConfig, one: str, other: str) -> bool:
+    """Whether two matrices have the same values, in the model's own type where they are stored in different ones."""
+    if checkpoint.shapes[one] != checkpoint.shapes[other]:
+        return False
+    first, second = checkpoint.read(one), checkpoint.read(other)
+    if first.dtype == second.dtype:
+        return torch.equal(first, second)
+    dtype = getattr(torch, model.dtype)
+    pairs = zip(torch.split(first, ROWS), torch.split(second, ROWS), strict=True)
+    return all(torch.equal(one_RK.to(dtype), other_RK.to(dtype)) for one_RK, other_RK in pairs)

@@ -1,0 +1,38 @@
+"""Threads of torch: set inside of a context alone, and one in the thread that was forked."""
+
+import threading
+
+import pytest
+import torch
+
+from tests.forked import in_fork
+from tokenmill.kernels.threads import torch_threads, usable_threads
+from tokenmill.process import is_forked_thread
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ValueError])
+def test_the_number_is_given_back(error):
+    before = torch.get_num_threads()
+    try:
+        with torch_threads(before + 1):
+            assert torch.get_num_threads() == before + 1
+            if error is not None:
+                raise error
+    except (KeyboardInterrupt, ValueError):
+        pass
+    assert torch.get_num_threads() == before
+
+
+def test_a_forked_thread_computes_alone_and_its_own_threads_do_not():
+    def child():
+        found = []
+        with torch_threads(2):
+            table = torch.ones(512, 512)
+            found.append((is_forked_thread(), torch.get_num_threads(), float((table @ table).sum())))
+        aside = threading.Thread(target=lambda: found.append((is_forked_thread(), usable_threads(2))))
+        aside.start()
+        aside.join()
+        return found
+
+    assert in_fork(child) == repr([(True, 1, 512.0**3), (False, 2)])
+    assert not is_forked_thread()
