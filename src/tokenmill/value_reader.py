@@ -40,11 +40,14 @@ class ValueReader:
     """Reads a mapping key by key.
 
     `where` begins every message; `error` is what is raised. `prefix` stands before every key in the file. `read`
-    collects the keys that were asked for. A key that is absent, or null, has its default; without one it is required.
+    collects the keys that were asked for. `is_ours`: of a file that tokenmill writes, in which a whole number is never
+    written as 32.0. A key that is absent, or null, has its default; without one it is required.
     """
 
-    def __init__(self, values: object, where: str, error: type[TokenmillError], prefix: str = "") -> None:
-        self.where, self.error, self.prefix = where, error, prefix
+    def __init__(
+        self, values: object, where: str, error: type[TokenmillError], prefix: str = "", is_ours: bool = False
+    ) -> None:
+        self.where, self.error, self.prefix, self.is_ours = where, error, prefix, is_ours
         if not isinstance(values, Mapping):
             raise error(f"{where} must be an object with named values, not {brief(values)}")
         self.values: Mapping[str, Any] = values
@@ -70,7 +73,7 @@ class ValueReader:
     def count(self, key: str, default: Any = ..., minimum: int = 1, maximum: int = MAX_COUNT) -> int:
         """A whole number in [minimum, maximum], or a default of None; 32.0 is one too, as other programs write it."""
         value = self.take(key, default)
-        if type(value) is float and value.is_integer():
+        if type(value) is float and value.is_integer() and not self.is_ours:
             value = int(value)
         if value is not None and not (type(value) is int and minimum <= value <= maximum):
             raise self.refuse(key, value, f"a whole number from {minimum} to {maximum}")
@@ -100,7 +103,8 @@ class ValueReader:
 
     def inside(self, key: str, required: bool = False) -> "ValueReader":
         """A reader of the object under `key`; where there is none, of an empty one unless it is required."""
-        return ValueReader(self.take(key, ... if required else {}), f"{self.where}: {self.name(key)}", self.error)
+        where = f"{self.where}: {self.name(key)}"
+        return ValueReader(self.take(key, ... if required else {}), where, self.error, is_ours=self.is_ours)
 
     def entries(self, key: str, kind: type, default: Any = ...) -> list[Any]:
         """A list whose entries all have exactly this type."""

@@ -155,7 +155,7 @@ def test_machine(tm):
         (["--batch", "0"], "--batch"),
         (["--depth", "-5"], "--depth"),
         (["--shape", "llama-9b"], "llama-8b"),
-        (["--output", "/no/such/folder/x.jsonl"], "--output"),
+        (["--output", "/dev/null/x.jsonl"], "--output"),
         (["--output", "x.txt"], ".jsonl"),
         (["--max-sequences", "4"], "--max-sequences"),
         (["no-such-model"], "no-such-model"),

@@ -146,7 +146,13 @@ def test_nothing_is_imported_before_ctrl_c_is_guarded():
     """Whatever stands here may be interrupted with a traceback."""
     code = "import sys; before = set(sys.modules); import tokenmill.cli.start; print(*sorted({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["tokenmill", "tokenmill.cli", "tokenmill.cli.start", "tokenmill.version"]
+    assert done.stdout.split() == [
+        "tokenmill",
+        "tokenmill.cli",
+        "tokenmill.cli.start",
+        "tokenmill.process",
+        "tokenmill.version",
+    ]
 
 
 @pytest.mark.slow

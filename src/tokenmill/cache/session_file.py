@@ -62,7 +62,7 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
 
 def _checked(path: Path, facts: Mapping[str, Any]) -> ValueReader:
     """A reader of the header, in which every field has the right type and range."""
-    reader = ValueReader(facts, f"{path} is damaged", SnapshotError)
+    reader = ValueReader(facts, f"{path} is damaged", SnapshotError, is_ours=True)
     for name in ("model", "rope", "cache_format", "dtype", "scheme", "program"):
         reader.text(name)
     for name in ("fingerprint", "shape", "versions", "sampling", "notes"):

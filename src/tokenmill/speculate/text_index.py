@@ -239,7 +239,7 @@ def _read_header(path: Path, data: mmap.mmap, identity: str) -> tuple[int, list[
         facts = unseal(data[begin : begin + length], FORMAT)
     except ValueError as error:
         raise SnapshotError(f"{path} {error}") from error
-    reader = ValueReader(facts, f"{path} is damaged", SnapshotError)
+    reader = ValueReader(facts, f"{path} is damaged", SnapshotError, is_ours=True)
     if reader.text("identity", longest=LONGEST_HEADER) != identity:
         raise SnapshotError(f"{path} is of another identity")
     num_tokens, num_slots = (reader.count(name, maximum=MAX_POSITIONS) for name in ("num_tokens", "num_slots"))

@@ -42,6 +42,8 @@ def files_of(path: Path) -> dict[str, list[Path]]:
     """
     if path.is_file():
         return {"weights": [path]}
+    if not path.exists():  # a shape with random weights has no files
+        return {part: [] for part in FILES}
     with file_errors(path, "read"):
         entries = sorted(entry for entry in path.iterdir() if not entry.is_dir())  # Path.glob finds no link to nothing
     found = {part: [f for f in entries if any(map(f.match, names))] for part, names in FILES.items()}

@@ -69,7 +69,7 @@ class PackedCheckpoint(Checkpoint):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        header = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError).inside("tokenizer", required=True)
+        header = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError, is_ours=True).inside("tokenizer", required=True)
         template = header.take("chat_template", None)
         named, special_texts = (dict(header.inside(key).values) for key in ("named_templates", "special_texts"))
         if not all(isinstance(value, str) for value in (template or "", *named.values(), *special_texts.values())):
@@ -91,7 +91,7 @@ class PackedCheckpoint(Checkpoint):
     def generation_defaults(self) -> dict[str, Any]:
         if self.is_copy and self.path.is_dir():  # whose own file says more than the values that were allowed
             return defaults_of_directory(self.path)
-        reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError)
+        reader = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError, is_ours=True)
         return checked(self.file, dict(reader.inside("generation_defaults").values))
 
     def start_reading(self) -> None:

@@ -72,7 +72,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise PackedModelError(f"{path} {error}; {REMEDY}") from error
     end = at + len(text)
-    reader = ValueReader(facts, f"{path} is damaged", PackedModelError)
+    reader = ValueReader(facts, f"{path} is damaged", PackedModelError, is_ours=True)
     for name in ("program", "dtype", "scheme", "source", "rounded"):
         reader.text(name)
     for name in ("config", "fingerprint", "weights", "shapes"):
