@@ -83,8 +83,8 @@ OPTIONS = {
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",
-    "bench sweep": f"""--batch -b --check --json --new -n --output -o --prompt -P --quiet -q --repetitions -r --shape
-        {FIXED}""",
+    "bench sweep": f"""--batch -b --check --json --new -n --no-cache --output -o --prompt -P --quiet -q --repetitions -r
+        --shape {FIXED}""",
     "bench ladder": f"""--batch -b --check --json --new -n --output -o --prompt -P --quiet -q --repetitions -r --shape
         {" ".join(sorted(set(FIXED.split()) - RUNG))}""",
     "bench peers": f"""--batch -b --json --load-limit --new -n --only --output -o --peer --prompt -P --quiet -q

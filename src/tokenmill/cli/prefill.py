@@ -15,7 +15,7 @@ from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, SnapshotError
-from tokenmill.memory.atomic_file import beside
+from tokenmill.memory.atomic_file import beside, make_folder
 from tokenmill.units import counted, size
 
 __all__ = ["EXAMPLES", "Force", "check_target", "command"]
@@ -94,7 +94,7 @@ def check_target(
         raise SnapshotError(f"{path} is there and is not a {kind}: give another name{forced}")
     trial = beside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
             trial.write_bytes(bytes(TRIAL_BYTES))  # a disk that is full still takes an empty file
         finally:

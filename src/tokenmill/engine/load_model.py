@@ -16,7 +16,7 @@ from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, find_device, resolve_config
 from tokenmill.engine.runner import Runner
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend import choose as choose_kernel
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
@@ -58,7 +58,7 @@ def load_model(
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     model_config = read_config(checkpoint.config)
     resolved = resolve_config(config, model_config)
-    with torch_threads(resolved.threads):
+    with torch_threads(resolved.threads), naming(checkpoint.path):
         return _load(checkpoint, model_config, resolved, config.threads, progress, fill, allocate)
 
 

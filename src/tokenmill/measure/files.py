@@ -8,7 +8,7 @@ A measurement takes minutes. So a verb checks first that its output can be writt
 from pathlib import Path
 
 from tokenmill.errors import ConfigError
-from tokenmill.memory.atomic_file import beside, writing
+from tokenmill.memory.atomic_file import beside, make_folder, writing
 
 __all__ = ["check_appendable", "make_directory", "write_atomically"]
 
@@ -19,7 +19,7 @@ def check_appendable(path: Path, setting: str) -> None:
     Another process could begin to write such a file meanwhile, and lose it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if not path.exists():
             _try(path)
             return
@@ -32,7 +32,7 @@ def check_appendable(path: Path, setting: str) -> None:
 def make_directory(path: Path, setting: str) -> None:
     """Make a directory, unless it is there; ConfigError when that, or writing into it, does not work."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         _try(path / "trial")
     except OSError as error:
         raise ConfigError(setting, str(path), f"a directory that can be written ({error.strerror})") from None

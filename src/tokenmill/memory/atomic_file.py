@@ -8,11 +8,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from errno import EINVAL
+from errno import EINVAL, ENOTDIR
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["beside", "refuse_other", "remove_leftovers", "seal", "unseal", "writing"]
+__all__ = ["beside", "make_folder", "refuse_other", "remove_leftovers", "seal", "unseal", "writing"]
 
 LEFT_S = 3600.0  # nobody writes one file for so long
 TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
@@ -22,6 +22,14 @@ TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
 def beside(path: Path) -> Path:
     """A temporary name in the same directory that no other process uses; renaming stays within one file system."""
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, unless they are there; OSError "Not a directory" where one of them is a file."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(folder)) from None
 
 
 def remove_leftovers(directory: Path, names: re.Pattern[str], is_own: Callable[[Path], bool]) -> None:

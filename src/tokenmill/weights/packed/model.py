@@ -69,7 +69,8 @@ class PackedCheckpoint(Checkpoint):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer does not match its checksum; {REMEDY}")
         if not text:
             return None
-        header = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError, is_ours=True).inside("tokenizer", required=True)
+        facts = ValueReader(self.facts, f"{self.file} is damaged", PackedModelError, is_ours=True)
+        header = facts.inside("tokenizer", required=True)
         template = header.take("chat_template", None)
         named, special_texts = (dict(header.inside(key).values) for key in ("named_templates", "special_texts"))
         if not all(isinstance(value, str) for value in (template or "", *named.values(), *special_texts.values())):
