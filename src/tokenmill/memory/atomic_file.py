@@ -25,7 +25,7 @@ def beside(path: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, unless they are there; OSError "Not a directory" where one of them is a file."""
+    """Make a folder and those above it, unless they are there; "Not a directory" where one of them is a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
