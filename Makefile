@@ -82,11 +82,11 @@ clean:
 	touch $@
 
 .venv/.ready-dev: .venv/.ready
-	$(PIP) -e ".[dev]"
+	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[dev]"
 	touch $@
 
 .venv/.ready-clients: .venv/.ready-dev
-	$(PIP) -e ".[clients]"
+	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[clients]"
 	touch $@
 
 JAVASCRIPT := tests/serve/clients/javascript
@@ -107,7 +107,7 @@ PROGRAMS := node:nodejs npm:npm nginx:nginx caddy:caddy curl:curl promtool:prome
 	touch $@
 
 .venv/.ready-serve: .venv/.ready
-	$(PIP) -e ".[serve]"
+	TOKENMILL_KEEP_NATIVE=1 $(PIP) -e ".[serve]"
 	touch $@
 
 .venv/.made:

@@ -92,10 +92,14 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[misc]
     """Called by hatchling before it packs a wheel, also an editable one."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the library and mark the wheel as one of this platform; without it the wheel is pure Python."""
+        """Build the library and mark the wheel as one of this platform; without it the wheel is pure Python.
+
+        The Makefile sets TOKENMILL_KEEP_NATIVE where it has just built the library and only installs an extra.
+        """
         del version
         try:
-            build()
+            if not (os.environ.get("TOKENMILL_KEEP_NATIVE") and LIBRARY.is_file()):
+                build()
         except (OSError, subprocess.CalledProcessError) as error:
             said = getattr(error, "stderr", "") or str(error)
             self.app.display_warning(f"tokenmill's native program was not built: {said.strip()[-2000:]}")
