@@ -230,6 +230,7 @@ def test_every_peer_has_its_program():
         assert "wire.serve(" in text and text.startswith('"""')
 
 
+@pytest.mark.slow
 def test_an_installation_that_fails_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     broken = Peer("broken", "", "x.py", pip=(("no-such-command",),))

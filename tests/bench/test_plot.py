@@ -107,6 +107,7 @@ def crosses(axes):
 # ---- files
 
 
+@pytest.mark.slow
 def test_every_picture_is_a_real_png_and_svg(tmp_path):
     drawn = draw(sweep() + ladder() + load(), tmp_path / "new" / "folder")
     assert {path.name for path in drawn.written} == {f"{name}.{kind}" for name in PICTURES for kind in ("png", "svg")}
@@ -429,6 +430,7 @@ def results(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_verb_names_its_files_and_what_is_left_out(tm, results, tmp_path):
     code, out, err = tm(results, "-o", tmp_path / "out")
     assert code == 0
@@ -447,7 +449,7 @@ def test_what_is_wrong_is_one_line(tm, results, tmp_path):
     for arguments, words in (
         ([empty], "no results"),
         ([tmp_path / "none.jsonl"], "none.jsonl"),
-        ([results, "-o", results], "a directory that can be written (File exists)"),
+        ([results, "-o", results], "a directory that can be written (Not a directory)"),
         ([results, "-o", results / "below"], "a directory that can be written (Not a directory)"),
     ):
         code, out, err = tm(*arguments)

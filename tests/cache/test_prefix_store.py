@@ -380,6 +380,7 @@ def test_engines_share_the_limit(llama, tmp_path):
     assert num_bytes(tmp_path) > 4 * size
 
 
+@pytest.mark.slow
 def test_processes_share_the_limit(llama, tmp_path):
     limit = 10 * 2400  # a block takes 2,400 bytes
     code = (
@@ -461,6 +462,7 @@ e.generate([(7 * j) % 90 + 1 for j in range(40)], max_new_tokens=3, ignore_eos=T
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["before", "behind"])
 def test_killed_around_the_rename(moment, llama, tmp_path):
     """The next engine finds what is complete, computes the rest, and counts what there is."""

@@ -81,6 +81,15 @@ def test_what_is_not_changed_is_opened(engine, saved, tmp_path):
         assert session.tokens == tuple(START)
 
 
+@pytest.fixture
+def interrupts():
+    """Python's own handler of SIGINT, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_interrupt_while_a_file_is_read_stays_one(number, engine, tmp_path, monkeypatch):
     """The library that reads makes a ValueError or its own error of what is raised within it."""

@@ -133,12 +133,14 @@ def test_texts_are_the_same_with_and_without_a_copy(generate, options):
     assert generate(*options)[0] == generate(*options)[0]
 
 
+@pytest.mark.slow
 def test_without_the_native_program_another_one_generates(generate):
     """What was left out of torch, in the hope for the native program, is there when the other program needs it."""
     without = {"TOKENMILL_NATIVE_LIBRARY": "none"}
     assert generate(**without)[0] == generate("--program", "eager", **without)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_every_family_loads_without_what_was_left_out(tmp_path):
     """None of their modules computes a shape, packed or not."""

@@ -84,6 +84,7 @@ def test_however_it_is_computed(how, llama):
     check_empty(engine.core)
 
 
+@pytest.mark.slow
 def test_captured_steps_are_fed_too(llama):
     engine = engine_for(llama, program="compiled", compile="static", compile_backend="eager")
     engine.core.loaded.program.capture = plain_calls

@@ -60,12 +60,14 @@ def test_perplexity_equals_transformers(real_model, real_peer):
     assert ours.perplexity == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_says_what_singles_say(batch, real_model):
     single = tokenmill.load(real_model, dtype="float32", scheme="dense", max_length=256, max_step_tokens=5)
     for prompt, done in list(zip(PROMPTS, batch, strict=True))[2:5]:
         assert single.generate(prompt, max_new_tokens=24, ignore_eos=True).tokens == done.tokens[:24]
 
 
+@pytest.mark.slow
 def test_streamed_pieces_are_the_text(engine):
     for stop in ((), ("sea", "\n\n")):
         pieces = list(engine.stream(PROMPTS[3], max_new_tokens=NEW, stop=stop))
@@ -76,6 +78,7 @@ def test_streamed_pieces_are_the_text(engine):
         assert not any(text in done.text for text in stop)
 
 
+@pytest.mark.slow
 def test_the_block_size_does_not_change_the_text_in_bfloat16(real_model):
     """Not even there, where a rounding error often turns a token: both ways of reading compute the same bits."""
     contiguous = tokenmill.load(real_model, max_length=128)
@@ -85,6 +88,7 @@ def test_the_block_size_does_not_change_the_text_in_bfloat16(real_model):
         assert ours.tokens == contiguous.generate(prompt, max_new_tokens=48, ignore_eos=True).tokens
 
 
+@pytest.mark.slow
 def test_neighbours_do_not_change_the_text_in_bfloat16(real_model):
     """Packed matrices compute a row the same way among any others, and attention sees one sequence at a time."""
     many = tokenmill.load(real_model, max_length=128, max_sequences=10, block_size=16, prefix_cache=False)
@@ -93,6 +97,7 @@ def test_neighbours_do_not_change_the_text_in_bfloat16(real_model):
         assert many.generate(prompt, max_new_tokens=40, ignore_eos=True).tokens == done.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_lower_precision_says_something_sensible(real_model, dtype):
     done = tokenmill.load(real_model, dtype=dtype, max_length=64).generate(PROMPTS[0], max_new_tokens=8)
@@ -125,6 +130,7 @@ print(json.dumps({"before": before * 1024, "after": after * 1024, **engine.memor
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_is_weights_and_cache(real_model):
     """Within 10 % of weights, cache and torch's own; a second copy of the weights while loading would be 50 % more."""
     out = subprocess.run([sys.executable, "-c", MEMORY, str(real_model)], capture_output=True, text=True, check=True)

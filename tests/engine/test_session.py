@@ -659,6 +659,7 @@ OPERATIONS = st.lists(
 
 
 # 167 runs of 60 and more: over 10,000 operations.
+@pytest.mark.slow
 @settings(
     max_examples=167, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

@@ -186,6 +186,7 @@ def test_a_window_and_long_sequences(models):
         torch.testing.assert_close(native(path, max_step_tokens=chunk).logits(tokens), eager, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_real_model_says_the_same_bits_in_pieces():
     engine = load("smollm2-135m", program="native", max_length=700, max_step_tokens=512)

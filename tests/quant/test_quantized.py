@@ -123,6 +123,7 @@ def test_codes_that_no_scheme_holds_are_rounded_to_8_bits_and_this_is_said(tmp_p
     assert "rounded" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @needs_library
 def test_a_quantised_file_stays_as_it_is():

@@ -12,6 +12,7 @@ from tests.serve.conftest import served
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_it_runs(chat_model, name):
     with served(chat_model, keys=("one-key",)) as server:

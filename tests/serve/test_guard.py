@@ -163,6 +163,7 @@ def test_a_head_that_does_not_come_closes_the_connection(server, sent):
     assert time.monotonic() - begun_s < 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_a_second_head_that_does_not_come_closes_the_connection(server):
     said = wire(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he")
@@ -213,6 +214,7 @@ def ask_for_much(server):
     return taken
 
 
+@pytest.mark.slow
 def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
     monkeypatch.setattr(guard, "STALL_S", 0.5)
     with served(chat_model) as server, ask_for_much(server):
@@ -224,6 +226,7 @@ def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeyp
         assert not connections
 
 
+@pytest.mark.slow
 def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
     monkeypatch.setattr(guard, "STALL_S", 0.5)
     with served(chat_model) as server, ask_for_much(server) as taken:

@@ -80,6 +80,7 @@ def longest_gap_s(work):
 # ---- row 1
 
 
+@pytest.mark.slow
 def test_a_flood_is_refused_beyond_the_queue(chat_model):
     count = 2000 if IS_LONG else 300
 

@@ -38,6 +38,7 @@ def busy(chat_model):
                 each.result(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "seeded"])
 def test_streamed_whole_and_by_the_library(busy, quiet, sampling):
     with openai.OpenAI(base_url=f"{busy.url}/v1", api_key="none", max_retries=0, timeout=60) as client:

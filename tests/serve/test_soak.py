@@ -61,6 +61,7 @@ class User:
         return self.http.post("/v1/completions", json=body).status_code
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="it reads /proc")
 def test_nothing_grows(chat_model, tmp_path):
     on_disk = {"prefix_dir": str(tmp_path / "blocks"), "prefix_limit": 1, "suffix_dir": str(tmp_path / "texts")}

@@ -196,6 +196,7 @@ def test_each_text_has_chances_of_its_own():
     assert 0.2 < chances.along(decoding([1], number=3), 3, 1)[0] < 0.8
 
 
+@pytest.mark.slow
 @needs_native
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("shape", [{}, {"max_sequences": 4, "block_size": 4}], ids=["alone", "together"])

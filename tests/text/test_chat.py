@@ -349,6 +349,7 @@ cycler(ns.x).next()
 HOSTILE |= {f"nested {use}": NEST + "{{ " + use + " }}" for use in NESTED.strip().splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_templates_cannot_hang_or_eat_memory(template):
     with pytest.raises(RequestError) as caught:

@@ -354,6 +354,7 @@ def awq(rows=16, columns=48, group=32, seed=3):
     return tensors, slow_values(codes, zeros, scales, group)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("v2", [False, True])
 @pytest.mark.parametrize("symmetric", [False, True])
 @pytest.mark.parametrize("group", [32, 64, 128, 256, -1])
@@ -399,6 +400,7 @@ def export(source, path, method: str, biases=False, **settings):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["eager", NATIVE])
 @pytest.mark.parametrize(("method", "bits", "group"), [("gptq", 4, 32), ("gptq", 8, -1), ("awq", 4, 64)])
 def test_exports_give_the_logits_of_their_numbers(llama, tmp_path, method, bits, group, program):
@@ -453,6 +455,7 @@ def test_eight_bits_are_kept_only_where_zero_is_in_the_middle(llama, tmp_path):
     assert source.read_codes("model.layers.0.mlp.up_proj.weight").bits == 8
 
 
+@pytest.mark.slow
 def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(llama, tmp_path):
     """AutoGPTQ gave every matrix one (its issue 555)."""
     path = export(llama, tmp_path / "out", "gptq", biases=True)
@@ -468,6 +471,7 @@ def edit_tensors(path, changes) -> None:
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
@@ -504,6 +508,7 @@ def test_our_own_directories_of_a_later_version_are_refused(llama, tmp_path):
         load(tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "tensor", "message"),
     [
