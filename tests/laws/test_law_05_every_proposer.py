@@ -36,7 +36,10 @@ def prompts():
     return [one if number % 2 else one * 2 for number, one in enumerate(ones)]
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name.startswith("compiled") else name for name in PROGRAMS],
+)
 def program(request):
     return request.param
 
