@@ -64,6 +64,18 @@ def test_health_needs_none(locked, path):
     assert httpx2.get(locked + path, timeout=60).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["/health", "/version", "/v1/models", "/", "/metrics", "/openapi.json", "/no/such/path"]
+)
+def test_head_is_get_without_its_body(locked, path):
+    headers = {"Authorization": "Bearer one-key"}
+    head = httpx2.head(locked + path, headers=headers, timeout=60)
+    got = httpx2.get(locked + path, headers=headers, timeout=60)
+    assert head.status_code == got.status_code and not head.content
+    assert head.headers["content-type"] == got.headers["content-type"] and int(head.headers["content-length"]) > 0
+    assert httpx2.head(f"{locked}/v1/completions", headers=headers, timeout=60).status_code == 405
+
+
 @pytest.mark.parametrize("header", ["Bearer one-key", "bearer other-key"])
 def test_a_key_lets_in(locked, header):
     response = httpx2.post(f"{locked}/v1/completions", json=BODY, headers={"Authorization": header}, timeout=60)

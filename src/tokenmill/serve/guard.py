@@ -46,6 +46,8 @@ class Guard:
             response.headers["Connection"] = "close"  # since the body is not read
             await response(scope, receive, send)
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn, which has the scope as it was, leaves the body out
         await self._app(scope, body.receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:

@@ -25,6 +25,7 @@ from tokenmill.serve.options import Options
 from tokenmill.serve.pace import Pace
 from tokenmill.serve.service import Service
 from tokenmill.serve.sessions import Sessions
+from tokenmill.serve.warm_up import use_engine, use_routes
 
 __all__ = ["Address", "Server", "is_loopback", "listen"]
 
@@ -81,12 +82,14 @@ class Server(uvicorn.Server):
             Sessions(engine, options.session_dir, options.old_session_dir) if options.session_dir is not None else None
         )
         self._service = Service(engine, self.driver, options, kept)
-        self._endings = Endings(Guard(make_app(self._service), options, is_loopback(taken)))
+        self._app = make_app(self._service)
+        self._endings = Endings(Guard(self._app, options, is_loopback(taken)))
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
         super().__init__(_config(AccessLog(self._endings, tell, options.log_format), options))
 
     def serve_to_end(self) -> bool:
         """Serve; whether the engine lived to the end."""
+        use_engine(self._engine)  # before anything measures steps or counts tokens
         with self._engine.core.observed_by(self._pace):
             self.driver.start()
             try:
@@ -107,6 +110,11 @@ class Server(uvicorn.Server):
         """
         self._service.is_draining = True
         self._ends_s = time.monotonic() + (self._options.drain_s if timeout_s is None else timeout_s)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn.Server: connections are taken from here on."""
+        await use_routes(self._app)
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """See uvicorn.Server: called ten times a second."""
