@@ -17,6 +17,8 @@ from rich.markdown import Markdown, TableElement
 from rich.segment import Segment
 from rich.table import Table
 
+from tokenmill.cli.imports import uninterrupted
+
 __all__ = ["RenderedMarkdown", "visible"]
 
 REDRAW_S = 0.05  # a code block of a thousand lines is not coloured anew for each token
@@ -98,14 +100,19 @@ class RenderedMarkdown:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
-        self._open += "\n"
-        self._finish()
-        self._print(self._open)
-        self._open = ""
+        with uninterrupted():
+            self._live.stop()
+            self._open += "\n"
+            self._finish()
+            self._print(self._open)
+            self._open = ""
 
     def write(self, text: str) -> None:
-        """Add text to the answer."""
+        """Add text to the answer. Ctrl-C in the middle would leave what is drawn and what is known of it apart."""
+        with uninterrupted():
+            self._add(text)
+
+    def _add(self, text: str) -> None:
         self._open += visible(text)
         if "\n" in text:
             self._finish()
