@@ -64,10 +64,17 @@ class _Block(Markdown):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         parts = (part for part in super().__rich_console__(console, options) if isinstance(part, Segment))
-        lines = [[*line, Segment.line()] for line in Segment.split_lines(parts)]
-        inked = [at for at, line in enumerate(lines) if any(not part.text.isspace() for part in line if part.text)]
+        lines = [[*_without_padding(line), Segment.line()] for line in Segment.split_lines(parts)]
+        inked = [at for at, line in enumerate(lines) if len(line) > 1]
         for line in lines[inked[0] : inked[-1] + 1] if inked else ():  # rich has blank lines around some blocks
             yield from line
+
+
+def _without_padding(line: list[Segment]) -> list[Segment]:
+    """The terminal writes ^C behind the line: in its last column that would begin another one."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else line
 
 
 class _Tail:
