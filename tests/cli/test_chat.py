@@ -63,7 +63,7 @@ def test_a_conversation_on_a_terminal(model, data):
 
 def test_commands_after_ctrl_c_do_not_answer_and_continue_does(model, piped, tmp_path):
     whole = piped("w1 w2\n", "-n", 30, "-q")[1].split()
-    with Terminal("chat", model, "-n", "12", prepare=PAUSED) as terminal:
+    with Terminal("chat", model, "-n", "12", "--plain", prepare=PAUSED) as terminal:
         terminal.type("w1 w2")
         part = terminal.wait("PAUSED").split("\n")[1].removesuffix("PAUSED").split()
         assert part == whole[: len(part)] != []
@@ -199,7 +199,7 @@ def test_quiet_is_quiet(piped):
 
 def test_a_long_question_shows_how_far_it_is_on_a_terminal_only(piped, monkeypatch):
     monkeypatch.setattr(prompt_progress, "AFTER_S", 0.0)
-    arguments = ("w1 " * 20 + "\n", "-n", 2, "--max-step-tokens", 4)
+    arguments = ("w1 " * 20 + "\n", "-n", 2, "--max-step-tokens", 4, "--plain")
     plain = piped(*arguments)
     assert "computing the prompt" not in plain[2]
     monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda _: True)

@@ -1,6 +1,8 @@
 """`tokenmill chat`: a conversation on one session; only what is new is computed."""
 
+import os
 import sys
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -58,12 +60,16 @@ def command(
         Path | None, typer.Option("--open", help="Go on with a conversation that /save wrote.", rich_help_panel=PROMPT)
     ] = None,
     chat_template: ChatTemplate = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Talk with a model. Each answer is followed by a line of figures; /help lists what else can be typed.
 
     What was computed once is not computed again, turn after turn. Without -n an answer may fill the context. Ctrl-C
     stops an answer; Ctrl-D or /bye ends the conversation. Where stdin is no terminal, each line of it is a message.
+    On a terminal answers are rendered as Markdown; piped, they are the model's text as it is.
     """
     if start is not None and system is not None:
         raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
@@ -84,7 +90,7 @@ def command(
         if not quiet:
             remark(said)
     with from_terminal() if is_typed else from_pipe() as read:
-        went_well = _converse(talk, read, is_typed, quiet)
+        went_well = _converse(talk, read, is_typed, plain, quiet)
     if not (went_well or is_typed):
         raise typer.Exit(2)
 
@@ -107,7 +113,7 @@ def _greeting(engine: "Engine") -> str:
     )
 
 
-def _converse(talk: Conversation, read: Read, is_typed: bool, quiet: bool) -> bool:
+def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet: bool) -> bool:
     """Serve what is typed until its end. What cannot be done is said, and the conversation goes on; whether all was."""
     went_well = True
     while True:
@@ -115,7 +121,7 @@ def _converse(talk: Conversation, read: Read, is_typed: bool, quiet: bool) -> bo
             typed = read_typed(read)
             if typed.command in LEAVE or (is_typed and typed.text.strip() in WORDS and _leaves(typed.text, read)):
                 return went_well
-            _serve(talk, typed, quiet)
+            _serve(talk, typed, plain, quiet)
         except EOFError:
             if is_typed:
                 typer.echo()
@@ -140,7 +146,7 @@ def _leaves(word: str, read: Read) -> bool:
             return False
 
 
-def _serve(talk: Conversation, typed: Typed, quiet: bool) -> None:
+def _serve(talk: Conversation, typed: Typed, plain: bool, quiet: bool) -> None:
     """Carry out a command, or ask a question; show the answer if there is one."""
     if typed.command is not None:
         if said := talk.do(typed.command, typed.argument):
@@ -151,7 +157,7 @@ def _serve(talk: Conversation, typed: Typed, quiet: bool) -> None:
         return
     try:
         with prompt_progress(talk.engine, quiet):
-            _show(talk)
+            _show(talk, plain)
         said = talk.figures
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
@@ -162,14 +168,29 @@ def _serve(talk: Conversation, typed: Typed, quiet: bool) -> None:
             remark(line)
 
 
-def _show(talk: Conversation) -> None:
-    """Write an answer as it comes. Its line ends also where it is stopped."""
+def _show(talk: Conversation, plain: bool) -> None:
+    """Write an answer as it comes, on a terminal as Markdown. Its line ends also where it is stopped."""
+    is_terminal = sys.stdout.isatty()
+    with closing(talk.answer()) as texts:
+        if not is_terminal:
+            _write(texts)
+            return
+        from tokenmill.cli.rendered import RenderedMarkdown, visible
+
+        if plain or os.environ.get("TERM") == "dumb":
+            _write(map(visible, texts))
+            return
+        with RenderedMarkdown() as rendered:
+            for text in texts:
+                rendered.write(text)
+
+
+def _write(texts: Iterable[str]) -> None:
     is_begun = False
     try:
-        with closing(talk.answer()) as texts:
-            for text in texts:
-                is_begun = True
-                typer.echo(text, nl=False)
+        for text in texts:
+            is_begun = True
+            typer.echo(text, nl=False)
     finally:
         if is_begun:
             typer.echo()
