@@ -79,7 +79,7 @@ OPTIONS = {
         {ENGINE} {SAMPLING}""",
     "serve": f"""--api-key --api-key-file --chat-template --config --generation-config --host --log-format
         --max-queued-requests --max-stall --metrics-prefix --offline --port --quiet -q --seed --served-model-name
-        --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile --strict
+        --session-dir --shutdown-timeout --ssl-certfile --ssl-keyfile --strict --timeout-keep-alive
         {" ".join(sorted(set(ENGINE.split()) - {"--max-waiting"}))}""",
     "bench run": f"""--batch -b --check --depth -d --json --output -o --quiet -q --repetitions -r --shape --tests -T
         {FIXED}""",

@@ -83,6 +83,12 @@ def test_the_command_names_the_port():
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "--port" in done.stderr
 
 
+@pytest.mark.parametrize(("options", "seconds"), [({}, 75), ({"keep_alive_s": 3}, 3)])
+def test_how_long_idle_connections_stay_open(chat_model, options, seconds):
+    with served(chat_model, **options) as server:
+        assert server.config.timeout_keep_alive == seconds
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
 def test_the_call_that_the_help_shows(server):
     (call,) = (example for example in EXAMPLES.splitlines() if "curl" in example)

@@ -63,6 +63,7 @@ Stall = Annotated[
     ),
 ]
 Timeout = Annotated[float, _option("--shutdown-timeout", "Seconds that running requests get after SIGTERM.", min=0)]
+KeepAlive = Annotated[int, _option("--timeout-keep-alive", "Seconds that an idle connection stays open.", min=0)]
 Recommended = Annotated[
     bool,
     _option(
@@ -109,6 +110,7 @@ def command(
     max_queued: MaxQueued = 64,
     stall: Stall = 0.25,
     drain: Timeout = 30.0,
+    keep_alive: KeepAlive = 75,
     generation_config: Recommended = True,
     metrics_prefix: Prefix = "tokenmill",
     log_format: LogFormat = "text",
@@ -141,6 +143,7 @@ def command(
         max_queued=max_queued,
         stall_s=stall,
         drain_s=drain,
+        keep_alive_s=keep_alive,
         is_strict=strict,
         metrics_prefix=metrics_prefix,
         log_format=log_format,

@@ -16,7 +16,8 @@ __all__ = ["Options", "read_keys"]
 class Options:
     """name: of the model, to clients. keys: clients send one of them; none is needed if there are none.
 
-    max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM. is_strict: unknown fields of
+    max_queued: sequences that may wait. drain_s: what running requests get after SIGTERM.
+    keep_alive_s: how long a connection without a request stays open. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
     session_dir: where texts are kept by name. old_session_dir: where they are found too.
@@ -28,6 +29,7 @@ class Options:
     keys: tuple[str, ...] = field(default=(), repr=False)
     max_queued: int = 64
     drain_s: float = 30.0
+    keep_alive_s: int = 75
     is_strict: bool = False
     max_body: int = 4_000_000
     metrics_prefix: str = "tokenmill"

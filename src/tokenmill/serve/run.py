@@ -142,6 +142,7 @@ def _config(app: AccessLog, options: Options) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        timeout_keep_alive=options.keep_alive_s,
         timeout_graceful_shutdown=GRACE_S + 1,
         ssl_certfile=options.certificate,
         ssl_keyfile=options.key_file,
