@@ -20,8 +20,10 @@ from typing import Any
 
 import gguf
 import torch
+from matplotlib.ticker import NullLocator
 from safetensors.torch import load_file, save_file
 
+from tokenmill.bench.plot.frame import GREY, legend, legend_inches, new_figure, plain, save, style, styled
 from tokenmill.calibrate.run import quantize_calibrated
 from tokenmill.calibrate.texts import written_texts
 from tokenmill.config import EngineConfig
@@ -115,34 +117,45 @@ def is_matrix(name: str) -> bool:
 
 
 def draw(rows: list[dict[str, Any]], source: float, name: Path) -> None:
-    import matplotlib as mpl
+    """Perplexity and divergence over bytes per weight, a series for each algorithm."""
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    ticks = sorted({round(row["bits"] / 8, 2) for row in rows})
+    below = legend_inches([*algorithms, "source"], 5.6)
+    with styled():
+        figure = new_figure("What each bit costs", [{"dtype": "bfloat16"}], (), (11.2, 3.9 + below))
+        shown = (("perplexity", "Perplexity"), ("kl_divergence", "Divergence from the source, nats per token"))
+        for axes, (field, title) in zip(figure.subplots(1, 2), shown, strict=True):
+            handles = [(draw_algorithm(axes, rows, field, one, place), one) for place, one in enumerate(algorithms)]
+            axes.set_title(title)
+            axes.set_xlabel("bytes per weight of the matrices, scales included")
+            axes.margins(x=0.2)
+            axes.set_xscale("log")
+            axes.set_xticks(ticks, list(map(str, ticks)), fontsize=7)
+            axes.xaxis.set_minor_locator(NullLocator())
+            if field == "perplexity":
+                handles.append((axes.axhline(source, color=GREY, lw=1), "source"))
+            else:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(plain)
+            legend(axes, handles, 5.6)
+        save(figure, name.with_suffix(".png"), "--picture")
 
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
 
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.5))
-    marks = {"quick": "x", "rtn": "s", "importance": "^", "gptq": "o"}
-    shown = (("perplexity", "perplexity"), ("kl_divergence", "divergence from the source, nats per token"))
-    for axes, (field, label) in zip(both, shown, strict=True):
-        for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-            mine = sorted((row["bits"] / 8, row[field]) for row in rows if row["algorithm"] == algorithm)
-            axes.plot(*zip(*mine, strict=True), marks.get(algorithm, "D"), label=algorithm, ls=":", lw=0.8, ms=5)
-        for row in rows:
-            if row["algorithm"] in ("gptq", "llama.cpp"):
-                text, point = f"{row['scheme']} {row['group'] or ''}", (row["bits"] / 8, row[field])
-                axes.annotate(text, point, fontsize=7, xytext=(4, 3), textcoords="offset points")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        ticks = sorted({round(row["bits"] / 8, 2) for row in rows})
-        axes.set_xticks(ticks, list(map(str, ticks)), fontsize=7, rotation=60)
-        axes.xaxis.set_minor_locator(mpl.ticker.NullLocator())
-        axes.set_xlabel("bytes per weight of the matrices, scales included")
-        axes.set_ylabel(label)
-    both[0].set_yscale("linear")
-    both[0].axhline(source, color="grey", lw=0.8, label="source")
-    both[0].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(name.with_suffix(".png"), dpi=100)
+def draw_algorithm(axes: Any, rows: list[dict[str, Any]], field: str, algorithm: str, place: int) -> Any:
+    """Files of another program are points: nothing lies between two of its formats."""
+    look, is_other = style(place), algorithm == "llama.cpp"
+    mine = sorted((row for row in rows if row["algorithm"] == algorithm), key=lambda row: float(row["bits"]))
+    points = [(row["bits"] / 8, row[field]) for row in mine]
+    if algorithm in ("gptq", "llama.cpp"):
+        for row, point in zip(mine, points, strict=True):
+            text = f"{row['scheme']} {row['group'] or ''}".strip()
+            # The smallest files lie above each other at the left edge: their names go to the left of them.
+            is_left, is_low = row["bits"] < 5 and text != "Q4_0", text == "Q4_0-imatrix" and field == "perplexity"
+            height = -12 if is_low else 4 if text == "Q4_K_M" else -3
+            offset, side = (-7 if is_left else 7, height), "right" if is_left else "left"
+            axes.annotate(text, point, fontsize=8, color=GREY, xytext=offset, textcoords="offset points", ha=side)
+    dash = "none" if is_other else look.dash
+    return axes.plot(*zip(*points, strict=True), color=look.colour, marker=look.marker, linestyle=dash)[0]
 
 
 def main() -> None:
