@@ -110,7 +110,7 @@ OPTIONS = {
     "info": "--check --json --quiet -q --template --tensors",
     "plan": f"--check --json --quiet -q {ENGINE}",
     "pull": "--dtype --offline --output -o --quiet -q --revision",
-    "chat": f"""--chat-template --generation-config --open --quiet -q --system
+    "chat": f"""--chat-template --generation-config --open --plain --quiet -q --system
         {" ".join({*ENGINE.split(), *SAMPLING.split()} - CHAT_HAS_NOT)}""",
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
     "decode": f"""--convert --force --json --model --output -o --prompt -p --quiet -q --stream --tokens
