@@ -197,7 +197,7 @@ def test_a_broken_kernel_makes_the_benchmark_fail(tm, real_model, monkeypatch):
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_right_text_is_said_to_be_right(tm, real_model, dtype):
-    code, out, _ = tm(real_model, "--tests", "tg2", "-r", 1, "--dtype", dtype)
+    code, out, _ = tm(real_model, "--tests", "tg2", "-r", 1, "--dtype", dtype, "--scheme", "dense")
     assert code == 0 and "8 texts as transformers'" in out
 
 
