@@ -55,7 +55,10 @@ def tm(capsys):
 
 
 def recipe(model, tokens, window, stride):
-    """Hugging Face's "Perplexity of fixed-length models", each loss weighted by the tokens it is the mean of."""
+    """Hugging Face's "Perplexity of fixed-length models", each loss weighted by the tokens it is the mean of.
+
+    The loss of transformers' logits is taken in float64: in float32 torch's log_softmax is 2e-5 off over 49,152 terms.
+    """
     total, count, before = 0.0, 0, 0
     for begin in range(0, len(tokens), stride):
         end = min(begin + window, len(tokens))
@@ -65,7 +68,8 @@ def recipe(model, tokens, window, stride):
         scored = int((labels[:, 1:] != -100).sum())
         if scored:
             with torch.no_grad():
-                total += scored * model(ids, labels=labels).loss.item()
+                logits = model(ids).logits[0, :-1].double()
+                total += scored * torch.nn.functional.cross_entropy(logits, labels[0, 1:]).item()
         count, before = count + scored, end
         if end == len(tokens):
             break
