@@ -53,7 +53,7 @@ class Partial:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Inside, no other process quantises to the same output; ConfigError where one does, or where the directory
-        was begun with other settings, or by somebody else. It is deleted at the end if nothing was kept in it.
+        was begun with other settings, or by another program. It is deleted at the end if nothing was kept in it.
         """
         with ExitStack() as stack:
             with file_errors(self.path, "written"):

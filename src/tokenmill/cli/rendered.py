@@ -39,7 +39,7 @@ def visible(text: str) -> str:
 
 
 class _Table(TableElement):
-    """A table whose long words are folded where rich would cut them."""
+    """A Markdown table that folds long words; rich would cut them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for table in super().__rich_console__(console, options):

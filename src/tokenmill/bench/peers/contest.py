@@ -141,7 +141,7 @@ class Contest:
             contestant.lose("failed", str(error))
 
     def _best(self, name: str, rate: str) -> Contestant:
-        """Of the ways to run an engine, the one whose median is the largest; one without figures if none has any."""
+        """The way of running an engine that has the largest median; the first way if none has figures."""
         every = [contestant for contestant in self.contestants if contestant.name == name]
         return max(every, key=lambda each: each.median(rate) if each.status == "ok" else -1.0)
 
