@@ -1,5 +1,6 @@
 """A server in a thread, at a port that is free, with a tiny model that speaks in words."""
 
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -32,12 +33,27 @@ def served(path, settings=None, tell=None, **options):
     server.url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     thread = threading.Thread(target=server.serve_to_end, daemon=True)
     thread.start()
+    while thread.is_alive() and not server.started:  # after the warm-up, which steps too
+        time.sleep(0.001)
     try:
         yield server
     finally:
         server.drain()
         thread.join(120)
         assert not thread.is_alive(), "the server does not end"
+
+
+def wire(url, data, is_half_closed=False):
+    """What a server answers to bytes, until it closes the connection. is_half_closed: nothing can be sent any more."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
+        connection.sendall(data)
+        if is_half_closed:
+            connection.shutdown(socket.SHUT_WR)
+        received = b""
+        while more := connection.recv(65536):
+            received += more
+        return received
 
 
 def hold(driver):

@@ -24,6 +24,10 @@ ANSWERS = [
     ("GET", "/v1/models", None, forms.ModelsAnswer),
     ("GET", f"/v1/models/{MODEL}", None, forms.ModelAnswer),
     ("GET", "/health", None, forms.StatusAnswer),
+    ("GET", "/ping", None, forms.StatusAnswer),
+    ("POST", "/ping", None, forms.StatusAnswer),
+    ("GET", "/load", None, forms.LoadAnswer),
+    ("GET", "/server_info", None, forms.ServerAnswer),
     ("GET", "/ready", None, forms.StatusAnswer),
     ("GET", "/version", None, forms.VersionAnswer),
 ]
@@ -61,7 +65,7 @@ def test_every_refusal_has_the_same_form(document):
     for where, operation in operations(document).items():
         statuses = set(operation["responses"]) - {"200"}
         assert {"401", "413", "431", "500"} - (
-            {"401"} if "/health" in where or "/ready" in where else set()
+            {"401"} if {"/health", "/ping", "/ready"} & set(where) else set()
         ) <= statuses
         assert "422" not in statuses
         for status in statuses:
@@ -89,7 +93,7 @@ def test_refusals_have_it_too(locked, method, path, body, status):
 
 def test_keys_are_wanted_where_it_says_so(document, server):
     wanted = {path for (_, path), each in operations(document).items() if each["security"]}
-    assert wanted == set(document["paths"]) - {"/health", "/ready"}
+    assert wanted == set(document["paths"]) - {"/health", "/ping", "/ready"}
     without = httpx2.get(f"{server.url}/openapi.json", timeout=60).json()
     assert not any(each["security"] for each in operations(without).values())
     assert all("403" in each["responses"] for each in operations(without).values())

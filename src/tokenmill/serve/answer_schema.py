@@ -6,7 +6,7 @@ both together.
 An answer has no other keys than these. Those with a default are there only when a request asks for them.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -278,6 +278,21 @@ class StatusAnswer(Answer):
     """All is well."""
 
     status: Literal["ok"]
+
+
+class LoadAnswer(Answer):
+    """Texts that run or wait."""
+
+    server_load: int
+
+
+class ServerAnswer(Answer):
+    """How the engine was built, and what the server allows."""
+
+    version: str
+    model: str
+    engine: dict[str, Any]
+    server: dict[str, Any]
 
 
 class VersionAnswer(Answer):

@@ -1,10 +1,12 @@
 """The application: all routes, and errors as OpenAI's API has them."""
 
+import asyncio
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tokenmill.errors import TokenmillError
 from tokenmill.serve.document import ALWAYS, answers, set_document
@@ -24,13 +26,18 @@ __all__ = ["make_app"]
 def make_app(service: Service) -> FastAPI:
     """The application for one engine."""
     title, always = "tokenmill", answers(None, *ALWAYS)
-    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, responses=always)
+    app = FastAPI(title=title, version=__version__, docs_url=None, redoc_url=None, openapi_url=None, responses=always)
     for kind in (ApiError, TokenmillError, RequestValidationError, HTTPException, EngineDied, Exception):
         app.add_exception_handler(kind, _refuse)
     for routes in (generation, tokens, sessions, models, status):
         app.include_router(routes(service))
     app.include_router(page(service))
     set_document(app, service.options)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def document() -> Response:
+        return await asyncio.to_thread(lambda: JSONResponse(app.openapi()))
+
     return app
 
 

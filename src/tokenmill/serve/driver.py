@@ -19,11 +19,11 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
-from tokenmill.errors import CapacityError
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.errors import EngineDied, QueueFull
 from tokenmill.serve.jobs import Generation, Job, Keeping, News, Scoring
 from tokenmill.serve.metrics import Metrics
+from tokenmill.serve.turnover import Turnover
 
 __all__ = ["Driver"]
 
@@ -54,6 +54,7 @@ class Driver:
         self.core, self.metrics, self.max_open, self.num_open = core, metrics, max_open, 0
         self.max_open_of_one = max_open if num_keys <= 1 else max(1, max_open - max_open // num_keys)
         self._open_of: Counter[bytes] = Counter()
+        self._turnover = Turnover()
         self.error: EngineDied | None = None
         self.has_failed = False
         self.on_failure = on_failure
@@ -83,15 +84,16 @@ class Driver:
 
     @contextmanager
     def places(self, count: int, client: bytes = b"") -> Iterator[None]:
-        """Hold places for so many sequences; CapacityError if they are not free. Called in the event loop."""
+        """Hold places for so many sequences; QueueFull if they are not free. Called in the event loop."""
         free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
         if count > free:
             self.metrics.rejected("queue_full")
-            raise CapacityError("places in the queue", count, max(free, 0), "max-queued-requests")
+            raise QueueFull(count, max(free, 0), self._turnover.wait_s(count - max(free, 0), self.num_open))
         self.num_open += count
         self._open_of[client] += count
         try:
-            yield
+            with self._turnover.holding():
+                yield
         finally:
             self.num_open -= count
             self._open_of[client] -= count
@@ -210,6 +212,7 @@ class Driver:
         job.cancel(self.core)
         for tracker in job.trackers:
             self.metrics.ended(tracker.sequence, tracker.completion)
+        self.metrics.request_ended(job.trackers)
 
     def _hand_out(self) -> None:
         """Hand what is new of every job to the event loop."""

@@ -11,7 +11,17 @@ from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
 
-__all__ = ["CLIENT_CLOSED", "ApiError", "EngineDied", "about", "described", "event_of", "respond", "too_long"]
+__all__ = [
+    "CLIENT_CLOSED",
+    "ApiError",
+    "EngineDied",
+    "QueueFull",
+    "about",
+    "described",
+    "event_of",
+    "respond",
+    "too_long",
+]
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
@@ -22,12 +32,31 @@ class EngineDied(Exception):
     """Nothing can be served any more, because a step has raised or the server stops. The message says which."""
 
 
-class ApiError(HTTPException):
-    """A refusal. param: the field that it is about. FastAPI lets this kind through while it reads a body."""
+class QueueFull(CapacityError):
+    """No place is free in the queue. retry_after_s: about when there will be."""
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, needed: int, available: int, retry_after_s: int) -> None:
+        super().__init__("places in the queue", needed, available, "max-queued-requests")
+        self.retry_after_s = retry_after_s
+
+
+class ApiError(HTTPException):
+    """A refusal. param: the field that it is about. FastAPI lets this kind through while it reads a body.
+
+    retry_after_s: what the header Retry-After says with status 429 or 503.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int = RETRY_AFTER_S,
+    ) -> None:
         super().__init__(status, message)
         self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after_s = retry_after_s
 
 
 def described(error: Exception) -> ApiError:
@@ -83,6 +112,9 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ConfigError: lambda error: ApiError(400, str(error), _field(error.name)),
     DeadlinePassed: lambda error: ApiError(504, str(error), "timeout", "deadline_exceeded"),
     RequestError: lambda error: ApiError(400, str(error), error.setting and _field(error.setting)),
+    QueueFull: lambda error: ApiError(
+        429, f"the server is full: {error}", code="queue_full", retry_after_s=error.retry_after_s
+    ),
     CapacityError: lambda error: ApiError(429, f"the server is full: {error}", code="queue_full"),
     EngineDied: lambda error: ApiError(503, str(error), code="engine_unavailable"),
 }
@@ -112,6 +144,6 @@ def respond(error: Exception) -> JSONResponse:
     """The response of a request that is refused or has failed."""
     told = described(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
-    headers |= {"Retry-After": str(RETRY_AFTER_S)} if told.status in (429, 503) else {}
+    headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
     headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read
     return JSONResponse(_body_of(told), told.status, headers)

@@ -7,25 +7,20 @@ import asyncio
 import hmac
 from contextlib import suppress
 from hashlib import blake2b
-from math import inf
-from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tokenmill.serve.errors import ApiError, respond
 from tokenmill.serve.options import Options
 
-__all__ = ["Guard", "HeaderTimeoutProtocol"]
+__all__ = ["Guard"]
 
-OPEN_PATHS = ("/health", "/ready", "/")
+OPEN_PATHS = ("/health", "/ping", "/ready", "/")
 OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-HEAD_S = 10.0  # for all headers of a request
 BODY_S = 30.0  # for its whole body
 MAX_HEAD, MAX_HEADERS = 65536, 200
-STALL_S = 30.0  # for a reader that takes nothing
 LINGER_S = 1.0  # for the rest of a body that nobody wants
 
 
@@ -139,76 +134,3 @@ def _host(header: str) -> str:
     """Without the port."""
     name, colon, port = header.rpartition(":")
     return (name if colon and port.isdecimal() else header).lower()
-
-
-class HeaderTimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, with timeouts.
-
-    The headers of a request have HEAD_S, then the connection is closed. If a client takes nothing of what was written
-    for it between two looks STALL_S apart, the connection is aborted: to close it would wait until all is taken. So it
-    is if a response waits for its reader for STALL_S, because too much of what was written is not taken. What the
-    client asked for is cancelled then.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-    _look: asyncio.TimerHandle | None = None
-    _stall: asyncio.TimerHandle | None = None
-    _has_drained = False  # since the last look
-
-    def connection_made(self, transport: Any) -> None:
-        """See asyncio.Protocol."""
-        super().connection_made(transport)
-        self._wait_for_head()
-        self._look_for_reader(inf)
-
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
-        if self.cycle is None or self.cycle.response_complete:
-            self._wait_for_head()
-        before = self.cycle
-        super().data_received(data)
-        if self.cycle is not before:
-            self._head_is_here()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
-        self._head_is_here()
-        for timer in (self._look, self._stall):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._stall = self.loop.call_later(STALL_S, self._abort_what_waits)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """See asyncio.Protocol."""
-        self._has_drained = True
-        if self._stall is not None:
-            self._stall.cancel()
-        super().resume_writing()
-
-    def _abort_what_waits(self) -> None:
-        """A response that was written to its end waits for nothing, and may be taken slowly."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.abort()
-
-    def _look_for_reader(self, before: float) -> None:
-        """before: bytes that were not taken yet at the last look; none counts as more than any number."""
-        left = self.transport.get_write_buffer_size()
-        if left and left >= before and not self._has_drained:
-            self.transport.abort()
-            return
-        self._has_drained = False
-        self._look = self.loop.call_later(STALL_S, self._look_for_reader, left or inf)
-
-    def _wait_for_head(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
-
-    def _head_is_here(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -17,9 +17,10 @@ from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
 from tokenmill.serve.app import make_app
+from tokenmill.serve.connection import HttpProtocol
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.endings import Endings
-from tokenmill.serve.guard import Guard, HeaderTimeoutProtocol
+from tokenmill.serve.guard import Guard
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.options import Options
 from tokenmill.serve.pace import Pace
@@ -136,7 +137,7 @@ class Server(uvicorn.Server):
 def _config(app: AccessLog, options: Options) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=HeaderTimeoutProtocol,
+        http=HttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,12 +1,15 @@
 """The routes that say how the server is, for people, load balancers and Prometheus."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
-from tokenmill.serve.answer_schema import StatusAnswer, VersionAnswer
+from tokenmill.serve.answer_schema import LoadAnswer, ServerAnswer, StatusAnswer, VersionAnswer
 from tokenmill.serve.document import answers
 from tokenmill.serve.errors import EngineDied
+from tokenmill.serve.server_facts import engine_facts, server_facts
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
 
@@ -16,6 +19,7 @@ __all__ = ["status"]
 def status(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
+    facts = {"engine": engine_facts(service.engine.core.loaded), "server": server_facts(service)}
 
     @routes.get("/health", response_model=None, responses=answers(StatusAnswer, 503))
     async def health() -> dict[str, str]:
@@ -25,6 +29,22 @@ def status(service: Service) -> APIRouter:
         if service.driver.is_hung:
             raise EngineDied("the engine hangs: a step takes much longer than any before it")
         return {"status": "ok"}
+
+    @routes.get("/ping", response_model=None, responses=answers(StatusAnswer, 503))
+    @routes.post("/ping", response_model=None, responses=answers(StatusAnswer, 503))
+    async def ping() -> dict[str, str]:
+        """The same as /health, under the name that SageMaker asks for."""
+        return await health()
+
+    @routes.get("/load", response_model=None, responses=answers(LoadAnswer))
+    async def load() -> dict[str, int]:
+        """How many texts run or wait, as a router asks that chooses among servers."""
+        return {"server_load": service.driver.num_open}
+
+    @routes.get("/server_info", response_model=None, responses=answers(ServerAnswer))
+    async def server_info() -> dict[str, Any]:
+        """How the engine was built and what the server allows: settings, without paths and keys."""
+        return {"version": __version__, "model": service.options.name, **facts}
 
     @routes.get("/ready", response_model=None, responses=answers(StatusAnswer, 503))
     async def ready() -> dict[str, str]:

@@ -1,0 +1,119 @@
+"""One connection of a client, as uvicorn speaks HTTP/1.1, with timeouts and for clients that have closed one half."""
+
+import asyncio
+import socket
+from math import inf
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["HttpProtocol"]
+
+HEAD_S = 10.0  # for all headers of a request
+STALL_S = 30.0  # for a reader that takes nothing
+PROBE_S = 0.25  # between two looks whether a client that has closed its half is still there
+
+
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, with timeouts.
+
+    The headers of a request have HEAD_S, then the connection is closed. If a client takes nothing of what was written
+    for it between two looks STALL_S apart, the connection is aborted: to close it would wait until all is taken. So it
+    is if a response waits for its reader for STALL_S, because too much of what was written is not taken. What the
+    client asked for is cancelled then.
+
+    A client may close its half of the connection after a request and still wait for the response (`nc -N` does). To the
+    server that looks like a client that has gone, until something is written: a client that has gone answers with a
+    reset. So a status 100, which clients of HTTP/1.1 pass over, is written before the response, and from then on the
+    connection is asked whether it was reset.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _has_drained = False  # since the last look
+    _probe: asyncio.TimerHandle | None = None
+    _is_half_closed = False
+
+    def connection_made(self, transport: Any) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._wait_for_head()
+        self._look_for_reader(inf)
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self.cycle is None or self.cycle.response_complete:
+            self._wait_for_head()
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._head_is_here()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._head_is_here()
+        for timer in (self._look, self._stall, self._probe):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """See asyncio.Protocol. True keeps the connection open, which TLS cannot."""
+        cycle = self.cycle
+        is_waiting = cycle is not None and not cycle.response_complete and not cycle.more_body
+        self._is_half_closed = is_waiting and self.scheme == "http" and self.conn.their_http_version == b"1.1"
+        if self._is_half_closed:
+            if not cycle.response_started:
+                self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            self._look_for_reset()
+        return self._is_half_closed
+
+    def on_response_complete(self) -> None:
+        """See H11Protocol. A client that has closed its half sends no other request."""
+        super().on_response_complete()
+        if self._is_half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def _look_for_reset(self) -> None:
+        connected: socket.socket | None = self.transport.get_extra_info("socket")
+        if connected is not None and connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._probe = self.loop.call_later(PROBE_S, self._look_for_reset)
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._stall = self.loop.call_later(STALL_S, self._abort_what_waits)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._has_drained = True
+        if self._stall is not None:
+            self._stall.cancel()
+        super().resume_writing()
+
+    def _abort_what_waits(self) -> None:
+        """A response that was written to its end waits for nothing, and may be taken slowly."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+
+    def _look_for_reader(self, before: float) -> None:
+        """before: bytes that were not taken yet at the last look; none counts as more than any number."""
+        left = self.transport.get_write_buffer_size()
+        if left and left >= before and not self._has_drained:
+            self.transport.abort()
+            return
+        self._has_drained = False
+        self._look = self.loop.call_later(STALL_S, self._look_for_reader, left or inf)
+
+    def _wait_for_head(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _head_is_here(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

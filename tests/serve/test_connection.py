@@ -1,0 +1,138 @@
+"""A connection: heads that do not come, readers that do not read, clients that have closed their half, or all of it."""
+
+import json
+import socket
+import time
+
+import httpx2
+import pytest
+
+from tests.serve.conftest import hold, served, wire
+from tokenmill.serve import connection
+from tokenmill.serve.connection import HttpProtocol
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_S", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: ", b"G"], ids=["nothing", "half", "a letter"])
+def test_a_head_that_does_not_come_closes_the_connection(server, sent):
+    begun_s = time.monotonic()
+    assert wire(server.url, sent) == b""
+    assert time.monotonic() - begun_s < 10
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_a_second_head_that_does_not_come_closes_the_connection(server):
+    said = wire(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he")
+    assert said.startswith(b"HTTP/1.1 200") and said.count(b"HTTP/1.1") == 1
+
+
+PAGES = 2000  # too much for the buffers of a socket
+
+
+def ask_for_much(server):
+    taken = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    head = "GET / HTTP/1.1\r\nHost: localhost\r\n"
+    taken.sendall(f"{head}\r\n".encode() * (PAGES - 1) + f"{head}Connection: close\r\n\r\n".encode())
+    return taken
+
+
+@pytest.mark.slow
+def test_the_socket_of_a_client_that_reads_nothing_is_closed(chat_model, monkeypatch):
+    monkeypatch.setattr(connection, "STALL_S", 0.5)
+    with served(chat_model) as server, ask_for_much(server):
+        connections, ends_s = server.server_state.connections, time.monotonic() + 60
+        while not connections:
+            time.sleep(0.01)
+        while connections and time.monotonic() < ends_s:
+            time.sleep(0.05)
+        assert not connections
+
+
+@pytest.mark.slow
+def test_a_client_that_reads_slowly_gets_everything(chat_model, monkeypatch):
+    monkeypatch.setattr(connection, "STALL_S", 0.5)
+    with served(chat_model) as server, ask_for_much(server) as taken:
+        received = 0
+        while part := taken.recv(300_000):
+            received += part.count(b"HTTP/1.1 200")
+            time.sleep(0.05)
+        assert PAGES - 10 <= received <= PAGES  # a status line may lie in two parts
+
+
+def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch):
+    def with_small_buffers(protocol, transport):
+        connection_made(protocol, transport)
+        transport.set_write_buffer_limits(200)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    connection_made = HttpProtocol.connection_made
+    monkeypatch.setattr(HttpProtocol, "connection_made", with_small_buffers)
+    monkeypatch.setattr(HttpProtocol, "_look_for_reader", lambda *_: None)  # which would notice too
+    monkeypatch.setattr(connection, "STALL_S", 0.5)
+    body = json.dumps({"prompt": "w1 w2", "max_tokens": 90, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with served(chat_model) as server, socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        taken.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        taken.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
+        assert taken.recv(1)
+        ends_s = time.monotonic() + 60
+        while server.driver.num_open and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert not server.driver.num_open and not server.server_state.connections
+
+
+def post(body, version="1.1"):
+    text = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+    return f"{head}Content-Type: application/json\r\n\r\n".encode() + text
+
+
+BODY = {"prompt": "w1 w2", "max_tokens": 20, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 3, "temperature": 1, "seed": 1}, {"stream": True}], ids=str)
+def test_a_client_that_has_closed_its_half_is_served(server, more):
+    whole = httpx2.post(f"{server.url}/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+    said = wire(server.url, post(BODY | more), is_half_closed=True)
+    *interim, answer = said.removesuffix(b"\r\n\r\n").split(b"HTTP/1.1 ")[1:]
+    assert answer.startswith(b"200") and all(each.strip() == b"100" for each in interim)
+    if more.get("stream"):
+        assert said.rstrip().endswith(b"0") and b"data: [DONE]" in answer
+    elif not more:
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == whole
+
+
+def test_requests_that_were_sent_together_before_that_are_all_answered(server):
+    get = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    said = wire(server.url, get + get + get, is_half_closed=True)
+    assert said.count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /hea", post(BODY)[:-5]], ids=["nothing", "half a head", "half a body"])
+def test_what_is_not_whole_then_closes_the_connection(server, data):
+    assert b"HTTP/1.1 200" not in wire(server.url, data, is_half_closed=True)
+
+
+def test_http_1_0_knows_no_status_100(server):
+    assert b"100 " not in wire(server.url, post(BODY, "1.0"), is_half_closed=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_has_gone_is_noticed(chat_model, stream):
+    with served(chat_model) as server:
+        hold(server.driver)  # so that it cannot end before the client has gone
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as taken:
+            taken.sendall(post(BODY | {"max_tokens": 90, "stream": stream}))
+            while not server.driver.core.trackers:
+                time.sleep(0.01)
+        while server.driver.num_open or server.driver.core.trackers:
+            time.sleep(0.01)
+        assert not server.server_state.connections
