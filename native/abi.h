@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 10 };
+enum { TM_ABI = 11 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
@@ -92,6 +92,8 @@ typedef struct {
 } TmStep;
 
 int tm_abi(void);
+// Size of each struct, and offset and size of each field, a line each: "TmUnit 0 32", "TmUnit.data 0 8".
+const char* tm_layout(void);
 // Name of the best build that this processor can run.
 const char* tm_best_build(void);
 // Null where the model cannot be made; `why` then has the reason in one line.

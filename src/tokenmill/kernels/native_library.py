@@ -1,15 +1,18 @@
-"""The shared library of native/, which installing compiles. The structs of its program are in program/native/abi.py."""
+"""The shared library of native/, which installing compiles."""
 
 import ctypes
 import os
 from ctypes import c_char_p, c_int, c_int64, c_void_p
 from functools import cache
 from hashlib import blake2b
+from itertools import zip_longest
 from pathlib import Path
+
+from tokenmill.kernels.native_structs import layout
 
 __all__ = ["BUILDS", "LANES", "best_build", "is_usable", "library", "library_digest", "why_not"]
 
-ABI = 10
+ABI = 11
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
@@ -21,6 +24,7 @@ def library() -> ctypes.CDLL:
     """The loaded library. OSError when there is none or it does not load."""
     loaded = ctypes.CDLL(os.fspath(FILE))
     loaded.tm_best_build.restype = c_char_p
+    loaded.tm_layout.restype = c_char_p
     loaded.tm_make.restype = c_void_p
     loaded.tm_make.argtypes = [c_void_p, c_char_p, c_int]
     loaded.tm_run.argtypes = [c_void_p, c_void_p, c_char_p, c_int]
@@ -44,7 +48,17 @@ def why_not() -> str | None:
         abi = library().tm_abi()
     except (OSError, AttributeError) as error:
         return f"does not load: {error}"
-    return None if abi == ABI else f"was built from other sources (ABI {abi}, needed is {ABI}): install tokenmill again"
+    if abi != ABI:
+        return f"was built from other sources (ABI {abi}, needed is {ABI}): install tokenmill again"
+    return _first_difference(bytes(library().tm_layout()).decode(), layout())
+
+
+def _first_difference(built: str, needed: str) -> str | None:
+    """Where the structs of the library differ from those that Python fills. A line says name, offset and size."""
+    for theirs, ours in zip_longest(built.splitlines(), needed.splitlines(), fillvalue="nothing"):
+        if theirs != ours:
+            return f"has other structs ({theirs} where {ours} is needed): install tokenmill again"
+    return None
 
 
 @cache

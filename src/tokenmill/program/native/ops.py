@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenmill.cache.formats import LayerKV
 from tokenmill.kernels.native_library import library
+from tokenmill.kernels.native_structs import Op, Unit
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.description import (
@@ -25,7 +26,6 @@ from tokenmill.model.description import (
     describe,
 )
 from tokenmill.model.layers import MLP, MoE
-from tokenmill.program.native.abi import Op, Unit
 from tokenmill.program.native.pack import LAYOUTS, TILE
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import Matrix, Scheme

@@ -18,14 +18,13 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
-from tokenmill.kernels import native_library
+from tokenmill.kernels import native_library, native_structs
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.description import describe
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program import ModelParts, Output, Program
-from tokenmill.program.native import abi
 from tokenmill.program.native.ops import Ops, packed_bytes, refuse
 from tokenmill.program.native.pack import LAYOUTS
 from tokenmill.program.native.weights import Packed, Packing
@@ -79,7 +78,7 @@ class Native(Program):
         self._ops = Ops(decoder, pool.layers, self._weights)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._angles = cosines, sines = _angles(decoder)
-        self._spec = abi.Model(
+        self._spec = native_structs.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -101,7 +100,7 @@ class Native(Program):
 
     def _start(self) -> None:
         """Start the threads. Done again in a forked process, where those of the first are missing."""
-        self._call, self._why = abi.Step(), ctypes.create_string_buffer(WHY_BYTES)
+        self._call, self._why = native_structs.Step(), ctypes.create_string_buffer(WHY_BYTES)
         self._model = native_library.library().tm_make(ctypes.byref(self._spec), self._why, WHY_BYTES)
         if not self._model:
             raise CapacityError("threads", self._spec.num_threads, 0, f"threads ({self._why.value.decode()})")

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tokenmill.errors import PackedModelError
 from tokenmill.kernels.native_library import library
+from tokenmill.kernels.native_structs import Op
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.model.layers import Embedding
-from tokenmill.program.native.abi import Op
 from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
 from tokenmill.quant.schemes import Matrix
 from tokenmill.quant.stored import Stored

@@ -1,9 +1,9 @@
 """The structs that the native program is called with, as abi.h has them: TmOp is Op here, and so on."""
 
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
 
-__all__ = ["Model", "Op", "Step", "Unit"]
+__all__ = ["Model", "Op", "Span", "Step", "Unit", "layout"]
 
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
@@ -38,8 +38,26 @@ class Model(Structure):
     )
 
 
+class Span(Structure):
+    """Steps have it as five numbers of an array: as a struct it is only compared."""
+
+    _fields_ = _fields((c_int64, "first count start base"), (c_void_p, "slots"))
+
+
 class Step(Structure):
     _fields_ = _fields(
         (c_int32, "num_tokens num_spans num_rows num_stops"),
         (c_void_p, "tokens positions slots rows spans stops logits"),
     )
+
+
+def layout() -> str:
+    """Size of each struct, offset and size of each field: what tm_layout says if the library was built for these."""
+    lines = []
+    for struct in (Unit, Op, Model, Span, Step):
+        name = f"Tm{struct.__name__}"
+        lines.append(f"{name} 0 {sizeof(struct)}")
+        for field, *_ in struct._fields_:
+            place = getattr(struct, field)
+            lines.append(f"{name}.{field.rstrip('_')} {place.offset} {place.size}")
+    return "".join(f"{line}\n" for line in lines)

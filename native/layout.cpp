@@ -1,0 +1,48 @@
+// tm_layout: where the compiler has put each field of the structs of abi.h. Python compares it with its own structs.
+#include <cstddef>
+#include <string>
+
+#include "abi.h"
+
+namespace {
+
+void add(std::string& text, const char* name, size_t offset, size_t size) {
+  text += std::string(name) + " " + std::to_string(offset) + " " + std::to_string(size) + "\n";
+}
+
+// A line for the struct itself, "TmUnit 0 32", and one for each of its fields, "TmUnit.data 0 8".
+std::string layout() {
+  std::string text;
+#define STRUCT(type) add(text, #type, 0, sizeof(type));
+#define FIELD(type, name) add(text, #type "." #name, offsetof(type, name), sizeof(((type*)nullptr)->name));
+  STRUCT(TmUnit)
+  FIELD(TmUnit, data) FIELD(TmUnit, gate) FIELD(TmUnit, scheme) FIELD(TmUnit, gate_scheme) FIELD(TmUnit, first)
+  FIELD(TmUnit, count)
+  STRUCT(TmOp)
+  FIELD(TmOp, kind) FIELD(TmOp, epilogue) FIELD(TmOp, activation) FIELD(TmOp, centred) FIELD(TmOp, from) FIELD(TmOp, to)
+  FIELD(TmOp, inputs) FIELD(TmOp, outputs) FIELD(TmOp, num_units) FIELD(TmOp, scheme) FIELD(TmOp, units) FIELD(TmOp, weight)
+  FIELD(TmOp, bias) FIELD(TmOp, q_norm) FIELD(TmOp, k_norm) FIELD(TmOp, table) FIELD(TmOp, positions) FIELD(TmOp, k_rows)
+  FIELD(TmOp, v_rows) FIELD(TmOp, k_scales) FIELD(TmOp, v_scales) FIELD(TmOp, eps) FIELD(TmOp, scale) FIELD(TmOp, softcap)
+  FIELD(TmOp, window) FIELD(TmOp, experts) FIELD(TmOp, chosen) FIELD(TmOp, normalise)
+  STRUCT(TmModel)
+  FIELD(TmModel, hidden) FIELD(TmModel, num_heads) FIELD(TmModel, num_kv_heads) FIELD(TmModel, head_dim)
+  FIELD(TmModel, intermediate) FIELD(TmModel, vocab) FIELD(TmModel, rotary) FIELD(TmModel, cache_format)
+  FIELD(TmModel, cosines) FIELD(TmModel, sines) FIELD(TmModel, ops) FIELD(TmModel, num_ops) FIELD(TmModel, num_threads)
+  FIELD(TmModel, build) FIELD(TmModel, num_positions) FIELD(TmModel, num_slots)
+  STRUCT(TmSpan)
+  FIELD(TmSpan, first) FIELD(TmSpan, count) FIELD(TmSpan, start) FIELD(TmSpan, base) FIELD(TmSpan, slots)
+  STRUCT(TmStep)
+  FIELD(TmStep, num_tokens) FIELD(TmStep, num_spans) FIELD(TmStep, num_rows) FIELD(TmStep, num_stops) FIELD(TmStep, tokens)
+  FIELD(TmStep, positions) FIELD(TmStep, slots) FIELD(TmStep, rows) FIELD(TmStep, spans) FIELD(TmStep, stops)
+  FIELD(TmStep, logits)
+#undef STRUCT
+#undef FIELD
+  return text;
+}
+
+}  // namespace
+
+extern "C" const char* tm_layout(void) {
+  static const std::string text = layout();
+  return text.c_str();
+}
