@@ -400,6 +400,20 @@ def test_without_usage_chunks_are_counted_and_that_is_said():
     assert "2 answers came without usage" in facts["notes"][0]
 
 
+def test_prompts_that_the_server_knew_are_said():
+    """So that nobody takes a second run with the same seed for a faster server."""
+    first = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+    for details, said in ((first, 1), (first | {"prompt_tokens_details": None}, 0)):
+        record = Record()
+        stream = Stream(record)
+        stream.feed(encode(piece("a", "stop"), {"choices": [], "usage": details}) + DONE, 1.0)
+        facts = figures(Outcome([record, Record(input_tokens=6)], 2, 1.0), {}, open_loop=False, detailed=False)
+        assert facts["total_cached_tokens"] == 8 * said
+        assert [note.startswith("50 % of the prompt tokens were") for note in facts["notes"] if "cache" in note] == [
+            True
+        ] * said
+
+
 def test_without_done_an_answer_with_a_finish_reason_is_whole():
     with Server(lambda handler: answer(handler, done=False)) as server:
         outcome = run(server, num_prompts=2)

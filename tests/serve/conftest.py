@@ -92,3 +92,21 @@ def client(server):
 def http(server):
     with httpx2.Client(base_url=server.url, timeout=120, trust_env=False) as http:
         yield http
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """A browser."""
+    from tests.serve.chromium import browser  # here, because selenium is needed by few of these tests
+
+    with browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def page(driver, server):
+    """The server's page, in storage of its own."""
+    from tests.serve.chromium import opened
+
+    with opened(driver, server.url) as page:
+        yield page

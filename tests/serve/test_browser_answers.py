@@ -6,7 +6,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.chromium import KEY, Feed, browser, opened
+from tests.serve.chromium import KEY, Feed
 
 pytestmark = pytest.mark.browser
 
@@ -22,17 +22,10 @@ plain </code></pre><script>window.broken=1</script>
 ```"""
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
 @pytest.fixture
-def page(driver, server):
-    with opened(driver, server.url) as page:
-        page.set("temperature", 0)
-        yield page
+def page(page):
+    page.set("temperature", 0)
+    return page
 
 
 def ask(page, text):

@@ -5,7 +5,7 @@ import json
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.serve.chromium import KEY, Feed, Page, browser, opened
+from tests.serve.chromium import KEY, Feed, Page, browser
 
 pytestmark = pytest.mark.browser
 
@@ -17,18 +17,6 @@ while (piece) {
 }
 """
 EMPTY = "for (const key of Object.keys(localStorage)) if (key.startsWith('fill')) localStorage.removeItem(key)"
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    with browser(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def page(driver, server):
-    with opened(driver, server.url) as page:
-        yield page
 
 
 @pytest.fixture

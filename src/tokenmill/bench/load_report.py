@@ -44,6 +44,7 @@ class Record:
     texts: list[str] = field(default_factory=list)
     input_tokens: int = 0  # as requested, until the server reports its own
     input_reported: bool = False
+    cached_tokens: int = 0  # of the prompt, which the server found in its prefix cache, if it says so
     reported_tokens: int | None = None
     ended_properly: bool = True
     failure: str = ""  # a few words that are counted
@@ -158,6 +159,9 @@ class Stream:
             self.record.input_tokens, self.record.input_reported = prompt, True
         if type(completion := usage.get("completion_tokens")) is int:
             self.record.reported_tokens = completion
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and type(cached := details.get("cached_tokens")) is int:
+            self.record.cached_tokens = cached
 
     def _choice(self, choice: Mapping[str, Any], now_s: float) -> None:
         delta = choice.get("delta")
@@ -210,6 +214,7 @@ def figures(outcome: Outcome, goodput_ms: Mapping[str, float], open_loop: bool, 
         "unfinished": outcome.num_asked - len(outcome.records),
         "interrupted": outcome.interrupted,
         "total_input_tokens": inputs,
+        "total_cached_tokens": sum(record.cached_tokens for record in good),
         "total_output_tokens": outputs,
         "token_counts_from": _source(good),
         "request_throughput": _per_second(len(good), outcome.duration_s),
@@ -296,6 +301,10 @@ def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterabl
         yield f"{unreported} answers came without usage: their chunks are counted as tokens, and may hold several"
     if unreported := sum(not record.input_reported for record in good):
         yield f"the server did not say the prompt tokens of {unreported} requests: words or ids are counted instead"
+    if cached := sum(record.cached_tokens for record in good):
+        total = sum(record.input_tokens for record in good)
+        share = f"{100 * cached / total:.0f} % of the prompt tokens were"
+        yield f"{share} in the server's prefix cache: another --seed sends prompts that it has not seen"
     if unended := sum(not record.ended_properly for record in good):
         yield f"{unended} streams gave a finish_reason but no [DONE]"
     late_s = max((record.sent_s - record.due_s for record in outcome.records), default=0.0)
