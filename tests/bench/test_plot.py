@@ -174,6 +174,14 @@ def test_sweep_has_a_line_per_prompt_and_says_what_all_rows_share():
         assert word in words_of(figure)
 
 
+@pytest.mark.parametrize(("rows", "name"), [(sweep, "sweep"), (load, "load")])
+def test_no_marker_is_cut_by_the_top_of_a_panel(rows, name):
+    """Values that lie close together far from 0 are the hard case: matplotlib's own margin is a part of their range."""
+    for axes in figures(rows())[0][name].axes:
+        assert axes.get_ylim()[0] == 0
+        assert axes.get_ylim()[1] >= 1.07 * max(line.get_ydata().max() for line in axes.lines if len(line.get_ydata()))
+
+
 def test_rates_have_the_whiskers_of_their_times():
     (point,) = points(
         [row(decode_tok_s=100.0, decode_ms=10.0, decode_ms_min=8.0, decode_ms_max=20.0)], "batch", "decode_tok_s"

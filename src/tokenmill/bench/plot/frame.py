@@ -25,6 +25,7 @@ from tokenmill.measure.files import write_atomically
 __all__ = [
     "GREY",
     "Style",
+    "from_zero",
     "legend",
     "legend_inches",
     "mark_failed_bar",
@@ -259,6 +260,11 @@ def _columns(names: Sequence[str], inches: float) -> int:
     """As many as fit beside each other, names and handles."""
     longest = max(map(len, names), default=0)
     return max(1, min(4, int(inches / (0.085 * longest + 0.7))))
+
+
+def from_zero(axes: Any) -> None:
+    """A y axis that begins at 0, with space above the largest value, so that no marker is cut."""
+    axes.set_ylim(0, 1.08 * axes.dataLim.y1)
 
 
 def plain(value: float, _place: Any = None) -> str:

@@ -6,7 +6,7 @@ Its rows are the documents of `tokenmill bench load`, or of vLLM's `bench serve`
 from collections.abc import Sequence
 from typing import Any
 
-from tokenmill.bench.plot.frame import legend, legend_inches, new_figure, plain_axis, style
+from tokenmill.bench.plot.frame import from_zero, legend, legend_inches, new_figure, plain_axis, style
 from tokenmill.bench.plot.series import Row, group, number, points
 
 __all__ = ["draw"]
@@ -45,7 +45,7 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
         axes.set_title(title)
         axes.set_xlabel("requests in flight")
         plain_axis(axes.xaxis, [float(each) for each in places])
-        axes.set_ylim(bottom=0)
+        from_zero(axes)
         if place == 0:
             legend(axes, handles, _WIDE)
     return figure, {}

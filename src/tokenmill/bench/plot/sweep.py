@@ -4,7 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.bench.plot.frame import Style, legend, legend_inches, mark_unmeasured, new_figure, plain_axis, style
+from tokenmill.bench.plot.frame import (
+    Style,
+    from_zero,
+    legend,
+    legend_inches,
+    mark_unmeasured,
+    new_figure,
+    plain_axis,
+    style,
+)
 from tokenmill.bench.plot.series import Row, Series, group, number, points, split
 
 __all__ = ["draw"]
@@ -99,7 +108,7 @@ def _draw_panel(axes: Any, panel: _Panel, series: Sequence[Series]) -> None:
     axes.set_xlabel(panel.words)
     every = [float(row[panel.along]) for one in series for row in (*one.rows, *one.failed)]
     plain_axis(axes.xaxis, every)
-    axes.set_ylim(bottom=0)
+    from_zero(axes)
     axes.margins(x=0.06)
     mark_unmeasured(axes, series, styles, panel.along)
     legend(axes, handles, _WIDE)
