@@ -624,6 +624,7 @@ def test_json_has_the_keys_of_vllm(bench, tmp_path):
     assert json.loads(lines[1]) == facts
 
 
+@pytest.mark.slow
 def test_a_run_for_each_concurrency_with_prompts_of_its_own(bench, tmp_path):
     path = tmp_path / "load.jsonl"
     with Server(answer) as server:

@@ -317,6 +317,7 @@ def test_ours_and_transformers_say_the_same_in_processes_of_their_own(tm, tmp_pa
         assert guessing["drafted"] is not None and "decode_ratio" not in guessing
 
 
+@pytest.mark.slow
 def test_ours_computes_a_prompt_that_it_has_seen(tmp_path):
     """Long enough for blocks that a prefix cache would have kept."""
     process = PeerProcess(command_for(PEERS["tokenmill"], None), 1)
@@ -333,6 +334,7 @@ def test_prompts_never_come_twice_and_do_not_go_around(tmp_path):
     assert len(set(taken)) == 12 and all(len(prompt) == 50 for prompt in taken)
 
 
+@pytest.mark.slow
 def test_more_prompts_than_there_is_text_are_refused_before_anything_runs(tm):
     code, _, err = tm("peers", "--only", "tokenmill", "--batch", 16, "--prompt", 2000)
     assert code == 2 and "--prompt" in err and "192,000 tokens" in err and "--rounds" in err

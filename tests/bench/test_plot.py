@@ -451,6 +451,7 @@ def test_the_verb_names_its_files_and_what_is_left_out(tm, results, tmp_path):
     assert set(json.loads(out)) == {"written", "left_out"}
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_one_line(tm, results, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

@@ -98,6 +98,7 @@ def test_tokens_that_change_between_repetitions_are_a_failure(tiny, monkeypatch)
 # ---- ladder
 
 
+@pytest.mark.slow
 def test_the_ladder_climbs_what_the_registries_have(tiny):
     steps = rungs(EngineConfig(), read_config(tiny.checkpoint.config))
     assert [rung.label for rung in steps] == [

@@ -125,6 +125,7 @@ def test_layers_see_what_the_model_computes(models, family):
 # ---- texts
 
 
+@pytest.mark.slow
 def test_a_model_writes_the_same_texts_whatever_writes_beside_them(models):
     source = save("llama", models)
     one, four = (tokenmill.load(source, dtype="float32", max_sequences=n, max_length=32) for n in (1, 4))
@@ -203,6 +204,7 @@ def test_experts_that_no_token_reaches_are_named(models, tmp_path, caplog):
 # ---- as it is typed
 
 
+@pytest.mark.slow
 def test_quantize_as_it_is_typed(models, tmp_path, capsys):
     source, out = save("llama", models), tmp_path / "out"
     options = ["--num-texts", "4", "--text-length", "24", "--algorithm", "gptq"]

@@ -61,6 +61,7 @@ def test_a_conversation_on_a_terminal(model, data):
     assert "w1 w2" in (data / "chat_history").read_text()
 
 
+@pytest.mark.slow
 def test_commands_after_ctrl_c_do_not_answer_and_continue_does(model, piped, tmp_path):
     whole = piped("w1 w2\n", "-n", 30, "-q")[1].split()
     with Terminal("chat", model, "-n", "12", "--plain", prepare=PAUSED) as terminal:
@@ -89,6 +90,7 @@ def test_commands_after_ctrl_c_do_not_answer_and_continue_does(model, piped, tmp
     assert out.split() == whole[len(part) : len(part) + 10]
 
 
+@pytest.mark.slow
 def test_several_lines(model):
     """Pasted, continued by a backslash, or between three quotes: one message."""
     with Terminal("chat", model, "-n", "2") as terminal:
@@ -107,6 +109,7 @@ def test_several_lines(model):
         assert 'forgot: "w1 w2 w3 w4"' in terminal.type("/bye")
 
 
+@pytest.mark.slow
 def test_a_block_is_one_message_where_answers_go_to_a_file(model, tmp_path):
     log = tmp_path / "log"
     redirect = f"import os; os.dup2(os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT), 1)"
@@ -119,6 +122,7 @@ def test_a_block_is_one_message_where_answers_go_to_a_file(model, tmp_path):
     assert log.read_text().count("\n") == 1 and ">" not in log.read_text()
 
 
+@pytest.mark.slow
 def test_a_history_that_cannot_be_kept_costs_a_remark(model, tmp_path):
     (tmp_path / "file").write_text("")
     with Terminal("chat", model, "-n", "2", env={"TOKENMILL_DATA": str(tmp_path / "file" / "data")}) as terminal:
@@ -129,6 +133,7 @@ def test_a_history_that_cannot_be_kept_costs_a_remark(model, tmp_path):
     assert shown.count("TOKENMILL_DATA") == 1
 
 
+@pytest.mark.slow
 def test_the_history_follows_xdg_data_home_and_ctrl_c_at_the_prompt_says_how_to_leave(model, tmp_path):
     """The lines that an earlier version kept in the cache folder are there too."""
     (tmp_path / "chat_history").write_text("typed long ago\n")

@@ -270,6 +270,7 @@ main.run()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_by_signal(model):
     command = [sys.executable, "-c", PAUSED, "generate", model, "-p", "w1", "-n", "50", "--ignore-eos", "-q"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -280,6 +281,7 @@ def test_ctrl_c_by_signal(model):
     assert (first + out).startswith(b"w") and (first + out).endswith(b"\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(model):
     arguments = ["generate", model, "-p", "w1", "-n", "50", "--ignore-eos", "-q"]
     with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

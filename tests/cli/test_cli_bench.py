@@ -129,6 +129,7 @@ def test_the_ladder_names_every_rung(tm, path):
     assert all(row["label"] in out for row in rows)
 
 
+@pytest.mark.slow
 def test_a_shape_needs_no_files(tm):
     code, out, _ = tm("--shape", "pythia-160m", "--tests", "tg2", "-r", 1, "--threads", 1)
     assert code == 0 and "shape:pythia-160m" in out and "random weights" in out

@@ -67,6 +67,7 @@ def computed(talk):
 # ---- turns
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_turns_are_those_of_fresh_runs_and_only_what_is_new_is_computed(real):
     talk = talking(real, system="Answer briefly.")
@@ -79,6 +80,7 @@ def test_turns_are_those_of_fresh_runs_and_only_what_is_new_is_computed(real):
     assert "of 256 tokens used" in talk.figures
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_stopped_answer_goes_on_as_if_it_had_not_been(real, temperature, tmp_path):

@@ -86,6 +86,7 @@ def test_ctrl_c_keeps_what_was_shown_and_gives_the_cursor_back():
     assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options, env, lives", [((), {}, True), (("--plain",), {}, False), ((), {"TERM": "dumb"}, False)]
 )

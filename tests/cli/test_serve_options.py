@@ -151,6 +151,7 @@ def test_seed(asked):
     assert "--seed" in asked("--seed", "-1")
 
 
+@pytest.mark.slow
 def test_offline():
     command = [sys.executable, "-m", "tokenmill", "serve", "no-such-owner/model", "--offline", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -117,6 +117,7 @@ def generate(tmp_path):
     return generated
 
 
+@pytest.mark.slow
 def test_nothing_unused_is_imported_before_the_first_text(generate):
     text, imported = generate()
     assert sorted(imported & {*TRACING}) == []  # nor where the model itself is read
@@ -161,6 +162,7 @@ def test_what_was_left_out_of_torch_is_imported_before_it_is_used(use):
     run(LATER.format(use=use))
 
 
+@pytest.mark.slow
 def test_a_conversation_imports_jinja(generate, tmp_path):
     template = tmp_path / "template"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")

@@ -36,6 +36,7 @@ def test_stdout_that_cannot_be_written_is_one_line_and_exit_code_2(model, line, 
     assert done.stderr == f"error: stdout cannot be written: {reason}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["<&- 2>&-", "2> /dev/full"])
 def test_a_stderr_that_cannot_be_written_costs_nothing(model, redirection):
     done = shell(GENERATE, model, redirection)
@@ -43,6 +44,7 @@ def test_a_stderr_that_cannot_be_written_costs_nothing(model, redirection):
     assert len(done.stdout.split()) == 3
 
 
+@pytest.mark.slow
 def test_a_file_that_is_opened_is_not_taken_for_a_closed_stream(model, tmp_path):
     """The file that is written gets the lowest free number: it must not be 1 or 2."""
     file = tmp_path / "x.kv"
@@ -65,6 +67,7 @@ def test_a_warning_is_one_line(model):
     assert (done.returncode, done.stderr) == (0, "warning: no more blocks are kept\n")
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_prefix_dir_is_one_line(model, tmp_path):
     """A limit on the size of files is a disk that is full. torch is there before it, because dill, which torch imports
     where it is installed, writes a file then."""

@@ -412,6 +412,7 @@ def test_settings_travel(saved, llama):
     assert params.seed is not None
 
 
+@pytest.mark.slow
 def test_flipped_bytes_are_refused_and_leave_no_trace(saved, llama, tmp_path):
     engine = engine_for(llama)
     wanted = engine.generate(START, max_new_tokens=8).tokens

@@ -7,6 +7,7 @@ rounding, so a difference here is a wrong row, not a tie.
 import pytest
 import torch
 
+from tests.marks import crossed
 from tests.tiny_models import CONTEXT, FAMILY_NAMES, TINY, prompt, reference, save
 from tokenmill import load
 from tokenmill.errors import NoKernel
@@ -17,14 +18,20 @@ PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]
 NEW = 14
 
 
-@pytest.fixture(scope="module", params=FAMILY_NAMES)
-def family(request):
+@pytest.fixture(scope="module", params=crossed(FAMILY_NAMES, SAMPLING, ["greedy"], as_one=True))
+def case(request):
+    """A family, and how its tokens are drawn."""
     return request.param
 
 
-@pytest.fixture(scope="module", params=SAMPLING)
-def sampling(request):
-    return SAMPLING[request.param]
+@pytest.fixture(scope="module")
+def family(case):
+    return case[0]
+
+
+@pytest.fixture(scope="module")
+def sampling(case):
+    return SAMPLING[case[1]]
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +131,7 @@ def test_every_kernel_equals_gather(name, kernel, models):
         torch.testing.assert_close(engine.logits(tokens), expected)
 
 
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_no_cache_gives_the_same_text(family, models):
     """Law 2 against the plainest reference there is: recompute everything for every token."""
     engine = load(save(family, models), dtype="float32")

@@ -21,6 +21,7 @@ PROGRAMS = {
     "eager float32": {"program": "eager", "dtype": "float32"},
     "compiled float32": {"program": "compiled", "compile_backend": "eager", "dtype": "float32"},
 }
+SLOW = ("native q4", "compiled float32")
 PROPOSERS = {
     "suffix": {"speculate": "suffix"},
     "draft_model": {"speculate": "draft_model", "draft_model": "q8", "num_draft_tokens": 4},
@@ -38,7 +39,7 @@ def prompts():
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow) if name.startswith("compiled") else name for name in PROGRAMS],
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in PROGRAMS],
 )
 def program(request):
     return request.param

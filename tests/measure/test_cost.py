@@ -63,6 +63,7 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
     assert predicted.cache_bytes == engine.memory["cache_bytes"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["native", "eager"])
 def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
     engine = tokenmill.load(real_model, program=program, scheme="file", max_length=256)

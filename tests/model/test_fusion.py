@@ -36,6 +36,7 @@ def test_halves_are_rotated_to_the_same_bits(dtype, width):
     assert torch.equal(apply_rotary(x, cos, sin), apply_rotary_in_halves(x, cos, sin))
 
 
+@pytest.mark.slow
 def test_compiled_as_well(tmp_path):
     path = save("llama", tmp_path)
     wanted = engine_for(path).generate(prompt(20, seed=1), max_new_tokens=6, ignore_eos=True).tokens

@@ -225,6 +225,7 @@ def test_what_breaks_off_leaves_the_old_one_whole(how, copy, llama, monkeypatch)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
+@pytest.mark.slow
 def test_torch_writes_no_file_itself(copy, llama, monkeypatch):
     """Its writer, where a disk is full, ends the process from a C++ destructor."""
     before = {path.name: path.read_bytes() for path in copy.iterdir()}

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 import tokenmill
+from tests.marks import crossed
 from tests.program import sanitized
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.engine.load import load
@@ -18,6 +19,7 @@ from tokenmill.kernels import native_library
 from tokenmill.program.native.program import Native
 
 FAMILIES = FAMILY_NAMES
+BEST = native_library.best_build() if native_library.why_not() is None else None
 LONG = prompt(97, seed=5)
 
 pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
@@ -78,9 +80,12 @@ def test_builds_agree(family, dtype, scheme, models, monkeypatch):
     assert (logits["portable"] - best).abs().max() <= allowed * best.std()
 
 
-@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
+@pytest.mark.parametrize(
+    ("family", "build"),
+    crossed(["llama", "gpt2", "qwen3", "mixtral"], native_library.BUILDS, [BEST]),
+    indirect=["build"],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3", "mixtral"])
 def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, models):
     path = save(family, models)
     whole = native(path, dtype).logits(LONG)
@@ -100,7 +105,11 @@ def test_the_same_bits_for_any_chunk_thread_and_block(family, dtype, build, mode
         assert torch.equal(native(path, dtype, **settings).logits(LONG), whole), settings
 
 
-@pytest.mark.parametrize("build", native_library.BUILDS, indirect=True)
+@pytest.mark.parametrize(
+    "build",
+    [build if build == BEST else pytest.param(build, marks=pytest.mark.slow) for build in native_library.BUILDS],
+    indirect=True,
+)
 @pytest.mark.parametrize(("heads", "head_dim", "window"), [(6, 32, None), (4, 64, 40), (1, 96, None)])
 def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_path):
     """Heads that a matrix unit takes whole, beside each other in its tiles or alone, one with a window."""
@@ -122,6 +131,7 @@ def test_the_same_bits_where_heads_are_wide(heads, head_dim, window, build, tmp_
     assert (whole - eager).abs().max() <= 0.05 * eager.std()  # bfloat16 against float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q4")])
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
 def test_the_same_bits_where_rows_are_wide(kind, dtype, scheme, tmp_path):

@@ -102,6 +102,7 @@ def test_a_flood_is_refused_beyond_the_queue(chat_model):
 # ---- row 4
 
 
+@pytest.mark.slow
 def test_every_answer_is_its_own_though_blocks_are_scarce(chat_model):
     prompts = [f"w{number} {words(number, 8)} w{number}" for number in range(32)]
     quiet = load(chat_model, **(SETTINGS | {"speculate": "off"}))

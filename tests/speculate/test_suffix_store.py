@@ -354,6 +354,7 @@ def test_a_damaged_byte_costs_only_guesses(damage, tmp_path):
     assert num_said > 0.9 * data.index(bytes([0, 0, 0, 0x80] * WINDOW))  # where the tokens begin
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_is_left_out(tmp_path):
     stored(tmp_path, *TEXTS)
     (file,) = files(tmp_path)

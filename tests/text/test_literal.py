@@ -215,6 +215,7 @@ PIECES = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.lists(PIECES, max_size=6).map("".join), min_size=1, max_size=4), st.sampled_from(["chatml", "join"]))
 def test_no_spelling_in_pieces_forges_a_turn(contents, name):

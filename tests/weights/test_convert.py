@@ -97,6 +97,7 @@ def test_nothing_is_left_of_what_broke_off(source, tmp_path, monkeypatch, error)
         assert "No space left on device" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_a_gguf_becomes_a_directory_with_its_tokenizer(real_model, tmp_path):
     source = open_checkpoint(real_model)

@@ -66,6 +66,7 @@ def test_the_bits_are_the_models(family, dtype, scheme, models, tmp_path):
     assert ours.memory == model.memory
 
 
+@pytest.mark.slow
 def test_the_real_model_keeps_its_tokenizer_and_codes(real_model, tmp_path):
     packed = make(real_model, tmp_path / "x.packed")
     ours, model = load(packed), load(real_model)
@@ -101,6 +102,7 @@ def test_what_it_was_made_for_is_settled(packed):
             load(packed, **{name: value})
 
 
+@pytest.mark.slow
 def test_flipped_bytes_are_refused(packed, tmp_path):
     data = packed.read_bytes()
     facts, end = read_header(packed)

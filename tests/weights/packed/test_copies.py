@@ -147,6 +147,7 @@ def test_files_that_change_their_names_are_another_model(llama, folder, opened, 
     assert not torch.equal(load(path).logits(LONG), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_places", [4, pytest.param(64, marks=pytest.mark.long)])
 def test_copies_damaged_anywhere_are_refused_and_made_again(num_places, llama, folder, opened, caplog):
     """At so many places of each part of the file: its front, the weights, and header with tokenizer."""
@@ -228,6 +229,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_no_more(llama, folder, capl
     assert "will not start faster" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 1, 7, -1])
 def test_a_disk_that_fills_while_the_copy_is_written(llama, folder, opened, caplog, monkeypatch, at):
     """At any write, the header's too (-1): the weights are packed into memory, which is said once."""

@@ -53,6 +53,7 @@ def start_writing(model, how):
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_a_copy_that_another_process_writes_is_left_to_it(llama, folder, capsys):
     """Others find a damaged copy in its place, or clear the cache; neither takes away what is being written."""
     want = load(llama).generate([[1, 2, 3]], max_new_tokens=8, ignore_eos=True)[0].hash
