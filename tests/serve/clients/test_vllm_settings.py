@@ -7,6 +7,7 @@ serve/instrumentator/test_basic.py (02a69ad271)
  - show_version, check_health: test_whether_it_lives
  - health_check_engine_dead_error: test_a_dead_engine
  - request_cancellation: test_many_clients_that_leave
+ - server_load: test_the_load
  - request_wrong_content_type: test_a_body_of_another_type
 serve/instrumentator/test_metrics.py (030ea52eff): metrics_counts: test_figures_add_up; abort_metrics_reset:
  test_gauges_after_clients_have_left
@@ -20,12 +21,14 @@ openai/completion/test_shutdown.py (2a48a98329): wait_timeout_completes_requests
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx2
 import pytest
 
 from tests.empty import check_empty
 from tests.serve.conftest import hold, served
+from tests.serve.test_driver import Gate
 from tests.serve.test_fields import post
 from tests.serve.test_metrics import samples
 from tokenmill.version import __version__
@@ -53,14 +56,29 @@ def test_whether_it_lives(http):
     assert http.get("/health").json() == {"status": "ok"}
 
 
+def test_the_load(chat_model):
+    with served(chat_model) as server, client_of(server) as http:
+        gate = Gate(server.driver.core)
+        assert http.get("/load").json() == {"server_load": 0}
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(httpx2.post, f"{server.url}{COMPLETION}", json=BODY, timeout=60)
+            assert gate.waits.wait(60) and http.get("/load").json() == {"server_load": 1}
+            gate.opened.set()
+            assert asked.result(60).status_code == 200
+        wait_until(lambda: http.get("/load").json() == {"server_load": 0}, "the load does not go back to 0")
+
+
 def test_a_dead_engine(chat_model):
+    """Clients hear of it, and nothing of what is inside the server."""
+
     def fail():
-        raise MemoryError
+        raise MemoryError("at 0x7f123 in /srv/engine.py")
 
     with served(chat_model) as server, client_of(server) as http:
         server.driver.core.step = fail
         response = http.post(COMPLETION, json=BODY)
-        assert response.status_code == 503 and "MemoryError" not in response.json()["error"]["message"]
+        assert response.status_code == 503
+        assert response.json()["error"]["message"] == "the engine has failed: MemoryError"
         assert http.get("/health").status_code == 503
 
 
@@ -93,9 +111,11 @@ def test_figures_add_up(chat_model):
         for number in range(count):
             post(http, prompt=[number] * num_prompt, max_tokens=num_new)
         found = {name.removeprefix("vllm:"): value for name, value in samples(server.url).items()}
-    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
-        assert found[f"{name}_seconds_count"] == count
-    assert found["request_decode_time_seconds_count"] == count
+    times = """time_to_first_token e2e_request_latency request_queue_time request_inference_time request_prefill_time
+        request_decode_time""".split()
+    for name in (*(f"{each}_seconds" for each in times), "request_params_n", "request_params_max_tokens"):
+        assert found[f"{name}_count"] == count
+    assert found["request_params_max_tokens_sum"] == count * num_new
     assert found["inter_token_latency_seconds_count"] == count * (num_new - 1)
     for name, each in (("request_prompt_tokens", num_prompt), ("request_generation_tokens", num_new)):
         assert (found[f"{name}_sum"], found[f"{name}_count"]) == (count * each, count)
@@ -162,21 +182,18 @@ def test_a_response_has_one_id(http, given):
 def test_a_server_that_shuts_down(chat_model, quiet, drain_s):
     """What runs goes on for as long as it may; what is new is refused."""
     with served(chat_model, drain_s=drain_s) as server, client_of(server) as http:
-        step = server.driver.core.step
-        hold(server.driver)
+        gate = Gate(server.driver.core)
         with http.stream("POST", COMPLETION, json=BODY | {"max_tokens": 90, "stream": True}) as response:
-            lines = response.iter_lines()
-            first = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
-            with client_of(server) as other:
-                assert other.get("/ready").status_code == 200  # the connection is open before the end is asked for
-                server.drain()
-                with pytest.raises((httpx2.TransportError, AssertionError)) as caught:
-                    assert other.post(COMPLETION, json=BODY).status_code == 200
-                assert "503" in str(caught.value) or isinstance(caught.value, httpx2.TransportError)
-            server.driver.core.step = step
-            events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+            assert response.status_code == 200 and gate.waits.wait(60)
+            server.drain()
+            with suppress(httpx2.TransportError):  # when no connection is taken any more
+                assert httpx2.post(f"{server.url}{COMPLETION}", json=BODY, timeout=60).status_code == 503
+            if drain_s:
+                gate.opened.set()
+            events = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+        gate.opened.set()
     if drain_s:
-        text = first + "".join(event["choices"][0]["text"] for event in events)
+        text = "".join(event["choices"][0]["text"] for event in events)
         assert text == quiet.generate(BODY["prompt"], max_new_tokens=90).text
         assert events[-1]["choices"][0]["finish_reason"] == "length"
     else:
