@@ -7,7 +7,8 @@
 # make test-browser   the server's page in headless Chromium, which root installs on Debian and Ubuntu
 # make test-long   law 14 for ten minutes with each program, 50,000 mutated files, 200 prompts with each proposer, two
 #                  hours of a server under load, and the benchmarks that the documents show
-# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies
+# make test-clients   other programs against the server: OpenAI's JavaScript client, schemathesis, lm-eval, proxies; and
+#                     what llama.cpp and vLLM test of their servers
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
 # make clean  remove what make has made

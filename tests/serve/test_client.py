@@ -33,6 +33,7 @@ def held(chat_model):
 def test_models(client):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "tokenmill"
+    assert client.get("/models/", cast_to=object) == client.get("/models", cast_to=object)
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")
 

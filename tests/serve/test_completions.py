@@ -1,5 +1,7 @@
 """POST /v1/completions, through OpenAI's own client: texts are those of the engine, whole and in streams."""
 
+import json
+
 import openai
 import pytest
 
@@ -98,6 +100,9 @@ def test_logprobs(client, quiet):
     wanted = expected(quiet, "w1", 4, logprobs=2)
     assert done.logprobs.token_logprobs == pytest.approx([entry.logprob for entry in wanted.logprobs])
     assert [len(top) for top in done.logprobs.top_logprobs] == [2] * 4
+    none = client.completions.create(model=MODEL, prompt="w1", max_tokens=4, temperature=0, logprobs=0).choices[0]
+    chosen = zip(done.logprobs.tokens, done.logprobs.token_logprobs, strict=True)
+    assert none.logprobs.top_logprobs == [{token: value} for token, value in chosen]
     assert done.logprobs.tokens == [f"w{token}" for token in wanted.tokens]
     stream = client.completions.create(model=MODEL, prompt="w1", max_tokens=4, temperature=0, logprobs=2, stream=True)
     entries = [chunk.choices[0].logprobs for chunk in stream]
@@ -155,6 +160,20 @@ def test_usage_of_a_stream(client):
     assert all(chunk.usage is None for chunk in chunks)
 
 
+@pytest.mark.parametrize("include", [True, False])
+def test_usage_of_every_chunk_of_a_stream(client, include):
+    options = {"include_usage": include, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(
+        model=MODEL, prompt="w1 w2", max_tokens=5, stream=True, stream_options=options
+    )
+    if not include:
+        assert {chunk.usage for chunk in chunks} == {None} == {last.usage}
+        return
+    numbers = [chunk.usage.completion_tokens for chunk in chunks]
+    assert numbers == sorted(set(numbers)) and numbers[-1] == last.usage.completion_tokens == 5
+    assert {chunk.usage.total_tokens - chunk.usage.completion_tokens for chunk in chunks} == {2}
+
+
 def test_more_tokens_than_fit_are_as_many_as_fit(client):
     done = client.completions.create(model=MODEL, prompt="w1 w2", max_tokens=10**6, temperature=0)
     assert done.usage.completion_tokens == 94 and done.choices[0].finish_reason == "length"
@@ -167,13 +186,18 @@ def test_the_last_tokens_of_a_long_prompt_if_the_client_says_so(client, quiet):
     )
     assert done.usage.prompt_tokens == 20
     assert done.choices[0].text == expected(quiet, [number % 50 for number in range(180, 200)], 4).text
+    body = {"truncate_prompt_tokens": 20, "truncation_side": "right", "return_tokens": True}
+    first = client.completions.create(model=MODEL, prompt=prompt, max_tokens=1, extra_body=body)
+    assert first.choices[0].prompt_token_ids == list(range(20))
 
 
 def test_an_unknown_field_is_named(http):
-    body = {"prompt": "w1", "max_tokens": 1, "mirostat": 0, "stream_options": {"continuous_usage_stats": True}}
-    assert http.post("/v1/completions", json=body).json()["warnings"] == [
+    body = {"prompt": "w1", "max_tokens": 1, "mirostat": 0, "stream": True, "stream_options": {"chunk_size": 2}}
+    with http.stream("POST", "/v1/completions", json=body) as stream:
+        first = json.loads(next(stream.iter_lines()).removeprefix("data: "))
+    assert first["warnings"] == [
         "unknown field 'mirostat' is ignored",
-        "unknown field 'stream_options.continuous_usage_stats' is ignored",
+        "unknown field 'stream_options.chunk_size' is ignored",
     ]
 
 
@@ -182,6 +206,18 @@ def test_an_unknown_field_is_named(http):
     [
         ({}, "prompt", "required"),
         ({"prompt": 5}, "prompt", "valid"),
+        ({"prompt": [1, "w1"]}, "prompt", "a list of token ids, or a list of such lists"),
+        (
+            {"prompt": "w1", "min_tokens": 5, "max_tokens": 2},
+            "min_tokens",
+            "min_tokens = 5 is not allowed: at most max_t",
+        ),
+        ({"prompt": "w1", "stream_options": {}}, "stream_options", "only allowed with stream"),
+        ({"prompt": "w1", "cache_salt": ""}, "cache_salt", "at least 1"),
+        ({"prompt": "w1", "truncation_side": "up"}, "truncation_side", "'left' or 'right'"),
+        ({"prompt": "w1", "lora": [{"id": 0, "scale": 1.0}]}, "lora", "not supported"),
+        ({"prompt": "w1", "prompt_embeds": "AAAA"}, "prompt_embeds", "not supported"),
+        ({"prompt": "w1", "prompt_token_ids": [1]}, "prompt_token_ids", "not supported"),
         ({"prompt": []}, "prompt", "nothing"),
         ({"prompt": ""}, "prompt", "empty"),
         ({"prompt": [500]}, "prompt", "out of range"),
@@ -228,6 +264,14 @@ def test_a_prompt_that_does_not_fit(client):
 def test_bodies_that_are_no_requests(http, data):
     response = http.post("/v1/completions", content=data, headers={"content-type": "application/json"})
     assert response.status_code == 400 and response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "more", [{"model": "A" * 100_000}, {"logit_bias": {"A" * 100_000: 1}}, {"prompt": [{"a": 1}] * 5000}], ids=[*"abc"]
+)
+def test_a_refusal_does_not_send_back_what_is_long(http, more):
+    response = http.post("/v1/completions", json={"prompt": "w1", **more})
+    assert response.status_code in (400, 404) and len(response.content) < 1500
 
 
 def test_nan_is_refused_by_name(http):

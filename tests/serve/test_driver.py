@@ -107,7 +107,7 @@ def test_places(driver):
     assert driver.num_open == 0
 
 
-def test_a_step_that_raises_ends_everybody(core):
+def test_a_step_that_raises_ends_everybody(core, caplog):
     died = threading.Event()
     driver = Driver(core, Metrics(core, "words"), 4, died.set)
     driver.start()
@@ -118,7 +118,9 @@ def test_a_step_that_raises_ends_everybody(core):
         return [*first, *await asyncio.gather(tokens_of(driver, request(core)), return_exceptions=True)]
 
     errors = asyncio.run(asyncio.wait_for(both(), 20))
-    assert [type(error) for error in errors] == [EngineDied] * 3 and "ZeroDivisionError" in str(errors[0])
+    assert [type(error) for error in errors] == [EngineDied] * 3
+    assert {str(error) for error in errors} == {"the engine has failed: ZeroDivisionError"}
+    assert "division by zero" in caplog.text and "Traceback" in caplog.text
     assert driver.has_failed and died.wait(5)
     driver.stop()
 

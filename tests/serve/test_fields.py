@@ -193,6 +193,8 @@ def test_a_model_without_a_tokenizer(tmp_path):
     ("path", "body", "param"),
     [
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ("/v1/sessions/a/save", {"messages": MESSAGES, "add_special": True}, "add_special_tokens"),
         ("/detokenize", {"tokens": [211]}, "tokens"),
         ("/v1/sessions/a/save", {"prompt": ""}, "prompt"),
         ("/v1/sessions/a/save", {"prompt": "w1 " * 97}, "prompt"),
@@ -215,19 +217,19 @@ def keeps(chat_model, tmp_path_factory):
 
 def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
     with served(chat_model, {"max_step_tokens": 4}) as server:
-        step = server.driver.core.step
+        step, steps = server.driver.core.step, []
 
         def slow():
             time.sleep(0.05)
-            step()
+            steps.append(step())
 
         server.driver.core.step = slow
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
         for more in ({}, {"stream": True}):
-            begun_s = time.perf_counter()
+            steps.clear()
             response = httpx2.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
-            assert time.perf_counter() - begun_s < 0.8  # which is less than 23 steps take
+            assert len(steps) < 23  # which is how many the prompt takes
         assert not server.driver.num_open
 
 

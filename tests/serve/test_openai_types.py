@@ -196,6 +196,12 @@ def test_tokenize_has_the_prompt_of_a_chat(http, quiet, variables):
     assert answer["prompt_token_ids"] == found["tokens"]
 
 
+def test_what_is_said_of_messages_changes_no_prompt(http):
+    names = {"add_generation_prompt": False, "chat_template_kwargs": {"a": 1}, "tools": [{}]}
+    said = http.post("/tokenize", json={"prompt": PROMPT, **names}).json()["warnings"]
+    assert said == [f"{name} is about messages, so it changes nothing of a prompt" for name in names]
+
+
 def test_warnings_on_every_route(http):
     kwargs = {"messages": OPEN, "chat_template_kwargs": {"enable_thinking": False}}
     unread = "this model's chat template does not read '{}', so it changes nothing"

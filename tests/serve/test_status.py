@@ -9,6 +9,12 @@ def test_ping_is_health(http):
     assert http.get("/ping").json() == http.post("/ping").json() == http.get("/health").json()
 
 
+def test_a_method_that_is_not_there_names_those_that_are(http):
+    for path, methods in (("/ping", {"GET", "POST"}), ("/health", {"GET"}), ("/v1/completions", {"POST"})):
+        response = http.request("DELETE", path)
+        assert response.status_code == 405 and set(response.headers["allow"].split(", ")) == methods
+
+
 def test_load_counts_texts(server, http):
     assert http.get("/load").json() == {"server_load": 0}
     with server.driver.places(3):

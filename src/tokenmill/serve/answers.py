@@ -43,6 +43,7 @@ class Format(ABC):
         self._warnings = prepared.warnings
         options = body.stream_options
         self._wants_usage = options is not None and options.include_usage
+        self._counts_on = options is not None and options.continuous_usage_stats
         self._num_shown = prepared.num_shown
         self._num_new = 0
         self._begun: set[int] = set()  # continuations of which something was written
@@ -82,7 +83,7 @@ class Format(ABC):
         """What is new of a continuation."""
 
     def _chunk(self, choices: list[Json]) -> Json:
-        usage = {"usage": None} if self._wants_usage else {}
+        usage = {"usage": self._usage() if self._counts_on else None} if self._wants_usage else {}
         warned, self._warnings = self._warned(), []  # in the first one
         return {**self._head, "object": self.chunk, "choices": choices, **usage, **warned}
 
@@ -193,9 +194,9 @@ class CompletionFormat(Format):
         }
 
     def _top(self, token: int, entry: TokenLogprobs) -> Json:
-        """By text; of tokens that are spelled alike the likeliest."""
+        """By text; of tokens that are spelled alike the likeliest. The chosen one is always among them."""
         top: Json = {}
-        for other, value in _likeliest(token, entry, self._num_top or 0):
+        for other, value in _likeliest(token, entry, self._num_top or 0) or [(token, entry.logprob)]:
             top.setdefault(self._token_text(other), value)
         return top
 

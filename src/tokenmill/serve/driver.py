@@ -5,8 +5,10 @@ between two steps. After each step the thread hands what is new of every job to 
 """
 
 import asyncio
+import logging
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -26,6 +28,8 @@ from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.turnover import Turnover
 
 __all__ = ["Driver"]
+
+log = logging.getLogger(__name__)
 
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before
 FIRST_STEPS, FIRST_S = 8, 120.0  # until so many are known, a step may take this long
@@ -170,7 +174,8 @@ class Driver:
                         self._step()
         except BaseException as error:  # noqa: BLE001  (whatever it is, clients must hear of it)
             self.has_failed = True
-            self.error = EngineDied(f"the engine has failed: {type(error).__name__}: {error}")
+            self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
+            log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
             self.on_failure()
         else:
             self.error = EngineDied("the server is shutting down")

@@ -1,5 +1,6 @@
 """Errors as OpenAI's API has them: one object with the same four keys, whatever the status."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,7 @@ __all__ = [
 
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
+MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -87,12 +89,25 @@ FIELDS = {
     "include_stop": "include_stop_str_in_output",
 }
 """What the API calls settings that have another name in SamplingParams."""
+SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
+
+
+ALLOWED = {
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": "a text, or a list of texts",
+}
+"""What a field of several types may be."""
 
 
 def _field(setting: str) -> str:
     """The field that a setting of SamplingParams comes from; a ConfigError may say "logit_bias[5]"."""
     name = setting.partition("[")[0].partition(" ")[0]
     return FIELDS.get(name, name)
+
+
+def _in_fields(error: ConfigError | RequestError) -> str:
+    """The message, with settings named as the API's fields are."""
+    return SETTING.sub(lambda found: FIELDS[found[0]], str(error))
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
@@ -102,6 +117,8 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no JSON: {first.get('ctx', {}).get('error', first['msg'])}")
     name = places[0] if places else None
+    if name in ALLOWED and len(places) > 1:  # pydantic's message is about the first of the types alone
+        return ApiError(400, f"{name}: a valid value is {ALLOWED[name]}", name)
     return ApiError(400, f"{name or 'the body'}: {first['msg']}", name)
 
 
@@ -109,9 +126,9 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
     ApiError: lambda error: error,
     RequestValidationError: _of_validation,
     HTTPException: lambda error: ApiError(error.status_code, str(error.detail)),
-    ConfigError: lambda error: ApiError(400, str(error), _field(error.name)),
+    ConfigError: lambda error: ApiError(400, _in_fields(error), _field(error.name)),
     DeadlinePassed: lambda error: ApiError(504, str(error), "timeout", "deadline_exceeded"),
-    RequestError: lambda error: ApiError(400, str(error), error.setting and _field(error.setting)),
+    RequestError: lambda error: ApiError(400, _in_fields(error), error.setting and _field(error.setting)),
     QueueFull: lambda error: ApiError(
         429, f"the server is full: {error}", code="queue_full", retry_after_s=error.retry_after_s
     ),
@@ -132,7 +149,9 @@ def about(field: str) -> Iterator[None]:
 def _body_of(error: ApiError) -> dict[str, Any]:
     """The object that a response, or an event of a stream, carries."""
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
-    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+    message, param = error.message, error.param and error.param[:MAX_MESSAGE]
+    message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} …"
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
 
 
 def event_of(error: Exception) -> bytes:

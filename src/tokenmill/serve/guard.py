@@ -127,7 +127,8 @@ def _after_the_body(body: _Body, send: Send) -> Send:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
+    """Probes of load balancers may ask with a slash at the end."""
+    return (path.removesuffix("/") or "/") in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _host(header: str) -> str:

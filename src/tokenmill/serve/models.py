@@ -23,6 +23,7 @@ def models(service: Service) -> APIRouter:
         "max_model_len": service.engine.config.max_length,
     }
 
+    @routes.get("/v1/models/", include_in_schema=False)
     @routes.get("/v1/models", response_model=None, responses=answers(ModelsAnswer))
     async def all_models() -> dict[str, Any]:
         """The model that is served."""

@@ -175,9 +175,10 @@ def _clamped(core: Core, num_prompt: int, field: str, max_tokens: int | None) ->
 
 
 def _cut(core: Core, body: SamplingBody, tokens: list[int]) -> list[int]:
-    """The last tokens of a prompt, as many as the client wants to keep; -1: as many as leave room for one more."""
+    """The last tokens of a prompt, or the first, as many as are wanted; -1: as many as leave room for one more."""
     if (kept := body.truncate_prompt_tokens) is None:
         return tokens
     if kept == 0:
         raise ApiError(400, "truncate_prompt_tokens = 0 is not allowed: at least 1, or -1", "truncate_prompt_tokens")
-    return tokens[-(kept if kept > 0 else max(1, _limit(core) - 1)) :]
+    kept = kept if kept > 0 else max(1, _limit(core) - 1)
+    return tokens[:kept] if body.truncation_side == "right" else tokens[-kept:]

@@ -7,7 +7,7 @@ name is almost that of another. One that is not known is accepted, and the answe
 refused at its first wrong entry: to note an error for each of a million takes the event loop for seconds.
 """
 
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -80,9 +80,13 @@ class Nullable(BaseModel):
 
 
 class StreamOptions(Nullable):
-    """What a stream sends beside its text. No chunk is padded, so that it is of no use to turn that off."""
+    """What a stream sends beside its text. No chunk is padded, so that it is of no use to turn that off.
+
+    continuous_usage_stats: usage, if it is wanted, is in every chunk, with the tokens up to there, as in vLLM.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -150,7 +154,7 @@ class SamplingBody(Body):
         **Body.UNSERVED,
         **NO_CONSTRAINTS,
         "use_beam_search": (False,),
-        "truncation_side": ("left",),
+        **dict.fromkeys(("lora", "prompt_embeds", "prompt_token_ids"), ("", [])),
     }
 
     n: Int64 | None = _also("n", "n_cmpl", "num_return_sequences")
@@ -176,11 +180,18 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     priority: Int64 = 0
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    cache_salt: str | None = Field(default=None, max_length=1024)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    return_token_ids: bool = False
+    truncation_side: Literal["left", "right"] = "left"
+    return_token_ids: bool = _also("return_token_ids", "return_tokens", default=False)
     prompt_logprobs: NumTop | None = None
     user: str | None = None
+
+    def check(self) -> None:
+        """See Body."""
+        super().check()
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options are only allowed with stream: true", "stream_options")
 
     @property
     def unknown(self) -> list[str]:
@@ -280,6 +291,19 @@ class TokenizeBody(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: ListOf[dict[str, Any]] | None = None
     return_token_strs: bool = True
+
+    def check(self) -> None:
+        """See Body."""
+        super().check()
+        if self.messages is not None and self.add_special_tokens and "add_special_tokens" in self.model_fields_set:
+            message = "add_special_tokens is not supported with messages: their special tokens are the chat template's"
+            raise ApiError(400, message, "add_special_tokens", "unsupported_parameter")
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Fields that say how messages become a prompt, where there are none."""
+        about_messages = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+        return [] if self.messages is not None else [name for name in about_messages if name in self.model_fields_set]
 
     @property
     def unknown(self) -> list[str]:

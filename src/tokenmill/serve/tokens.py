@@ -69,8 +69,9 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
 def warned(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, list[str]]:
     """What a body says without effect, if there is anything, for the answer."""
     found = warnings_of(body)
-    if isinstance(body, TokenizeBody) and body.messages is not None:
-        found += template_warnings(engine.core, body)
+    if isinstance(body, TokenizeBody):
+        found += [f"{name} is about messages, so it changes nothing of a prompt" for name in body.without_effect]
+        found += [] if body.messages is None else template_warnings(engine.core, body)
     return {"warnings": found} if found else {}
 
 
