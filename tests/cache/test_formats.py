@@ -10,8 +10,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DTYPES
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
-from tokenmill.kernels import native_library
-from tokenmill.program.native import abi
+from tokenmill.kernels import native_library, native_structs
 
 CPU = torch.device("cpu")
 START = prompt(40, seed=3)
@@ -69,7 +68,7 @@ def test_the_facts_of_a_format_are_true(name, dtype):
     assert found.kinds[:2] == ("k", "v")
     if found.native_number(dtype) is not None:
         assert len(found.native_fields) == len(layer.tensors)
-        assert set(found.native_fields) <= {field for field, _ in abi.Op._fields_}
+        assert set(found.native_fields) <= {field for field, _ in native_structs.Op._fields_}
     assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
 
 
