@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import typer
 
+from tokenmill.cli.model_text import for_stdout, visible, write_text
 from tokenmill.hub.progress import Progress, Silent
 
 __all__ = [
@@ -29,7 +31,7 @@ def remark(text: str) -> None:
     """One line on stderr. If that cannot be written, the line is lost, and everything else goes on."""
     try:
         with _without_bar():
-            typer.echo(text, err=True)
+            typer.echo(visible(text) if sys.stderr.isatty() else text, err=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -52,7 +54,10 @@ def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
 
 def print_json(document: Any) -> None:
     """One line on stdout."""
-    typer.echo(json.dumps(document, ensure_ascii=False))
+    text = json.dumps(document, ensure_ascii=False)
+    if sys.stdout.isatty():  # JSON has its own spelling for the control codes that json.dumps leaves
+        text = re.sub("[\x7f-\x9f]", lambda code: f"\\u{ord(code[0]):04x}", text)
+    typer.echo(text)
 
 
 def print_table(
@@ -67,7 +72,7 @@ def print_table(
     expendable: the columns that a narrow terminal does without, the first to go first.
     """
     with _without_bar():
-        typer.echo(table_text(title, rows, header, expendable=expendable) + end, nl=False)
+        write_text(table_text(title, rows, header, expendable=expendable) + end)
 
 
 def table_text(
@@ -82,7 +87,8 @@ def table_text(
     from rich.table import Table
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_PIPE)
-    kept, lines, left_out = _fitting(list(rows), header, expendable if sys.stdout.isatty() else (), console.width)
+    shown = [tuple(map(for_stdout, row)) for row in rows]
+    kept, lines, left_out = _fitting(shown, header, expendable if sys.stdout.isatty() else (), console.width)
     table = Table(box=None, show_header=bool(header))
     for place in range(max(map(len, lines), default=0)):
         side = justify if header and place else "left"

@@ -12,6 +12,7 @@ import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
@@ -82,7 +83,7 @@ def command(
     if template:
         if tokenizer is None or tokenizer.chat_template is None:
             raise CheckpointError(f"{checkpoint.path} has no chat template")
-        typer.echo(tokenizer.chat_template)
+        write_text(f"{tokenizer.chat_template}\n")
         return
     stored = list(_stored_tensors(checkpoint))
     facts = _describe(checkpoint, tokenizer, stored)
