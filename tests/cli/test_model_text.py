@@ -58,10 +58,11 @@ def test_a_chat_template(wanted, tm, tmp_path):
 
 
 def test_a_table(wanted, capsys):
-    print_table(f"{HOSTILE}\n", [("a\x1b[31mb", "x")])
+    print_table(f"{HOSTILE}\n", [("a\x1b[31mb", "x")], ("name", "value"))
     out = capsys.readouterr().out
     assert out.startswith(wanted)
     assert ("a␛[31mb" if wanted == HARMLESS else "a\x1b[31mb") in out
+    assert "␛" not in out[len(wanted) :].splitlines()[1]  # the header, in bold
 
 
 def test_json_is_the_same_document(wanted, capsys):

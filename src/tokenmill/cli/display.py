@@ -7,11 +7,12 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Any, Literal
 
 import typer
 
-from tokenmill.cli.model_text import for_stdout, visible, write_text
+from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
 
 __all__ = [
@@ -72,7 +73,8 @@ def print_table(
     expendable: the columns that a narrow terminal does without, the first to go first.
     """
     with _without_bar():
-        write_text(table_text(title, rows, header, expendable=expendable) + end)
+        sys.stdout.write(table_text(title, rows, header, expendable=expendable) + end)
+        sys.stdout.flush()
 
 
 def table_text(
@@ -98,25 +100,33 @@ def table_text(
     with console.capture() as capture:
         console.print(table)
     left = f"(no room for {', '.join(left_out)}: a wider terminal, a pipe or --json has it)\n" if left_out else ""
-    return (f"{title}\n" if title else "") + capture.get() + left
+    return for_stdout(f"{title}\n" if title else "") + capture.get() + left
 
 
 def _fitting(
     rows: list[tuple[str, ...]], header: tuple[str, ...], expendable: tuple[str, ...], width: int
 ) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
-    """Header and rows without as many of the expendable columns as must go, and the names of these."""
-    widths = {
-        name: 2 + max([len(name), *(len(row[at]) for row in rows if at < len(row))]) for at, name in enumerate(header)
-    }
+    """Header and rows in so much width, and the columns that had to go for it; those of the same name go together.
+
+    First the names of columns are broken into lines, then the expendable columns go, as many as must.
+    """
+    cells = [max([0, *(len(row[at]) for row in rows if at < len(row))]) for at in range(len(header))]
+    if sum(2 + max(len(name), cell) for name, cell in zip(header, cells, strict=True)) <= width:
+        return list(header), rows, []
+    broken = [_in_lines(name, cell) for name, cell in zip(header, cells, strict=True)]
+    widths = [2 + max([cell, *map(len, name.split("\n"))]) for name, cell in zip(broken, cells, strict=True)]
     left_out: list[str] = []
     for name in expendable:
-        if sum(wide for each, wide in widths.items() if each not in left_out) <= width:
+        if sum(wide for each, wide in zip(header, widths, strict=True) if each not in left_out) <= width:
             break
         left_out.append(name)
     kept = [at for at, name in enumerate(header) if name not in left_out]
-    if not left_out:
-        return list(header), rows, []
-    return [header[at] for at in kept], [tuple(row[at] for at in kept if at < len(row)) for row in rows], left_out
+    return [broken[at] for at in kept], [tuple(row[at] for at in kept if at < len(row)) for row in rows], left_out
+
+
+def _in_lines(name: str, width: int) -> str:
+    """The name of a column in lines of whole words, none wider than so much if it has several words."""
+    return "\n".join(wrap(name, max([width, *map(len, name.split())]), break_on_hyphens=False)) if name else ""
 
 
 class _Lines(Progress):

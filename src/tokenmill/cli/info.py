@@ -95,7 +95,7 @@ def command(
     print_table(model, _lines(facts))
     if tensors:
         rows = ((t.name, " x ".join(map(str, t.shape)), t.type, size(t.num_bytes)) for t in stored)
-        print_table("", rows, ("tensor", "shape", "type", "size"))
+        print_table("", rows, ("tensor", "shape", "type", "size"), expendable=("size",))
 
 
 def _show_snapshot(path: Path, json: bool) -> None:

@@ -99,7 +99,7 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
     form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
-    print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])))
+    print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     typer.echo(_verdict(facts))
 
 
