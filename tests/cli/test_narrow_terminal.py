@@ -56,7 +56,7 @@ def test_profile(tm, mixtral, columns, tmp_path):
 @pytest.mark.parametrize("algorithm", ["rtn", "gptq"])
 def test_quantize(algorithm, columns, capsys, tmp_path):
     kinds = {name: Kind(name, "q4", 3000, 10**9, 4 * 10**9, 10**9, 0.01, 1.0, [name]) for name in KINDS}
-    changes = dict.fromkeys(KINDS, (0.0512 ** 2, 0.0213 ** 2)) if algorithm == "gptq" else {}
+    changes = dict.fromkeys(KINDS, (0.0512**2, 0.0213**2)) if algorithm == "gptq" else {}
     show(Report("model", Path(tmp_path), algorithm, {"scheme": "q4", "group": 64}, kinds, changes))
     shown = table(capsys.readouterr().out, columns)
     assert "1.0 GB" in shown and ("2.13%" in shown or algorithm == "rtn")
