@@ -6,7 +6,6 @@ answered without it, such as what a model costs on a CPU, does not wait for it. 
 
 import ctypes
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from runpy import run_path
 
@@ -83,8 +82,6 @@ def _may_have_gpu() -> bool:
 
 def _build_of_torch() -> dict[str, object]:
     """What this torch was built for: the names in its version.py, which imports nothing of it. Empty if unknown."""
-    try:
-        file = Path(str(distribution("torch").locate_file("torch/version.py")))
-    except PackageNotFoundError:
-        return {}
-    return run_path(str(file)) if file.is_file() else {}
+    files = (Path(entry, "torch", "version.py") for entry in sys.path)
+    file = next((file for file in files if file.is_file()), None)
+    return {} if file is None else run_path(str(file))
