@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["SafetensorsFile"]
 
 # The format's names of dtypes that torch has under another name.
-DTYPES = {"BOOL": "bool", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64"}
+DTYPES = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
+}
 KINDS = {"F": "float", "I": "int", "U": "uint"}
 LENGTH, PIECE = 8, 1 << 22  # bytes of the header's length, and that are read at once
 
