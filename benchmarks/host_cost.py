@@ -24,7 +24,7 @@ from tokenmill.engine.runner import Runner
 from tokenmill.hub.names import locate
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import Output
+from tokenmill.program.forward import Output
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.speculate.proposer import NoProposer

@@ -71,7 +71,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
 
 def new_proposer(engine: Engine, name: str) -> Proposer:
     """As an engine makes its own."""
-    made: Proposer = lookup(PROPOSERS, name, "speculate")(Facts(engine.core.loaded.program.finds_drafts))
+    made: Proposer = lookup(PROPOSERS, name, "speculate")(Facts(engine.core.loaded.spec.finds_drafts))
     return made
 
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file
 from tests import gguf_files
 from tests.tiny_models import prompt, save
 from tokenmill import TokenmillError, load
-from tokenmill.cache.snapshot import KEY, read_snapshot, write_snapshot
+from tokenmill.cache.header import KEY
+from tokenmill.cache.snapshot import read_snapshot, write_snapshot
 from tokenmill.config import EngineConfig
 from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.progress import Silent

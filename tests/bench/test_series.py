@@ -64,7 +64,7 @@ def test_a_point_that_is_refused_costs_only_itself(tiny):
 
 
 def test_a_point_that_does_not_fit_is_marked_before_it_is_tried(tiny, monkeypatch):
-    monkeypatch.setattr(series, "available_bytes", lambda: 800_000)
+    monkeypatch.setattr(series, "free_bytes", lambda _: 800_000)
     rows = list(tiny.rows([Point(8, 4), Point(8, 4, batch=100)], EngineConfig(dtype="float32")))
     assert [row["status"] for row in rows] == ["ok", "out of memory"]
     assert "800.0 kB available" in rows[1]["reason"]

@@ -1,10 +1,11 @@
-"""Cache formats: the facts that each gives are true, and a new one is one class and one line in the registry."""
+"""Cache formats: their facts are true, and a new one is two classes, of facts and of layers, and a line for each."""
 
 import pytest
 import torch
 
 from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.cache.formats import FORMATS, find_format
+from tokenmill.cache.formats.layer import LAYERS, find_layer
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DTYPES
@@ -19,14 +20,6 @@ START = prompt(40, seed=3)
 class Range8:
     """A format of this test: each token and head in 8 bits between its smallest and its largest entry."""
 
-    kinds = ("k", "v", "k_steps", "v_steps", "k_lows", "v_lows")
-    native_fields = ()
-
-    def __init__(self, num_slots, num_kv_heads, head_dim, dtype, zeros):
-        self.dtype, shape = getattr(torch, dtype), (num_slots, num_kv_heads, head_dim)
-        codes = [zeros(shape, torch.uint8) for _ in "kv"]
-        self.tensors = (*codes, *(zeros(shape[:2], torch.float32) for _ in range(4)))
-
     @staticmethod
     def native_number(dtype):
         return None
@@ -34,6 +27,18 @@ class Range8:
     @staticmethod
     def row_bytes(num_kv_heads, head_dim, dtype):
         return num_kv_heads * (head_dim + 8)
+
+
+class Range8Layer:
+    """Its layers."""
+
+    kinds = ("k", "v", "k_steps", "v_steps", "k_lows", "v_lows")
+    native_fields = ()
+
+    def __init__(self, num_slots, num_kv_heads, head_dim, dtype, zeros):
+        self.dtype, shape = getattr(torch, dtype), (num_slots, num_kv_heads, head_dim)
+        codes = [zeros(shape, torch.uint8) for _ in "kv"]
+        self.tensors = (*codes, *(zeros(shape[:2], torch.float32) for _ in range(4)))
 
     def write(self, slots_T, *kv):
         for rows_TKH, codes, steps, lows in zip(kv, self.tensors[:2], self.tensors[2:4], self.tensors[4:], strict=True):
@@ -55,6 +60,11 @@ class Range8:
 @pytest.fixture
 def range8(monkeypatch):
     monkeypatch.setitem(FORMATS, "range8", f"{__name__}:Range8")
+    monkeypatch.setitem(LAYERS, "range8", f"{__name__}:Range8Layer")
+
+
+def test_every_format_has_facts_and_layers():
+    assert list(FORMATS) == list(LAYERS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,17 +73,17 @@ def test_the_facts_of_a_format_are_true(name, dtype):
     spec = CacheSpec(2, 3, 16, dtype, name, 4, 5)
     pool = Pool(spec, CPU)
     assert pool.num_bytes == spec.num_bytes
-    (layer, _), found = pool.layers, find_format(name)
+    (layer, _), found = pool.layers, find_layer(name)
     assert len(found.kinds) == len(set(found.kinds)) == len(layer.tensors)
     assert found.kinds[:2] == ("k", "v")
-    if found.native_number(dtype) is not None:
+    if find_format(name).native_number(dtype) is not None:
         assert len(found.native_fields) == len(layer.tensors)
         assert set(found.native_fields) <= {field for field, _ in native_structs.Op._fields_}
     assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
 
 
 @pytest.mark.parametrize("how", [{}, {"block_size": 3}, {"program": "compiled", "compile": "no"}])
-def test_a_new_format_is_one_class_and_one_line(how, range8, tmp_path):
+def test_a_new_format_is_its_facts_and_its_layers(how, range8, tmp_path):
     path = save("llama", tmp_path)
     settings = {"dtype": "float32", "max_length": CONTEXT, "program": "eager", **how}
     ours, plain = load(path, cache_format="range8", **settings), load(path, **settings)

@@ -12,8 +12,9 @@ import pytest
 
 from tests.tiny_models import prompt, save
 from tokenmill.cache import prefix_store
+from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import OWN_FRONTS, PrefixStore
-from tokenmill.cache.snapshot import serialise_bytes, shared_fields
+from tokenmill.cache.snapshot import serialise_bytes
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, ConfigError, SnapshotError
 from tokenmill.memory import file_lock

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from tests.cli.terminal import Terminal
 from tests.word_model import save_chat_model
-from tokenmill.cli.rendered import RenderedMarkdown, visible
+from tokenmill.cli.model_text import visible
+from tokenmill.cli.rendered import RenderedMarkdown
 
 
 def written(text, width=40, **settings):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.tiny_models import save
-from tokenmill.cache.snapshot import read_facts
+from tokenmill.cache.header import read_facts
 
 COMMAND = [sys.executable, "-m", "tokenmill"]
 GENERATE = "generate {model} --tokens 1,2,3 -n 3"

@@ -18,7 +18,7 @@ def model(tmp_path):
 
 
 def fitted(model, monkeypatch, available=10**9, cores=2, num_sequences=None, **settings):
-    monkeypatch.setattr(fit, "available_bytes", lambda: available)
+    monkeypatch.setattr(fit, "free_bytes", lambda _: available)
     monkeypatch.setattr(fit, "available_processors", lambda: cores)
     config = EngineConfig(dtype="float32", device="cpu", max_length=96, block_size=8, **settings)
     return fit_for_many(config, model, num_sequences)

@@ -314,7 +314,7 @@ def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
         ("cuda", {"speculate": "suffix"}, "off"),
         ("cuda", {"async_scheduling": "off"}, "off"),
     ):
-        monkeypatch.setattr(module_of_devices, "find_device", lambda _, device=device: torch.device(device))
+        monkeypatch.setattr(module_of_devices, "find_device", lambda _, device=device: device)
         assert resolve_config(EngineConfig(scheme="dense", **settings), model).async_scheduling == wanted
 
 

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 from tests.empty import check_empty
 from tests.tiny_models import prompt, save
 from tokenmill.cache import snapshot as module
+from tokenmill.cache.header import KEY, read_facts
 from tokenmill.cache.session_file import SavedSession
-from tokenmill.cache.snapshot import KEY, read_facts, read_snapshot
+from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.cli.main import main
 from tokenmill.config import SamplingParams
 from tokenmill.engine.load import load

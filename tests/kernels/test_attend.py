@@ -9,8 +9,9 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import NoKernel
-from tokenmill.kernels.attend import ATTEND, AttentionShape, choose
+from tokenmill.kernels.attend import ATTEND, AttentionShape
 from tokenmill.kernels.attend.gather import attend_written_out
+from tokenmill.kernels.attend.kernel import choose
 
 LENGTH, HEADS, KV_HEADS, HEAD_DIM = 29, 6, 2, 10
 SHAPES = [

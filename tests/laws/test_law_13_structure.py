@@ -7,6 +7,11 @@ from pathlib import Path
 import pytest
 
 import tokenmill
+from tokenmill.cache.formats import FORMATS
+from tokenmill.model.families import FAMILIES
+from tokenmill.program import PROGRAMS
+from tokenmill.quant.schemes import SCHEMES
+from tokenmill.weights.checkpoint import FILES as CHECKPOINTS
 
 ROOT = Path(tokenmill.__file__).parent
 REPOSITORY = ROOT.parent.parent
@@ -184,6 +189,44 @@ def test_names_that_say_nothing_are_not_used(path):
 def test_scheduling_knows_no_torch():
     for path in (ROOT / "schedule").glob("*.py"):
         assert "torch" not in {name.split(".")[0] for name in external(path)}, path
+
+
+# What `info` and `plan` ask of a model. The registries among them name facts, never what computes.
+DESCRIBING = (
+    *("cache.session_header", "engine.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
+    *("weights.checkpoint", "weights.tensor_file", "weights.safetensors_file"),
+)
+FACTS = (*FAMILIES.values(), *CHECKPOINTS.values(), *FORMATS.values(), *PROGRAMS.values(), *SCHEMES.values())
+
+
+def test_what_describes_a_model_needs_no_torch():
+    """No module of it imports torch when it is imported, nor does one that it imports."""
+    paths = {module(path): path for path in FILES}
+    left, seen = [f"tokenmill.{name}" for name in DESCRIBING] + [name.partition(":")[0] for name in FACTS], set[str]()
+    while left:
+        name = left.pop()
+        parts = name.split(".")
+        found = imported_at_once(parsed(paths[name]).body)
+        assert not [other for other in found if "torch" in other.split(".")], f"{name} imports torch"
+        seen.add(name)
+        packages = {".".join(parts[:length]) for length in range(1, len(parts))}
+        left += [other for other in packages | set(found) if other in paths and other not in seen]
+    assert {"tokenmill.model.description", "tokenmill.program.native.spec", "tokenmill.text.tokenizer"} <= seen
+
+
+def imported_at_once(body: list[ast.stmt]) -> list[str]:
+    """What is imported when a module is: not in its functions, and not for types alone."""
+    found = []
+    for node in body:
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            found += imported_at_once(node.orelse)
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            found += imported_at_once(node.body)
+    return found
 
 
 def external(path: Path) -> list[str]:

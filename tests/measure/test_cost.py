@@ -20,7 +20,6 @@ from tokenmill.registry import lookup
 from tokenmill.weights.checkpoint import open_checkpoint
 
 FORMS = [(name, scheme) for name in PROGRAMS for scheme in preferred_schemes(lookup(PROGRAMS, name, "program"))]
-CPU = torch.device("cpu")
 SMOLLM2 = ModelConfig(
     family="llama",
     vocab_size=49152,
@@ -58,7 +57,7 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
         engine = tokenmill.load(save(name, models), program=program, scheme=scheme, **sizes)
     except ConfigError as refusal:
         pytest.skip(str(refusal))
-    predicted = cost_of(engine.config, engine.model_config, CPU)
+    predicted = cost_of(engine.config, engine.model_config)
     assert predicted.weights_bytes == engine.memory["weights_bytes"]
     assert predicted.cache_bytes == engine.memory["cache_bytes"]
 
@@ -67,7 +66,7 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
 @pytest.mark.parametrize("program", ["native", "eager"])
 def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
     engine = tokenmill.load(real_model, program=program, scheme="file", max_length=256)
-    predicted = cost_of(engine.config, engine.model_config, CPU)
+    predicted = cost_of(engine.config, engine.model_config)
     assert predicted.weights_bytes == pytest.approx(engine.memory["weights_bytes"], rel=0.05)
 
 
@@ -88,7 +87,7 @@ def test_a_token_costs_the_same_whatever_the_block_size():
 def test_workspace_grows_with_what_a_step_holds():
     small = resolve_config(EngineConfig(max_step_tokens=64), SMOLLM2)
     large = replace(small, max_step_tokens=512)
-    assert cost_of(small, SMOLLM2, CPU).workspace_bytes < cost_of(large, SMOLLM2, CPU).workspace_bytes
+    assert cost_of(small, SMOLLM2).workspace_bytes < cost_of(large, SMOLLM2).workspace_bytes
 
 
 def test_what_fits_is_what_is_left_after_the_weights():

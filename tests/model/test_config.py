@@ -12,7 +12,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.tiny_models import TINY, prompt, save
 from tokenmill import CheckpointError, load
 from tokenmill.model.families import read_config
-from tokenmill.model.rope import RotaryTable
+from tokenmill.model.rope import SCALES, RotaryTable
+from tokenmill.model.rope_config import KINDS
 from tokenmill.weights.checkpoint import open_checkpoint
 
 LLAMA = {
@@ -151,3 +152,7 @@ def test_yarn_reaches_its_original_length_times_its_factor(tmp_path):
     assert "llama-yarn-stretched" in TINY  # law 1 compares it with transformers beyond its original length
     engine = load(save("llama-yarn-stretched", tmp_path), max_length=128)
     assert len(engine.generate(prompt(60), max_new_tokens=30, ignore_eos=True).tokens) == 30
+
+
+def test_every_kind_of_rope_has_its_numbers_and_its_scale():
+    assert KINDS.keys() == SCALES.keys()

@@ -17,7 +17,6 @@ from tokenmill.model.families import FAMILIES
 from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.load import empty_decoder
 
-CPU = torch.device("cpu")
 PLAIN = ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 128, rope=Rope(8, 10000.0))
 
 
@@ -59,7 +58,7 @@ def test_padded_steps_say_the_same(name, models):
 def test_counts_are_those_of_the_tensors(name, models):
     engine = load(save(name, models), dtype="float32", program="eager", max_length=64)
     assert sum(count_parameters(engine.model_config).values()) == sum(p.numel() for p in reference(name).parameters())
-    assert cost_of(engine.config, engine.model_config, CPU).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,8 @@ import torch
 from tests.tiny_models import prompt, reference, save
 from tokenmill.engine.load import load
 from tokenmill.kernels import native_library
+from tokenmill.program import PROGRAMS, find_spec
+from tokenmill.program.forward import FORWARDS, find_program
 
 PROMPT = prompt(20, seed=3)
 needs_library = pytest.mark.skipif(
@@ -61,3 +63,8 @@ def test_float16_where_it_is_asked_for(half, caplog):
         engine = load(half[0], dtype="float16", packed_cache=False)
     assert (engine.program_name, engine.config.dtype) == ("eager", "float16")
     assert "slower than native; that one computes in float32 or bfloat16, not in float16" in caplog.text
+
+
+def test_every_program_has_a_spec_and_a_class():
+    assert list(PROGRAMS) == list(FORWARDS)
+    assert all(find_spec(name).description and find_program(name) for name in PROGRAMS)

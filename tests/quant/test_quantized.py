@@ -13,7 +13,8 @@ from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.gguf.codes import KINDS, decode
+from tokenmill.weights.gguf.codes import decode
+from tokenmill.weights.gguf.kinds import KINDS
 from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(97, seed=5)

@@ -1,4 +1,4 @@
-"""Weight schemes: the facts that each gives are true, and a new one is one class and one line in the registry."""
+"""Weight schemes: their facts are true, and a new one is two classes, of facts and of a matrix, and a line for each."""
 
 import pytest
 import torch
@@ -10,11 +10,11 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import PROGRAMS, preferred_schemes
-from tokenmill.program.native.pack import LAYOUTS
-from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Matrix, Scheme, find_scheme
+from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.quant.matrix import MATRICES, Matrix
+from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Scheme, find_scheme
 from tokenmill.registry import lookup
 
-CPU = torch.device("cpu")
 LONG = prompt(60, seed=5)
 
 
@@ -31,7 +31,7 @@ class HalfLinear(Matrix):
 class Half(Scheme):
     """A scheme of this test."""
 
-    matrix = HalfLinear
+    matrix = "half"
     bits_per_weight = 16.0
     is_plain = False
 
@@ -45,13 +45,14 @@ class Half(Scheme):
 @pytest.fixture
 def half(monkeypatch):
     monkeypatch.setitem(SCHEMES, "half", f"{__name__}:Half")
+    monkeypatch.setitem(MATRICES, "half", f"{__name__}:HalfLinear")
 
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_gives_every_fact(name):
     scheme = find_scheme(name)
     assert all(hasattr(scheme, fact) for fact in Scheme.__annotations__)
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in ("float32", "bfloat16"):
         assert scheme.native_layout(dtype) in (None, *LAYOUTS)
     assert 0 < scheme.min_agreement <= 1
 
@@ -67,7 +68,7 @@ def test_the_bytes_of_a_scheme_are_the_allocated_ones(family, name, tmp_path):
     """Of the schemes that "auto" never chooses for the plain modules too."""
     path = save(family, tmp_path)
     engine = load(path, program="eager", scheme=name, dtype="float32", max_length=CONTEXT)
-    assert cost_of(engine.config, engine.model_config, CPU).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
 
 
 def test_what_auto_may_choose():
@@ -85,7 +86,7 @@ def test_a_new_scheme_is_one_class_and_one_line(how, half, tmp_path):
     path = save("llama-mha-tied", tmp_path)
     settings = {"dtype": "float32", "max_length": CONTEXT, **how}
     engine, plain = load(path, scheme="half", **settings), load(path, **settings)
-    assert cost_of(engine.config, engine.model_config, CPU).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
     assert torch.allclose(engine.logits(LONG), plain.logits(LONG), atol=0.02)
     with pytest.raises(ConfigError, match="because scheme is 'half', not dense"):
         load(path, scheme="half", fuse="none", **settings)

@@ -15,11 +15,11 @@ from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
 from tokenmill.model.families import read_config
-from tokenmill.program import PROGRAMS
+from tokenmill.program import find_spec
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.registry import lookup
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-from tokenmill.weights.quantized import Layout, pack, unpack
+from tokenmill.weights.codes import pack, unpack
+from tokenmill.weights.quantized import Layout
 from tokenmill.weights.write import convert as module
 from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
@@ -171,9 +171,7 @@ def test_the_same_bits_as_rounding_when_loading(models, tmp_path, family, scheme
     source = save(family, models)
     config = read_config(read_config_json(source))
     resolved = resolve_config(EngineConfig(program=program, dtype="float32", device="cpu"), config)
-    reason = lookup(PROGRAMS, program, "program").refuse(
-        resolved, config, cache_spec(resolved, config), torch.device("cpu")
-    )
+    reason = find_spec(program).refuse(resolved, config, cache_spec(resolved, config), "cpu")
     if reason is not None:
         pytest.skip(f"{program} {reason}")
     head = {} if config.tie_embeddings else {"head": scheme}

@@ -10,8 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
+from tokenmill.config import EngineConfig
+from tokenmill.engine.resolve import resolve_config
 from tokenmill.hub.progress import Silent
-from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.measure.cost import cost_of
+from tokenmill.model.families import read_config
+from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
 from tokenmill.weights.write.convert import convert
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -103,3 +107,28 @@ def test_a_converted_model_says_what_its_tensors_are(tied, tmp_path, change):
     assert torch.equal(load(tmp_path / "out").logits(ids), load(tied).logits(ids))
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["tie_word_embeddings"] is (change is head_alone)
+
+
+@pytest.mark.parametrize("change", [another_head, head_alone, equal_head])
+def test_a_plan_counts_the_head_that_a_load_would_have(tied, change):
+    edit(tied, change)
+    model = read_config(foreseen_config(tied))
+    planned = cost_of(resolve_config(EngineConfig(), model), model)
+    assert planned.weights_bytes == load(tied).memory["weights_bytes"]
+
+
+def test_a_plan_without_weights_takes_config_json_at_its_word(tied, caplog):
+    (tied / "model.safetensors").write_bytes(b"damaged")
+    assert foreseen_config(tied)["tie_word_embeddings"]
+    assert "the head is taken for the embedding, as config.json says: " in caplog.text and "damaged" in caplog.text
+    (tied / "model.safetensors").unlink()
+    caplog.clear()
+    assert foreseen_config(tied)["tie_word_embeddings"] and not caplog.messages
+
+
+def test_two_files_of_the_same_numbers_are_compared_by_their_bytes(tied, monkeypatch):
+    """So no tensor is made, and torch is not needed to describe a model."""
+    monkeypatch.setattr("tokenmill.weights.safetensors_file.SafetensorsFile.read", None)
+    for change, is_tied in ((equal_head, True), (another_head, False)):
+        edit(tied, change)
+        assert open_checkpoint(tied).config["tie_word_embeddings"] is is_tied

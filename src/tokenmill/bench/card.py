@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.bench.points import Point
 from tokenmill.config import EngineConfig
-from tokenmill.engine.resolve import find_device, resolve_config
+from tokenmill.engine.resolve import resolve_config
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
@@ -25,7 +25,7 @@ def card_of(
 ) -> dict[str, Any]:
     """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
     config = resolve_config(config, model)
-    storage = Storage.planned(config, model, find_device(config.device), file_bytes)
+    storage = Storage.planned(config, model, file_bytes)
     dtype, peak, read = config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
     decode = decode_traffic(model, storage, 1, 0)
     return {

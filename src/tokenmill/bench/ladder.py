@@ -11,12 +11,11 @@ from typing import Any
 from tokenmill.bench.points import Point
 from tokenmill.bench.series import Series
 from tokenmill.config import FUSIBLE, EngineConfig
-from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import choose_forms, resolve_config
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import PROGRAMS, preferred_schemes
+from tokenmill.program import PROGRAMS, find_spec, preferred_schemes
 from tokenmill.quant.schemes import REFERENCE
-from tokenmill.registry import lookup
 from tokenmill.speculate.proposer import PROPOSERS
 
 __all__ = ["Rung", "climb", "rungs"]
@@ -51,7 +50,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
         names = ",".join(FUSIBLE[:count])
         found.append(Rung(f"{slowest['program']}, {names or 'nothing'} fused", {**slowest, "fuse": names or "none"}))
     for program in reversed(PROGRAMS):
-        for scheme in preferred_schemes(lookup(PROGRAMS, program, "program")):
+        for scheme in preferred_schemes(find_spec(program)):
             settings = {"program": program, "scheme": scheme}
             if settings != slowest:
                 reason = _refused(config, settings, model)
@@ -67,7 +66,7 @@ def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig)
     """Why no engine can be made of these settings, or None."""
     try:
         config = replace(config, **settings)
-        choose_forms(resolve_config(config, model), model, find_device(config.device))
+        choose_forms(resolve_config(config, model), model)
     except ConfigError as error:
         return str(error)
     return None

@@ -3,7 +3,7 @@
 import torch
 
 from tokenmill.model.decoder import Decoder
-from tokenmill.quant.schemes import Matrix
+from tokenmill.quant.matrix import Matrix
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import Fill, Progress, allocate, filled
 

@@ -23,14 +23,14 @@ from tokenmill.bench.shapes import Shape
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.resolve import find_device, resolve_config
+from tokenmill.engine.resolve import resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
+from tokenmill.kernels.devices import find_device, free_bytes
 from tokenmill.kernels.threads import default_threads
 from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
-from tokenmill.memory.available import available_bytes
 from tokenmill.model.families import read_config
 from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint
@@ -66,7 +66,7 @@ class Series:
 
     def limits(self, config: EngineConfig) -> Limits:
         """Of the device and the threads that the engines use."""
-        device, threads = find_device(config.device), config.threads or default_threads()
+        device, threads = torch.device(find_device(config.device)), config.threads or default_threads()
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
             self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")
             self._limits = limits(device, threads)
@@ -140,10 +140,9 @@ class Series:
 
     def _check_memory(self, config: EngineConfig) -> None:
         """CapacityError when the planner's figures say that it cannot fit, before the system kills us for trying."""
-        model, device = read_config(self.checkpoint.config), find_device(config.device)
+        model = read_config(self.checkpoint.config)
         resolved = resolve_config(config, model)
-        needed = cost_of(resolved, model, device).total_bytes
-        available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        needed, available = cost_of(resolved, model).total_bytes, free_bytes(resolved.device)
         if needed > available:
             raise CapacityError("memory", needed, available, "batch, prompt or new tokens", in_bytes=True)
 

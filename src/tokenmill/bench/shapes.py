@@ -117,7 +117,7 @@ class Shape(Checkpoint):
         self.config = dict(SHAPES[name])
         self.shapes = {}
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Never."""
         raise CheckpointError(f"{self.path} has no tensor {name}: a shape has no weights")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats import LayerKV, Zeros, find_format
+from tokenmill.cache.formats.layer import LayerKV, Zeros, find_layer
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import SnapshotError
 from tokenmill.memory.arena import Arena
@@ -28,7 +28,7 @@ class Pool:
         self._offsets = torch.arange(spec.block_size, device=device)
         # The slots of all blocks, as bytes: joining those of a table takes 4 µs, and torch takes 12.
         self._slots = torch.arange(spec.num_slots).numpy().tobytes() if device.type == "cpu" else b""
-        make = find_format(spec.format)
+        make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
             zeros = Arena(spec.num_bytes, len(make.kinds) * spec.num_layers).zeros

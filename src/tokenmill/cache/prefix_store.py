@@ -19,8 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tokenmill.cache.header import FRONT, begins_with
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.snapshot import FRONT, begins_with, read_snapshot, serialise_bytes, write_buffers
+from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
 from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.memory.bounded_folder import BoundedFolder

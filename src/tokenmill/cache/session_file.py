@@ -1,6 +1,6 @@
 """A saved session: the tokens, settings and K and V rows in a snapshot file, checked before anything is made of them.
 
-Every field of the header has its type and range checked here. Knows no engine: the caller says what must be equal.
+Knows no engine: the caller says what must be equal.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
+from tokenmill.cache.header import check_compatible
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.snapshot import check_compatible, read_facts, read_snapshot
+from tokenmill.cache.session_header import checked_header
+from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError, SnapshotError
-from tokenmill.value_reader import ValueReader, brief
+from tokenmill.value_reader import brief
 
-__all__ = ["SavedSession", "read_session", "read_session_facts"]
+__all__ = ["SavedSession", "read_session"]
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,13 @@ class SavedSession:
         return {name: tensor[first:last] for name, tensor in self.tensors.items()}
 
 
-def read_session_facts(path: Path) -> dict[str, Any]:
-    """The header, checked. SnapshotError names the field that is wrong."""
-    return dict(_checked(path, read_facts(path)).values)
-
-
 def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
     """The session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.
     """
     facts, rows = read_snapshot(path)
-    reader = _checked(path, facts)
+    reader = checked_header(path, facts)
     is_own = check_compatible(path, facts, ours, convert)
     try:
         params = SamplingParams(**reader.inside("sampling").values)
@@ -58,18 +55,3 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
     tokens, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["num_rows"]
     pool.check_rows(path, rows, num_rows, convert)
     return SavedSession(tokens, num_rows, facts["answer_from"], params, facts["notes"], rows, is_own)
-
-
-def _checked(path: Path, facts: Mapping[str, Any]) -> ValueReader:
-    """A reader of the header, in which every field has the right type and range."""
-    reader = ValueReader(facts, f"{path} is damaged", SnapshotError, is_ours=True)
-    for name in ("model", "rope", "cache_format", "dtype", "scheme", "program"):
-        reader.text(name)
-    for name in ("fingerprint", "shape", "versions", "sampling", "notes"):
-        reader.inside(name, required=True)
-    if not isinstance(reader.take("tokens"), list):
-        raise reader.refuse("tokens", facts["tokens"], "a list of token ids")
-    num_tokens = len(reader.token_ids("tokens"))
-    reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the last token is what the next step feeds
-    reader.count("answer_from", minimum=0, maximum=num_tokens)
-    return reader

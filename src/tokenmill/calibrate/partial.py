@@ -24,7 +24,8 @@ from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.memory.file_lock import locked
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.memory.marked_folder import is_marked, make_marked, remove_marked
-from tokenmill.quant.stored import GROUP, Stored, joined_nibbles, split_nibbles
+from tokenmill.quant.schemes import GROUP
+from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
 __all__ = ["Partial"]

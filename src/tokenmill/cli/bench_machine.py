@@ -36,12 +36,14 @@ def command(
     the bandwidth beside each repetition.
     """
     with uninterrupted():
-        from tokenmill.engine.resolve import find_device
+        import torch
+
+        from tokenmill.kernels.devices import find_device
         from tokenmill.kernels.threads import default_threads
         from tokenmill.measure.machine import limits
 
     config = EngineConfig(device=device, threads=threads)  # refuses what every verb refuses
-    where = find_device(config.device)
+    where = torch.device(find_device(config.device))
     count = config.threads or default_threads()
     with progress_on_stderr(quiet) as progress:
         progress.stage(f"measuring {where} with {counted(count, 'thread')}")

@@ -147,9 +147,10 @@ def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineCon
     """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
     from tokenmill.bench.peers.known import OURS, SPECULATING
     from tokenmill.engine.resolve import foresee
+    from tokenmill.kernels.threads import default_threads
     from tokenmill.speculate.proposer import choose
 
-    _, resolved, forms = foresee(engine, checkpoint.config)
+    _, resolved, forms = foresee(engine, checkpoint.config, default_threads())
     speculate = choose(resolved, forms.program.finds_drafts).speculate
     plain = speculate if speculate in PLAIN else "multi_step" if forms.program.finds_drafts else "off"
     chosen = _changed(engine)

@@ -12,6 +12,7 @@ import typer
 
 from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
+from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
@@ -175,11 +176,11 @@ def _show(talk: Conversation, plain: bool) -> None:
         if not is_terminal:
             _write(texts)
             return
-        from tokenmill.cli.rendered import RenderedMarkdown, visible
-
         if plain or os.environ.get("TERM") == "dumb":
-            _write(map(visible, texts))
+            _write(texts)
             return
+        from tokenmill.cli.rendered import RenderedMarkdown
+
         with RenderedMarkdown() as rendered:
             for text in texts:
                 rendered.write(text)
@@ -190,7 +191,7 @@ def _write(texts: Iterable[str]) -> None:
     try:
         for text in texts:
             is_begun = True
-            typer.echo(text, nl=False)
+            write_text(text)
     finally:
         if is_begun:
             typer.echo()

@@ -72,7 +72,7 @@ def command(
     What no option sets is as it was when the file was written: model, dtype, scheme, sampling and seed.
     """
     with uninterrupted():
-        from tokenmill.cache.snapshot import read_facts
+        from tokenmill.cache.header import read_facts
 
     facts = read_facts(file)
     if output is not None:

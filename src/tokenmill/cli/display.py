@@ -3,13 +3,16 @@
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import Any, Literal
 
 import typer
 
+from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
 
 __all__ = [
@@ -29,7 +32,7 @@ def remark(text: str) -> None:
     """One line on stderr. If that cannot be written, the line is lost, and everything else goes on."""
     try:
         with _without_bar():
-            typer.echo(text, err=True)
+            typer.echo(visible(text) if sys.stderr.isatty() else text, err=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -52,7 +55,10 @@ def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
 
 def print_json(document: Any) -> None:
     """One line on stdout."""
-    typer.echo(json.dumps(document, ensure_ascii=False))
+    text = json.dumps(document, ensure_ascii=False)
+    if sys.stdout.isatty():  # JSON has its own spelling for the control codes that json.dumps leaves
+        text = re.sub("[\x7f-\x9f]", lambda code: f"\\u{ord(code[0]):04x}", text)
+    typer.echo(text)
 
 
 def print_table(
@@ -67,7 +73,8 @@ def print_table(
     expendable: the columns that a narrow terminal does without, the first to go first.
     """
     with _without_bar():
-        typer.echo(table_text(title, rows, header, expendable=expendable) + end, nl=False)
+        sys.stdout.write(table_text(title, rows, header, expendable=expendable) + end)
+        sys.stdout.flush()
 
 
 def table_text(
@@ -82,7 +89,8 @@ def table_text(
     from rich.table import Table
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_PIPE)
-    kept, lines, left_out = _fitting(list(rows), header, expendable if sys.stdout.isatty() else (), console.width)
+    shown = [tuple(map(for_stdout, row)) for row in rows]
+    kept, lines, left_out = _fitting(shown, header, expendable if sys.stdout.isatty() else (), console.width)
     table = Table(box=None, show_header=bool(header))
     for place in range(max(map(len, lines), default=0)):
         side = justify if header and place else "left"
@@ -92,25 +100,33 @@ def table_text(
     with console.capture() as capture:
         console.print(table)
     left = f"(no room for {', '.join(left_out)}: a wider terminal, a pipe or --json has it)\n" if left_out else ""
-    return (f"{title}\n" if title else "") + capture.get() + left
+    return for_stdout(f"{title}\n" if title else "") + capture.get() + left
 
 
 def _fitting(
     rows: list[tuple[str, ...]], header: tuple[str, ...], expendable: tuple[str, ...], width: int
 ) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
-    """Header and rows without as many of the expendable columns as must go, and the names of these."""
-    widths = {
-        name: 2 + max([len(name), *(len(row[at]) for row in rows if at < len(row))]) for at, name in enumerate(header)
-    }
+    """Header and rows in so much width, and the columns that had to go for it; those of the same name go together.
+
+    First the names of columns are broken into lines, then the expendable columns go, as many as must.
+    """
+    cells = [max([0, *(len(row[at]) for row in rows if at < len(row))]) for at in range(len(header))]
+    if sum(2 + max(len(name), cell) for name, cell in zip(header, cells, strict=True)) <= width:
+        return list(header), rows, []
+    broken = [_in_lines(name, cell) for name, cell in zip(header, cells, strict=True)]
+    widths = [2 + max([cell, *map(len, name.split("\n"))]) for name, cell in zip(broken, cells, strict=True)]
     left_out: list[str] = []
     for name in expendable:
-        if sum(wide for each, wide in widths.items() if each not in left_out) <= width:
+        if sum(wide for each, wide in zip(header, widths, strict=True) if each not in left_out) <= width:
             break
         left_out.append(name)
     kept = [at for at, name in enumerate(header) if name not in left_out]
-    if not left_out:
-        return list(header), rows, []
-    return [header[at] for at in kept], [tuple(row[at] for at in kept if at < len(row)) for row in rows], left_out
+    return [broken[at] for at in kept], [tuple(row[at] for at in kept if at < len(row)) for row in rows], left_out
+
+
+def _in_lines(name: str, width: int) -> str:
+    """The name of a column in lines of whole words, none wider than so much if it has several words."""
+    return "\n".join(wrap(name, max([width, *map(len, name.split())]), break_on_hyphens=False)) if name else ""
 
 
 class _Lines(Progress):

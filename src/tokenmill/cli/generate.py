@@ -9,6 +9,7 @@ import typer
 
 from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.logprobs import logprobs_table
+from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
@@ -161,7 +162,7 @@ def show(engine: "Engine", pieces: Iterator["Piece"], visible: bool = True) -> "
         for piece in pieces:
             is_begun = True
             if visible:
-                typer.echo(piece.text if engine.tokenizer else shown_ids(piece.tokens), nl=False)
+                write_text(piece.text if engine.tokenizer else shown_ids(piece.tokens))
             done = piece.done
     finally:
         if visible and is_begun:
@@ -176,4 +177,4 @@ def _print_all(completions: Sequence["Completion"], num_each: int) -> None:
         if len(completions) > 1:
             which = f", continuation {index % num_each + 1}" if num_each > 1 else ""
             typer.echo(f"==> prompt {index // num_each + 1}{which} <==")
-        typer.echo(done.text or shown_ids(done.tokens))
+        write_text(f"{done.text or shown_ids(done.tokens)}\n")

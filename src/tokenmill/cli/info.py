@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from json import dumps, loads
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +12,14 @@ import typer
 
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
 from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
 from tokenmill.units import size
 
-if TYPE_CHECKING:  # these import torch
+if TYPE_CHECKING:
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
 
@@ -81,7 +83,7 @@ def command(
     if template:
         if tokenizer is None or tokenizer.chat_template is None:
             raise CheckpointError(f"{checkpoint.path} has no chat template")
-        typer.echo(tokenizer.chat_template)
+        write_text(f"{tokenizer.chat_template}\n")
         return
     stored = list(_stored_tensors(checkpoint))
     facts = _describe(checkpoint, tokenizer, stored)
@@ -93,11 +95,11 @@ def command(
     print_table(model, _lines(facts))
     if tensors:
         rows = ((t.name, " x ".join(map(str, t.shape)), t.type, size(t.num_bytes)) for t in stored)
-        print_table("", rows, ("tensor", "shape", "type", "size"))
+        print_table("", rows, ("tensor", "shape", "type", "size"), expendable=("size",))
 
 
 def _show_snapshot(path: Path, json: bool) -> None:
-    from tokenmill.cache.session_file import read_session_facts
+    from tokenmill.cache.session_header import read_session_facts
 
     facts = read_session_facts(path)
     facts = {**facts, "path": str(path), "num_tokens": len(facts["tokens"]), "num_bytes": path.stat().st_size}
@@ -180,9 +182,11 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
         for info in header.tensors.values():
             yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return
+    from tokenmill.weights.tensor_file import dtype_bytes
+
     for name, shape in checkpoint.shapes.items():
-        tensor = checkpoint.read(name)  # mapped, not copied
-        yield _Stored(name, shape, str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+        dtype = checkpoint.dtype_of(name)
+        yield _Stored(name, shape, dtype, prod(shape) * dtype_bytes(dtype))
 
 
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:

@@ -32,13 +32,12 @@ def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
 
 
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
-    """The config alone: a directory needs no weights for it."""
+    """The config that a load of the model would find: a directory needs no weights for it."""
     with uninterrupted():
         from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config
-        from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-    path = locate(model, progress=progress)
-    return read_config(read_config_json(path) if path.is_dir() else open_checkpoint(path).config)
+        from tokenmill.weights.checkpoint import foreseen_config
+    return read_config(foreseen_config(locate(model, progress=progress)))
 
 
 def looks_saved(path: Path) -> bool:

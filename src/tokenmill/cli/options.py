@@ -246,7 +246,7 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     built = kind(**settings)
     if settings.get("device", "auto") not in ("auto", "cpu"):
         with uninterrupted():
-            from tokenmill.engine.resolve import find_device
+            from tokenmill.kernels.devices import find_device
         find_device(settings["device"])
     return built
 

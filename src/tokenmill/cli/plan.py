@@ -56,23 +56,16 @@ def command(
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     with uninterrupted():
-        import torch
-
-        from tokenmill.engine.resolve import choose_forms, find_device, resolve_config
+        from tokenmill.engine.resolve import choose_forms, resolve_config
+        from tokenmill.kernels.devices import free_bytes
         from tokenmill.measure.cost import cost_of
-        from tokenmill.memory.available import available_bytes
 
-    torch_device = find_device(wanted.device)
     config = resolve_config(wanted, model)
-    cost, forms = cost_of(config, model, torch_device), choose_forms(config, model, torch_device)
-    if torch_device.type == "cuda":
-        available, _ = torch.cuda.mem_get_info(torch_device)
-    else:
-        available = available_bytes()
+    cost, forms, available = cost_of(config, model), choose_forms(config, model), free_bytes(config.device)
     assert config.max_length is not None, "resolved above"
     tokens = cost.tokens_within(available)
     return {
-        "device": str(torch_device),
+        "device": config.device,
         "dtype": config.dtype,
         "scheme": forms.scheme_name,
         "program": {"name": forms.program_name, "reason": forms.reason, "refusals": dict(forms.refusals)},
@@ -106,7 +99,7 @@ def _show(model: str, facts: dict[str, Any]) -> None:
     rows.append(("available", size(facts["available_bytes"]), f"{facts['available_bytes']:,}", *filler))
     form = f"{facts['dtype']}, scheme {facts['scheme']}, program {facts['program']['name']}"
     title = f"{model} in {form} on {facts['device']}, {facts['max_sequences']} x {facts['max_length']} tokens"
-    print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])))
+    print_table(title, rows, ("", "size", "bytes", *(["allocated"] if filler else [])), ("size",))
     typer.echo(_verdict(facts))
 
 

@@ -125,13 +125,13 @@ def _show(document: dict[str, Any]) -> None:
     if document["level"] == "none":
         return
     typer.echo()
-    print_table("Steps, by phase", _phase_rows(document["steps"]), _phase_header(document["steps"]))
+    print_table("Steps, by phase", _phase_rows(document["steps"]), _phase_header(document["steps"]), ("share",))
     if settings["device"] != "cpu":
         typer.echo("On a GPU the forward is only launched in its phase; sampling waits for it.")
     if document["operations"]:
         typer.echo()
         rows = [
-            (one["name"][:70], str(one["calls"]), f"{one['total_ms']:.2f}", f"{100 * one['share']:.1f} %")
+            (one["name"], str(one["calls"]), f"{one['total_ms']:.2f}", f"{100 * one['share']:.1f} %")
             for one in document["operations"]
         ]
         print_table("Costliest operations, watched", rows, ("name", "calls", "total ms", "share"))

@@ -15,6 +15,8 @@ from tokenmill.weights.write.quantize import Kind
 
 __all__ = ["Report", "document", "show"]
 
+EXPENDABLE = ("count", "before", "error")  # the first to go first
+
 
 @dataclass
 class Report:
@@ -70,7 +72,7 @@ def show(report: Report) -> None:
     settings = report.settings
     title = f"{report.model} in {settings['scheme']}, groups of {settings['group']}, by {report.algorithm}"
     title = title if report.is_rounded else f"{report.model} as it is"
-    print_table(title, [*rows, _total(report, calibrated)], (*header, "before", "after"))
+    print_table(title, [*rows, _total(report, calibrated)], (*header, "before", "after"), EXPENDABLE)
     if report.comparison is not None and report.measured_on is not None:
         found, text = report.comparison, report.measured_on
         lines = [

@@ -18,8 +18,9 @@ from rich.segment import Segment
 from rich.table import Table
 
 from tokenmill.cli.imports import uninterrupted
+from tokenmill.cli.model_text import visible
 
-__all__ = ["RenderedMarkdown", "visible"]
+__all__ = ["RenderedMarkdown"]
 
 REDRAW_S = 0.05  # a code block of a thousand lines is not coloured anew for each token
 # Raw HTML, images and definitions of links would vanish from what is shown; a model's text stays whole.
@@ -28,14 +29,6 @@ _PARSER = (
     .enable(["strikethrough", "table"])
     .disable(["html_block", "html_inline", "image", "autolink", "reference"])
 )
-# A control code of a model would move the cursor, change the title or fill the clipboard. \r is no line of its own.
-_CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
-_CONTROLS |= {0x7F: "␡", ord("\r"): ""} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-
-
-def visible(text: str) -> str:
-    """The text with a picture for each control code, so that a terminal obeys none."""
-    return text.translate(_CONTROLS)
 
 
 class _Table(TableElement):

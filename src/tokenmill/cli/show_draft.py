@@ -1,10 +1,12 @@
 """`generate --show-draft`: the text as it comes, with the tokens in colour that were drafted and accepted."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 import typer
 
+from tokenmill.cli.model_text import for_stdout, write_text
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece
@@ -40,8 +42,8 @@ class DraftMarks(Observer):
 
 
 def _marked(text: str) -> str:
-    """In colour; underlined where NO_COLOR asks for none (no-color.org), plain on a terminal that knows neither."""
-    if os.environ.get("TERM") == "dumb":
+    """In colour; underlined where NO_COLOR asks for none (no-color.org), plain where stdout knows neither."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return text
     return typer.style(text, underline=True) if os.environ.get("NO_COLOR") else typer.style(text, fg=COLOUR)
 
@@ -56,9 +58,15 @@ def coloured(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], mar
         for token in piece.tokens:
             is_draft = num_tokens < len(marks.of) and marks.of[num_tokens]
             text = detokenizer.push([token])[: length - num_shown]
-            typer.echo(_marked(text) if is_draft else text, nl=False)
+            shown = for_stdout(text)
+            _write(_marked(shown) if is_draft else shown)
             num_tokens, num_shown = num_tokens + 1, num_shown + len(text)
         done = piece.done
-    typer.echo(done.text[num_shown:] if done else "")
+    write_text(f"{done.text[num_shown:] if done else ''}\n")
     assert done is not None, "the last piece carries the completion"
     return done
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
+from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import PrefixStore
-from tokenmill.cache.snapshot import shared_fields
 from tokenmill.config import EngineConfig
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
@@ -14,10 +12,10 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.load_model import load_model
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.packed_copy import load_with_copy, open_model
-from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
-from tokenmill.memory.available import available_bytes
+from tokenmill.kernels.devices import free_bytes
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.registry import lookup
@@ -61,7 +59,7 @@ def with_loop(
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
     draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress, fill)
-    facts = Facts(loaded.program.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
+    facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
     return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
 
@@ -116,7 +114,7 @@ def _load_draft(
         loaded = load_model(source, settings, progress, fill)
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
-    facts = Facts(loaded.program.finds_drafts)
+    facts = Facts(loaded.spec.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
 
@@ -135,10 +133,9 @@ def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
 def _check_memory(name: str, config: EngineConfig, model: ModelConfig) -> None:
     """CapacityError where a draft model does not fit beside the model, which is loaded."""
     resolved = resolve_config(config, model)
-    device, spec = find_device(resolved.device), cache_spec(resolved, model)
-    forms = choose_forms(resolved, model, device)
-    needed = spec.num_bytes + forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
-    available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    spec, forms = cache_spec(resolved, model), choose_forms(resolved, model)
+    needed = spec.num_bytes + forms.program.weight_bytes(model, resolved.dtype, forms.scheme)
+    available = free_bytes(resolved.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError(f"memory for the draft model {name}", needed, available, setting, in_bytes=True)

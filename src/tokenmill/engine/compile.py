@@ -3,12 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
-from tokenmill.engine.resolve import find_device
 from tokenmill.hub.progress import Progress
 from tokenmill.program.aot.exporting import write_package
-from tokenmill.program.aot.manifest import made_for
+from tokenmill.program.aot.package import made_for
 from tokenmill.program.compiled.micro_batches import MicroBatched
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
@@ -21,7 +22,7 @@ def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path,
     config = replace(config, program="compiled", compile="no", max_sequences=1)
     engine = build(checkpoint, config, progress.advance)
     facts = {
-        **made_for(engine.config, engine.fingerprint, find_device(engine.config.device)),
+        **made_for(engine.config, engine.fingerprint, torch.device(engine.config.device)),
         "source": str(checkpoint.path.resolve()),
         "tokenmill": __version__,
     }

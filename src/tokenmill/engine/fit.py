@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-import torch
-
 from tokenmill.config import EngineConfig, ResolvedConfig
-from tokenmill.engine.resolve import cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.errors import CapacityError
-from tokenmill.memory.available import available_bytes, available_processors
+from tokenmill.kernels.devices import free_bytes
+from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
 
 __all__ = ["fit_for_many"]
@@ -35,10 +34,9 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
 
 def _most_tokens(config: ResolvedConfig, model: ModelConfig) -> int:
     """The largest cache, in tokens of whole blocks, that fits beside the weights."""
-    device, spec = find_device(config.device), cache_spec(config, model)
-    forms = choose_forms(config, model, device)
-    weights = forms.program.weight_bytes(model, getattr(torch, config.dtype), forms.scheme)
-    available = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+    spec, forms = cache_spec(config, model), choose_forms(config, model)
+    weights = forms.program.weight_bytes(model, config.dtype, forms.scheme)
+    available = free_bytes(config.device)
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
     blocks = int(SHARE * (available - weights)) // (spec.bytes_per_token * spec.block_size)

@@ -14,18 +14,18 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, find_device, resolve_config
+from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
 from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch, naming
-from tokenmill.kernels.attend import choose as choose_kernel
-from tokenmill.kernels.threads import torch_threads, usable_threads
+from tokenmill.kernels.attend.kernel import choose as choose_kernel
+from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.program import ModelParts
-from tokenmill.program.aot.manifest import made_for, open_package
+from tokenmill.program.aot.package import made_for, open_package
+from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import lookup
 from tokenmill.speculate.proposer import PROPOSERS
@@ -57,7 +57,7 @@ def load_model(
         config = config if checkpoint.is_copy else _as_packed(config, checkpoint)
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     model_config = read_config(checkpoint.config)
-    resolved = resolve_config(config, model_config)
+    resolved = resolve_config(config, model_config, default_threads())
     with torch_threads(resolved.threads), naming(checkpoint.path):
         return _load(checkpoint, model_config, resolved, config.threads, progress, fill, allocate)
 
@@ -72,13 +72,13 @@ def _load(
     allocate: Allocate,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    device = find_device(resolved.device)
+    device = torch.device(resolved.device)
     tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
     spec = cache_spec(resolved, model_config)
     kernel_name, kernel = choose_kernel(
         resolved.kernel, spec, device, resolved.max_length, describe(model_config).attention_shapes
     )
-    forms = choose_forms(resolved, model_config, device)
+    forms = choose_forms(resolved, model_config)
     threads = _threads(resolved.threads, given_threads, forms)
     resolved = replace(resolved, scheme=forms.scheme_name, threads=threads)
     resolved = choose_proposer(resolved, forms.program.finds_drafts)
@@ -93,7 +93,7 @@ def _load(
                 raise
             log.warning("%s; the plain modules serve", error)
             resolved = replace(resolved, aot_package=None, program="eager")
-            forms = choose_forms(resolved, model_config, device)
+            forms = choose_forms(resolved, model_config)
     _tell(resolved, model_config, forms)
     decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
@@ -106,8 +106,9 @@ def _load(
         fill_matrix = fill(checkpoint, decoder, dtype, device, told, forms.program.packs)
     else:
         decoder.to(dtype)  # its parameters have no memory
-    program = forms.program(ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix, allocate))
-    names = forms.program_name, forms.reason, forms.program_name if program.attends else kernel_name
+    parts = ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix, allocate)
+    program = find_program(forms.program_name)(parts)
+    names = forms.program_name, forms.reason, forms.program_name if forms.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
     return LoadedModel(

@@ -14,7 +14,9 @@ from tokenmill.engine.runner import Runner
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import Program
+from tokenmill.program import find_spec
+from tokenmill.program.forward import Program
+from tokenmill.program.spec import ProgramSpec
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
 
@@ -48,13 +50,18 @@ class LoadedModel:
         for name in ("program", "pool", "runner"):
             vars(self).pop(name, None)
 
+    @property
+    def spec(self) -> type[ProgramSpec]:
+        """The facts of its program."""
+        return find_spec(self.program_name)
+
     def torch_threads(self) -> AbstractContextManager[None]:
         """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
         RequestError in a forked process that does not have these threads: rows that fewer threads compute may differ.
         """
-        count = 1 if self.program.has_threads else self.config.threads
+        count = 1 if self.spec.has_threads else self.config.threads
         if usable_threads(count) < count:
             raise RequestError(
                 f"program {self.program_name} computes in {count} threads of torch, which a forked process does not "

@@ -6,8 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
 from tokenmill.config import EngineConfig
 from tokenmill.engine.load_model import load_model
 from tokenmill.engine.loaded import LoadedModel
@@ -94,7 +92,7 @@ def _give_up(copy: Path, error: PackedModelError) -> None:
 def _num_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
     """What the packed weights are estimated to take."""
     model, resolved, forms = foresee(config, checkpoint.config)
-    return forms.program.weight_bytes(model, getattr(torch, resolved.dtype), forms.scheme)
+    return forms.program.weight_bytes(model, resolved.dtype, forms.scheme)
 
 
 class _Keeper:

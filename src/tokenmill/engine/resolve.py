@@ -4,23 +4,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
-from tokenmill.errors import ConfigError, TokenmillError
-from tokenmill.kernels.threads import default_threads
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
-from tokenmill.program import Program, preferred_schemes
 from tokenmill.program import choose as choose_program
+from tokenmill.program import preferred_schemes
+from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
-__all__ = ["FLOAT16_ON_CPU", "Forms", "cache_spec", "choose_forms", "find_device", "foresee", "resolve_config"]
+__all__ = ["FLOAT16_ON_CPU", "Forms", "cache_spec", "choose_forms", "foresee", "resolve_config"]
 
 FLOAT16_ON_CPU = "float32"
 """What a CPU computes a float16 checkpoint in. float32 holds all of its numbers; bfloat16 would round them."""
@@ -30,8 +29,11 @@ SHARED_BLOCK = 32
 program that reads the cache by itself; kernels of kernels/attend copy the rows of such blocks together at each step."""
 
 
-def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
-    """Put a value in the place of every default that depends on the model or the machine."""
+def resolve_config(config: EngineConfig, model: ModelConfig, threads: int = 1) -> ResolvedConfig:
+    """Put a value in the place of every default that depends on the model or the machine.
+
+    threads: where config says no number. It changes no other value, so whoever does not compute need not find one.
+    """
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
@@ -43,17 +45,17 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     device, has_proposer = find_device(config.device), config.speculates
     scheduling = config.async_scheduling
     if scheduling == "auto":
-        scheduling = "on" if device.type == "cuda" and not has_proposer else "off"
+        scheduling = "on" if kind_of(device) == "cuda" and not has_proposer else "off"
     resolved = ResolvedConfig(
         **asdict(config)
         | {
-            "device": str(device),
+            "device": device,
             "dtype": _dtype(config, model, device),
             "max_length": max_length,
             "block_size": config.block_size or max_length,
             "cache_tokens": config.cache_tokens or max_length,
             "num_draft_tokens": config.num_draft_tokens or default_drafts(config.speculate),
-            "threads": config.threads or default_threads(),
+            "threads": config.threads or threads,
             "async_scheduling": scheduling,
         }
     )
@@ -65,11 +67,11 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
     return _with_blocks(resolved, config, model)
 
 
-def _dtype(config: EngineConfig, model: ModelConfig, device: torch.device) -> str:
+def _dtype(config: EngineConfig, model: ModelConfig, device: str) -> str:
     """The checkpoint's own, unless a setting says otherwise, or no fast program of the device computes in it."""
     if config.dtype != "auto":
         return config.dtype
-    return FLOAT16_ON_CPU if (model.dtype, device.type) == ("float16", "cpu") else model.dtype
+    return FLOAT16_ON_CPU if (model.dtype, kind_of(device)) == ("float16", "cpu") else model.dtype
 
 
 def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelConfig) -> ResolvedConfig:
@@ -83,10 +85,10 @@ def _with_blocks(resolved: ResolvedConfig, config: EngineConfig, model: ModelCon
     return replace(resolved, block_size=size, cache_tokens=config.cache_tokens or tokens)
 
 
-def _program(config: ResolvedConfig, model: ModelConfig) -> type[Program] | None:
+def _program(config: ResolvedConfig, model: ModelConfig) -> type[ProgramSpec] | None:
     """What will run it; None where nothing can, which `choose_forms` refuses with every reason."""
     try:
-        return choose_program(config, model, cache_spec(config, model), find_device(config.device)).program
+        return choose_program(config, model, cache_spec(config, model), config.device).program
     except ConfigError:
         return None
 
@@ -97,24 +99,29 @@ class Forms:
 
     program_name: str
     reason: str
-    program: type[Program]
+    program: type[ProgramSpec]
     refusals: Mapping[str, str]
     scheme_name: str
     scheme: Scheme
 
 
-def choose_forms(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Forms:
+def choose_forms(config: ResolvedConfig, model: ModelConfig) -> Forms:
     """The program and the scheme for a resolved config. ConfigError where nothing fits, with every reason."""
-    chosen = choose_program(config, model, cache_spec(config, model), device)
+    chosen = choose_program(config, model, cache_spec(config, model), config.device)
     usable = preferred_schemes(chosen.program)
-    return Forms(*chosen, *choose_scheme(config.scheme, device, getattr(torch, config.dtype), usable))
+    return Forms(*chosen, *choose_scheme(config.scheme, config.device, config.dtype, usable))
 
 
-def foresee(config: EngineConfig, source: Mapping[str, Any]) -> tuple[ModelConfig, ResolvedConfig, Forms]:
-    """What an engine would have that is built with these settings from a model with that config.json."""
+def foresee(
+    config: EngineConfig, source: Mapping[str, Any], threads: int = 1
+) -> tuple[ModelConfig, ResolvedConfig, Forms]:
+    """What an engine would have that is built with these settings from a model with that config.json.
+
+    threads: see resolve_config.
+    """
     model = read_config(source)
-    resolved = resolve_config(config, model)
-    return model, resolved, choose_forms(resolved, model, find_device(resolved.device))
+    resolved = resolve_config(config, model, threads)
+    return model, resolved, choose_forms(resolved, model)
 
 
 def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
@@ -129,21 +136,3 @@ def cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
         block_size=config.block_size,
         num_blocks=-(-config.cache_tokens // config.block_size),
     )
-
-
-def find_device(name: str) -> torch.device:
-    """A torch device that can hold a tensor; ConfigError with the ones that can on this machine."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    usable += ["mps"] if torch.backends.mps.is_available() else []
-    try:
-        device = torch.device(name)
-        if device.type == "meta":
-            raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
-        if (kind := name.partition(":")[0]) in ("cuda", "mps", "xpu") and kind not in " ".join(usable):
-            raise TokenmillError(f"this machine has no {kind} device; use cpu, or auto") from error
-        raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
-    return device

@@ -13,7 +13,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.cache.step import Span, Step
 from tokenmill.errors import SnapshotError
-from tokenmill.program import Program
+from tokenmill.program.forward import Program
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
 __all__ = ["Runner"]

@@ -6,16 +6,17 @@ each multiplication done. Divided by what the machine can do, it is the floor th
 """
 
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from tokenmill.cache.formats import find_format
 from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
-from tokenmill.engine.engine import Engine
 from tokenmill.engine.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
 from tokenmill.quant.schemes import find_scheme
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
 
 __all__ = [
     "Cost",
@@ -74,7 +75,7 @@ class Storage:
         return cls(dtype, DTYPES[dtype], cache_format=cache_format)
 
     @classmethod
-    def of_engine(cls, engine: Engine) -> "Storage":
+    def of_engine(cls, engine: "Engine") -> "Storage":
         """As the engine really holds them."""
         weights = describe(engine.model_config).num_read(engine.config.max_length or 1)
         integer = find_scheme(engine.config.scheme).is_integer
@@ -82,9 +83,9 @@ class Storage:
         return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
 
     @classmethod
-    def planned(cls, config: ResolvedConfig, model: ModelConfig, device: torch.device, file_bytes: int) -> "Storage":
+    def planned(cls, config: ResolvedConfig, model: ModelConfig, file_bytes: int) -> "Storage":
         """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
-        forms = choose_forms(config, model, device)
+        forms = choose_forms(config, model)
         if not forms.scheme.is_integer:
             return cls.plain(config.dtype, config.cache_format)
         bits = forms.scheme.bits_per_weight
@@ -92,11 +93,11 @@ class Storage:
         return cls(config.dtype, per_weight, True, config.cache_format)
 
 
-def cost_of(config: ResolvedConfig, model: ModelConfig, device: torch.device) -> Cost:
-    """What an engine of this resolved config takes there."""
-    spec, forms = cache_spec(config, model), choose_forms(config, model, device)
+def cost_of(config: ResolvedConfig, model: ModelConfig) -> Cost:
+    """What an engine of this resolved config takes."""
+    spec, forms = cache_spec(config, model), choose_forms(config, model)
     return Cost(
-        weights_bytes=forms.program.weight_bytes(model, getattr(torch, config.dtype), forms.scheme),
+        weights_bytes=forms.program.weight_bytes(model, config.dtype, forms.scheme),
         cache_bytes=spec.num_bytes,
         workspace_bytes=_workspace_bytes(config, model),
         bytes_per_token=spec.bytes_per_token,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.step import AnyStep
-from tokenmill.kernels.attend import Attend
+from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import ExpertsBlock, LayerDescription, describe
 from tokenmill.model.layers import MLP, Attention, Embedding, MoE, make_linear, make_norm

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.step import AnyStep
 from tokenmill.errors import CheckpointError
-from tokenmill.kernels.attend import Attend
+from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.dense import is_traced, product
-from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.matrix import Matrix, make_matrix
+from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 
 __all__ = ["MLP", "Attention", "Embedding", "MoE", "make_linear", "make_norm"]
@@ -105,7 +106,7 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     """The module of a matrix, in one product or in as many as it has parts."""
     if len(matrix.parts) > 1 and matrix.role not in fused:
         return Unfused(matrix)
-    return scheme.linear(matrix.inputs, matrix.outputs, matrix.bias, rounded=matrix.role != "router")
+    return make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias, rounded=matrix.role != "router")
 
 
 class Attention(nn.Module):

@@ -10,9 +10,9 @@ than 32 rows of bfloat16 are summed in another order, so they are multiplied 32 
 import torch
 from torch import Tensor
 
-from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.matrix import Matrix
 
-__all__ = ["Packed", "PackedLinear"]
+__all__ = ["PackedLinear"]
 
 MAX_INPUTS_OF_ONE_ROW = 1024  # up to here oneDNN sums a single row as it sums several
 MAX_ROWS_OF_MATRIX_UNIT = 32  # of bfloat16, up to here summed in the same order as one
@@ -37,24 +37,3 @@ class PackedLinear(Matrix):
         rows_TD = x_TD.expand(2, -1).contiguous() if alone else x_TD
         out: Tensor = torch.ops.mkldnn._linear_pointwise(rows_TD, self.packed, self.bias, "none", [], "")
         return out[:1] if alone else out
-
-
-class Packed(Scheme):
-    """float32 or bfloat16 on CPU."""
-
-    matrix = PackedLinear
-    is_plain = False
-    is_traceable = False
-
-    @staticmethod
-    def refuse(device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cpu":
-            return f"needs a CPU, and the device is {device}"
-        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            return "needs a torch that was built with oneDNN"
-        if dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-            return None
-        return f"cannot multiply {str(dtype).removeprefix('torch.')} on this processor"
-
-    def native_layout(self, dtype: torch.dtype) -> str | None:
-        return None  # the layout is oneDNN's own, and cannot be read

@@ -1,4 +1,4 @@
-"""Schemes q8, q4 and file: matrices of integer codes.
+"""The module of schemes q8, q4 and file: a matrix of integer codes.
 
 Rows of a checkpoint that are codes are kept exactly; floating-point rows are rounded when the matrix is complete. The
 PyTorch module dequantises its rows to multiply, which works on every device and is fast on none. The native program
@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokenmill.quant.dense import is_one_traced_row, product, realised
+from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.schemes import Matrix, Scheme
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.schemes import GROUP
+from tokenmill.quant.stored import Stored
 
-__all__ = ["Q4", "Q8", "AsStored", "QuantizedLinear"]
+__all__ = ["QuantizedLinear"]
 
 TENSORS = ("numbers", "codes", "scales", "minimums")  # of Stored
 
@@ -29,7 +30,7 @@ class QuantizedLinear(Matrix):
 
     keeps_codes = True
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, bits: int | None) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool, bits: int | None = None) -> None:
         super().__init__(in_features, out_features, bias)
         self.fills_in = None if bits is None else torch.float32  # so that values are rounded once, not twice
         self._bits, self._out_features = bits, out_features
@@ -115,45 +116,3 @@ def _sums(x_1D: Tensor, part: Stored, bias_R: Tensor | None) -> Tensor:
         sums_G = realised(x_GC.sum(-1))
         out_R = (codes_RGC * x_GC * part.scales[..., None]).sum((-1, -2)) + (part.minimums * sums_G).sum(-1)
     return (out_R if bias_R is None else out_R + bias_R)[None].to(x_1D.dtype)
-
-
-class _Integer(Scheme):
-    is_integer = True
-    is_plain = False
-    # 255 of 256 tokens were measured with the codes of a file; attention scores that are 1.3 times too large give 245.
-    min_agreement = 0.98
-
-    def native_layout(self, dtype: torch.dtype) -> str | None:
-        return {8: "8 bits", 4: "4 bits with minimums", None: super().native_layout(dtype)}[self.rounds_to]
-
-    def matrix_bytes(self, outputs: int, inputs: int, dtype: torch.dtype, code_bits: float) -> int:
-        # An estimate for the codes of a checkpoint, which may be of several kinds.
-        bits = self.rounds_to or code_bits
-        if not bits:
-            return super().matrix_bytes(outputs, inputs, dtype, code_bits)
-        # A byte for each code of a group, a float32 scale and, with 4 bits, a float32 minimum.
-        return outputs * -(-inputs // GROUP) * (GROUP + (8 if bits < 7 else 4))
-
-    def linear(self, in_features: int, out_features: int, bias: bool, rounded: bool = True) -> Matrix:
-        return QuantizedLinear(in_features, out_features, bias, self.rounds_to if rounded else None)
-
-
-class Q8(_Integer):
-    """8 bits and a scale for each 32 inputs. Rows of a file in 4 or 8 bits are kept."""
-
-    bits_per_weight = 8.5
-    rounds_to = 8
-
-
-class Q4(_Integer):
-    """4 bits, a scale and a minimum for each 32 inputs. 4-bit rows of a file are kept."""
-
-    bits_per_weight = 5.0
-    rounds_to = 4
-    min_agreement = 0.9  # 242 of 256 were measured with all matrices rounded to 4 bits
-
-
-class AsStored(_Integer):
-    """Matrices as the checkpoint stores them: codes stay codes, floating point stays floating point."""
-
-    keeps_codes = True

@@ -6,7 +6,8 @@ from torch.nn import functional as F
 
 from tokenmill.kernels.threads import over_rows
 from tokenmill.quant.grid import divisor, fit, round_on
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.schemes import GROUP
+from tokenmill.quant.stored import Stored
 
 __all__ = ["round_to_nearest"]
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["GROUP", "Stored", "joined_nibbles", "split_nibbles"]
+from tokenmill.quant.schemes import GROUP
 
-GROUP = 32
+__all__ = ["Stored", "joined_nibbles", "split_nibbles"]
 
 
 @dataclass(frozen=True)

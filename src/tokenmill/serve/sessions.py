@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tokenmill.cache.snapshot import SERIALISED, begins_with
+from tokenmill.cache.header import SERIALISED, begins_with
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError

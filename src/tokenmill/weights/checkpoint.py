@@ -1,5 +1,6 @@
 """Open whatever holds a model: a `.gguf` file, a packed model, or a directory in Hugging Face layout."""
 
+import logging
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import read_json
-from tokenmill.weights.files import not_a_model, weight_files
+from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
@@ -18,7 +19,9 @@ from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 from tokenmill.weights.quantized import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
-__all__ = ["Checkpoint", "open_checkpoint", "read_config_json"]
+__all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "read_config_json"]
+
+log = logging.getLogger(__name__)
 
 # Kinds of files by the bytes that they begin with. By name, since gguf is slow to import.
 FILES = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
@@ -85,6 +88,24 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} does not fit its config, which describes {claimed} parameters in {model.num_layers} "
             f"layers; the files hold {held} in {tensors} tensors"
         )
+
+
+def foreseen_config(path: Path) -> dict[str, Any]:
+    """The config that `open_checkpoint` will find, of a directory from config.json alone if that is all there is.
+
+    Whether the head of a tied model is one of its own is told by its tensors. If these cannot be read, config.json
+    counts, with a warning.
+    """
+    if not path.is_dir():
+        return open_checkpoint(path).config
+    config = read_config_json(path)
+    if not (read_config(config).tie_embeddings and has_weights(path)):
+        return config
+    try:
+        return open_checkpoint(path).config
+    except CheckpointError as error:
+        log.warning("the head is taken for the embedding, as config.json says: %s", error)
+        return config
 
 
 def read_config_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tokenmill.hub.weight_files import FOREIGN, find_weights, missing_shards
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["not_a_model", "weight_files"]
+__all__ = ["has_weights", "not_a_model", "weight_files"]
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -29,6 +29,12 @@ def weight_files(path: Path) -> list[Path]:
     if found.index is None and (missing := missing_shards(files)):
         raise CheckpointError(f"{path} is incomplete: {', '.join(missing)} {_is(missing)} missing")
     return [path / name for name in files]
+
+
+def has_weights(path: Path) -> bool:
+    """Whether a directory has files of weights, or an index of such files."""
+    found = find_weights({file.name for file in path.iterdir() if file.is_file()})
+    return bool(found.files or found.index)
 
 
 def not_a_model(path: Path) -> str:

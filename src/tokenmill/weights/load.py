@@ -19,7 +19,8 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.families import find_family
 from tokenmill.model.layers import Embedding
-from tokenmill.quant.schemes import Matrix, Scheme
+from tokenmill.quant.matrix import Matrix
+from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of

@@ -7,11 +7,13 @@ filled completely, and every tensor of the file is used or known to be no weight
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import Family
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "part_of"]
 
@@ -48,7 +50,7 @@ def is_ignored(family: Family, name: str) -> bool:
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
 
 
-def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
+def part_of(parameter: "Tensor", part: str, config: ModelConfig) -> "Tensor":
     """The view of a merged parameter that one tensor of the file fills."""
     if not part:
         return parameter
@@ -57,18 +59,18 @@ def part_of(parameter: Tensor, part: str, config: ModelConfig) -> Tensor:
     return parameter.narrow(0, *rows[part])
 
 
-def _heads_to_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
+def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
     """[N · (q, k, v) · H, …] → [(q, k, v) · N · H, …]"""
     shape = (config.num_heads, 3, config.head_dim, *tensor.shape[1:])
     return tensor.reshape(shape).transpose(0, 1).reshape(tensor.shape)
 
 
-def _bigcode_qkv(tensor: Tensor, config: ModelConfig) -> Tensor:
+def _bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
     """Multi-query files are q, k, v already; multi-head ones interleave them by head."""
     return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
 
 
-TRANSFORMS: dict[str, Callable[[Tensor, ModelConfig], Tensor]] = {
+TRANSFORMS: dict[str, Callable[["Tensor", ModelConfig], "Tensor"]] = {
     "": lambda tensor, _: tensor,
     "transpose": lambda tensor, _: tensor.t(),
     "heads_to_qkv": _heads_to_qkv,

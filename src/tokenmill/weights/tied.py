@@ -6,8 +6,6 @@ tensors are one only where their values are equal.
 
 import logging
 
-import torch
-
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -17,6 +15,11 @@ __all__ = ["compare_tied_head", "name_tied_embedding"]
 log = logging.getLogger(__name__)
 
 ROWS = 4096  # compared at a time, so that temporaries stay small
+CASTS = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat16",
+}  # dtype: the method of a tensor that casts to it
 
 
 def name_tied_embedding(checkpoint: PlainCheckpoint) -> None:
@@ -60,9 +63,12 @@ def _equal(checkpoint: Checkpoint, model: ModelConfig, one: str, other: str) -> 
     """Whether two matrices have the same values, in the model's own type where they are stored in different ones."""
     if checkpoint.shapes[one] != checkpoint.shapes[other]:
         return False
-    first, second = checkpoint.read(one), checkpoint.read(other)
-    if first.dtype == second.dtype:
-        return torch.equal(first, second)
-    dtype = getattr(torch, model.dtype)
-    pairs = zip(torch.split(first, ROWS), torch.split(second, ROWS), strict=True)
-    return all(torch.equal(one_RK.to(dtype), other_RK.to(dtype)) for one_RK, other_RK in pairs)
+    if checkpoint.dtype_of(one) == checkpoint.dtype_of(other):
+        first, second = checkpoint.stored_bytes(one), checkpoint.stored_bytes(other)
+        if first is not None and second is not None:
+            return all(piece == piece_of_other for piece, piece_of_other in zip(first, second, strict=True))
+        return checkpoint.read(one).equal(checkpoint.read(other))
+    cast = CASTS[model.dtype]
+    first_RK, second_RK = checkpoint.read(one), checkpoint.read(other)
+    parts = (slice(at, at + ROWS) for at in range(0, len(first_RK), ROWS))
+    return all(getattr(first_RK[rows], cast)().equal(getattr(second_RK[rows], cast)()) for rows in parts)

@@ -1,21 +1,13 @@
-"""Cache formats: how one token's K or V row is stored.
+"""Cache formats: how one token's K or V row is stored. Here is what is known of a format without a tensor.
 
-A format is one file and one line in FORMATS. Kernels and programs use nothing but LayerKV; the native program, which
-reads the tensors itself, knows a format by number and refuses one that has none.
+A format is a line in FORMATS, with a file of such facts, and a line in LAYERS (layer.py), with a file of the tensors.
 """
 
-from collections.abc import Callable
 from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from tokenmill.registry import lookup
 
-__all__ = ["FORMATS", "LayerKV", "Zeros", "find_format", "over"]
-
-Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
+__all__ = ["FORMATS", "Format", "find_format"]
 
 FORMATS = {
     "dense": "tokenmill.cache.formats.dense:Dense",
@@ -23,17 +15,8 @@ FORMATS = {
 }
 
 
-class LayerKV(Protocol):
-    """One layer's K and V in some format. The dtype of the model is given by name, as in the settings."""
-
-    tensors: tuple[Tensor, ...]
-    """Every allocation; the first dimension is slots."""
-    dtype: torch.dtype
-    """Of the rows that are read. A layer has no other state than these two."""
-    kinds: tuple[str, ...]
-    """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
-    native_fields: tuple[str, ...]
-    """The fields of TmOp (native/abi.h) for the addresses of `tensors`, in that order; empty where native has none."""
+class Format(Protocol):
+    """The facts of one format."""
 
     @staticmethod
     def native_number(dtype: str) -> int | None:
@@ -43,22 +26,7 @@ class LayerKV(Protocol):
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         """Bytes of one token's K, or V."""
 
-    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
 
-    def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        """Store one row per slot, in place."""
-
-    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
-
-
-def find_format(name: str) -> type[LayerKV]:
-    found: type[LayerKV] = lookup(FORMATS, name, "cache_format")
+def find_format(name: str) -> type[Format]:
+    found: type[Format] = lookup(FORMATS, name, "cache_format")
     return found
-
-
-def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
-    """The same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`."""
-    other: LayerKV = object.__new__(type(layer))
-    other.tensors, other.dtype = tensors, layer.dtype
-    return other

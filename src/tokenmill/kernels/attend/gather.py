@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import AnyStep, Span, Step
-from tokenmill.kernels.attend import Attend, AttentionShape, Shapes
+from tokenmill.kernels.attend import AttentionShape, Shapes
+from tokenmill.kernels.attend.kernel import Attend, capped
 
 __all__ = ["Gather", "Rows", "attend_written_out"]
 
@@ -79,7 +80,7 @@ def attend_written_out(
     """_attend_span in plain float32 steps, with caps and sinks: the reference of the tests."""
     num_tokens, num_heads, head_dim = q_TNH.shape
     q_KGTH = q_TNH.view(num_tokens, k_LKH.shape[1], -1, head_dim).permute(1, 2, 0, 3).float()
-    scores_KGTL = shape.capped(torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale)
+    scores_KGTL = capped(torch.matmul(q_KGTH, k_LKH.permute(1, 2, 0)[:, None].float()) * shape.scale, shape)
     scores_KGTL = scores_KGTL + step.mask(span, shape.window, torch.float32)
     if sinks_N is None:
         weights_KGTL = torch.softmax(scores_KGTL, dim=-1)

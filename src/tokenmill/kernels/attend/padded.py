@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from tokenmill.cache.formats import LayerKV
+from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import AnyStep, PaddedStep
-from tokenmill.kernels.attend import Attend, AttentionShape, Shapes
+from tokenmill.kernels.attend import AttentionShape, Shapes
+from tokenmill.kernels.attend.kernel import Attend, capped
 
 __all__ = ["Padded"]
 
@@ -51,7 +52,7 @@ class Padded(Attend):
 def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape) -> Tensor:
     seen_BL11 = seen_BL[..., None, None]
     scores_BLKG = (q_BKGH[:, None].float() * k_BLKH[:, :, :, None].float()).sum(-1) * shape.scale
-    scores_BLKG = shape.capped(scores_BLKG).masked_fill(~seen_BL11, -torch.inf)
+    scores_BLKG = capped(scores_BLKG, shape).masked_fill(~seen_BL11, -torch.inf)
     weights_BLKG = torch.softmax(scores_BLKG, dim=1)
     v_BLK1H = torch.where(seen_BL11, v_BLKH, 0)[:, :, :, None].float()
     return (weights_BLKG[..., None] * v_BLK1H).sum(1)
@@ -68,6 +69,6 @@ def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Ten
         out_BNCH = scaled_dot_product_attention(q_BNCH, k_BNLH, v_BNLH, mask_B1CL, scale=shape.scale)
     else:
         scores = torch.matmul(q_BKGCH.float(), k_BKGLH.transpose(-1, -2).float()).flatten(1, 2) * shape.scale
-        weights = torch.softmax(shape.capped(scores).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
+        weights = torch.softmax(capped(scores, shape).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
         out_BNCH = torch.matmul(weights, v_BKGLH.flatten(1, 2).float())
     return out_BNCH.transpose(1, 2)

@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.harmless import is_harmless
-from tokenmill.model.rope import read_rope
+from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import lookup
 from tokenmill.value_reader import MAX_POSITIONS, brief
 

@@ -19,11 +19,11 @@ from torch._inductor import config as inductor
 from torch.export import Dim, export
 from torch.func import functional_call
 
-from tokenmill.cache.formats import LayerKV, over
+from tokenmill.cache.formats.layer import LayerKV, over
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import PaddedStep
 from tokenmill.errors import ConfigError, PackageMismatch
-from tokenmill.kernels.attend import Attend
+from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.rope import Angles
 from tokenmill.program.aot.manifest import check_folder, write_manifest

@@ -11,16 +11,14 @@ from torch import Tensor, nn
 
 from tokenmill.cache.step import Step
 from tokenmill.model.decoder import Decoder
-from tokenmill.program import ModelParts
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
+from tokenmill.program.forward import ModelParts
 
 __all__ = ["Aot", "End", "weights_of"]
 
 
 class Aot(MicroBatched):
     """Runs the parts of a package, which was checked against the model and the settings when it was opened."""
-
-    description = "compiled ahead of time, from a package on disk"
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)

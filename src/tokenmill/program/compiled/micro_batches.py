@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.step import PaddedStep, Span, Step
-from tokenmill.kernels.attend import choose
+from tokenmill.kernels.attend.kernel import choose
 from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
-from tokenmill.program import ModelParts, Output
 from tokenmill.program.eager import Eager
-from tokenmill.quant.schemes import Scheme
+from tokenmill.program.forward import ModelParts, Output
 
 __all__ = ["Cache", "Call", "DynamicShapes", "Inputs", "MicroBatch", "MicroBatched", "Shape", "StaticShapes", "split"]
 
@@ -135,13 +134,7 @@ Call = Callable[[Inputs, Cache], Tensor]
 class MicroBatched(Eager):
     """What programs of compiled functions have in common. Each has its own `find`."""
 
-    only_asked = True
     shapes: StaticShapes | DynamicShapes
-
-    @staticmethod
-    def runs(scheme: Scheme) -> bool:
-        """Those whose products a compiler can trace."""
-        return scheme.is_traceable
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import cpp_builder
 
-from tokenmill.cache.formats import over
+from tokenmill.cache.formats.layer import over
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
-from tokenmill.kernels.attend import Attend
+from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.model.decoder import Decoder, run_layer
-from tokenmill.program import ModelParts
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched, Shape, StaticShapes
+from tokenmill.program.forward import ModelParts
 
 __all__ = ["Compiled", "check_backend"]
 
@@ -37,8 +37,6 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 class Compiled(MicroBatched):
     """calls: the compiled functions so far, None for one that a thread is compiling."""
-
-    description = "torch.compile of the PyTorch modules"
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)

@@ -4,48 +4,34 @@ qkv, attend, out, norm, MLP, at last norm and head. Families differ in what is i
 A parallel layer norms for both its halves before either adds to the residual stream.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tokenmill.cache.formats import LayerKV
-from tokenmill.kernels.native_library import library
+from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.kernels.native_structs import Op, Unit
-from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder, Layer
 from tokenmill.model.description import (
     AttentionBlock,
-    DecoderDescription,
     ExpertsBlock,
     MlpBlock,
     Norm,
     Projection,
-    count_parameters,
-    describe,
 )
 from tokenmill.model.layers import MLP, MoE
-from tokenmill.program.native.pack import LAYOUTS, TILE
+from tokenmill.program.native.layouts import LAYOUTS, TILE
+from tokenmill.program.native.spec import ACTIVATIONS, first_rows
 from tokenmill.program.native.weights import Linear, Packed, Packing
-from tokenmill.quant.schemes import Matrix, Scheme
-from tokenmill.quant.stored import GROUP
+from tokenmill.quant.matrix import Matrix
+from tokenmill.quant.schemes import GROUP
 
-__all__ = ["Ops", "packed_bytes", "refuse"]
+__all__ = ["Ops"]
 
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
 ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT = range(7)
 ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buffers; the head reads MLP_IN too
-ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
-ABLE = {"norm with unit offset"}
-"""Departures of a description that the operations can compute; the plain decoder goes without saying."""
-
-
-def refuse(decoder: DecoderDescription) -> str | None:
-    name = decoder.config.activation
-    missing = sorted(decoder.departures - ABLE) if name in ACTIVATIONS else [f"activation {name!r}"]
-    return f"has no {missing[0]}" if missing else None
 
 
 class Ops:
@@ -133,7 +119,7 @@ class Ops:
         biases = [module.bias for module in modules if module.bias is not None]
         assert len(biases) < 2, "refused: experts with biases"
         bias = self._floats(biases[0]) if biases else None
-        firsts, gates, outputs = list(_firsts(matrix, unit)), list[int](), matrix.outputs
+        firsts, gates, outputs = list(first_rows(matrix, unit)), list[int](), matrix.outputs
         if epilogue == GATED:
             half, outputs = len(firsts) // 2, outputs // 2
             gates, firsts = firsts[:half], firsts[half:]
@@ -166,39 +152,3 @@ class Ops:
                 unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)  # op keeps units alive
-
-
-def _firsts(matrix: Projection, unit: int) -> Iterator[int]:
-    """The first row of each unit of so many rows; a unit lies within one part."""
-    begin = 0
-    for rows in matrix.parts:
-        yield from range(begin, begin + rows, unit)
-        begin += rows
-
-
-def packed_bytes(model: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
-    """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
-
-    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
-    """
-    plain, layout = str(dtype).removeprefix("torch."), scheme.native_layout(dtype)
-    assert layout is not None, "other schemes are refused"
-    units = {"router": TILE, "qkv": model.head_dim}
-    decoder = describe(model)
-    packed = numbers = 0
-    for matrix, count in decoder.matrices.items():
-        unit = units.get(matrix.role, GROUP)
-        stored = plain if matrix.role == "router" else layout  # no scheme rounds a router
-        tile = int(library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
-        packed += count * tile * len(list(_firsts(matrix, unit))) * -(-unit // TILE)
-        numbers += count * matrix.num_weights
-    if scheme.keeps_codes and model.code_bits:
-        packed = int(numbers * model.code_bits / 8)
-    parts = count_parameters(model)
-    tables = parts["embedding"] + parts["positions"]
-    tied = decoder.head.num_weights if model.tie_embeddings else 0
-    table_bytes = tables * dtype.itemsize
-    if model.embedding_bits and (scheme.keeps_codes or not tied):  # as in Decoder.has_coded_embedding
-        coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
-        table_bytes = parts["positions"] * dtype.itemsize + coded
-    return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)

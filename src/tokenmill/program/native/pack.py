@@ -10,20 +10,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels.native_library import library
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE
+from tokenmill.quant.schemes import GROUP
+from tokenmill.quant.stored import Stored
 
-__all__ = ["LAYOUTS", "TILE", "layout_of", "pack"]
-
-TILE, PAD = 16, 64
-LAYOUTS = {  # numbers as in native/kernels.h
-    "float32": 0,
-    "bfloat16": 1,
-    "8 bits": 2,
-    "4 bits": 3,
-    "4 bits with minimums": 4,
-    "4 bits with wide scales": 5,
-    "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
-}
+__all__ = ["layout_of", "pack"]
 
 
 def layout_of(stored: Stored) -> int:

@@ -14,26 +14,20 @@ import torch
 from torch import Tensor
 
 from tokenmill.cache.formats import find_format
-from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library, native_structs
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.config import ModelConfig
 from tokenmill.model.decoder import Decoder
-from tokenmill.model.description import describe
 from tokenmill.model.rope import RotaryTable
-from tokenmill.program import ModelParts, Output, Program
-from tokenmill.program.native.ops import Ops, packed_bytes, refuse
-from tokenmill.program.native.pack import LAYOUTS
+from tokenmill.program.forward import ModelParts, Output, Program
+from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
-from tokenmill.quant.schemes import Scheme
 
 __all__ = ["Native"]
 
 WHY_BYTES = 500
-DTYPES = ("float32", "bfloat16")
 
 
 def _free(model: int, process: int) -> None:
@@ -42,30 +36,10 @@ def _free(model: int, process: int) -> None:
 
 
 class Native(Program):
-    description = "C++ for this processor, the same bits for any batch and chunk"
-    attends = finds_drafts = packs = prefers_codes = has_threads = True
+    """See NativeSpec."""
+
     build = ""
     """Of the library: one of kernels.native_library.BUILDS, "" for the best that this processor has."""
-
-    @staticmethod
-    def runs(scheme: Scheme) -> bool:
-        return scheme.native_layout(torch.float32) is not None
-
-    @staticmethod
-    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: torch.device) -> str | None:
-        why, number = native_library.why_not(), find_format(cache.format).native_number(cache.dtype)
-        reasons = (
-            config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
-            config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
-            device.type != "cpu" and f"runs on the CPU, and the device is {device}",
-            why and f"its library {why}",
-            config.dtype not in DTYPES and f"computes in {' or '.join(DTYPES)}, not in {config.dtype}",
-            number is None and f"cannot read cache format {cache.format}",
-            refuse(describe(model)),
-        )
-        return next((reason for reason in reasons if isinstance(reason, str)), None)
-
-    weight_bytes = staticmethod(packed_bytes)
 
     def __init__(self, parts: ModelParts) -> None:
         decoder, pool, packed = parts.decoder, parts.pool, parts.packed
@@ -74,7 +48,7 @@ class Native(Program):
         if packed is None:
             self._weights: Packing | Packed = Packing(parts.fill, parts.allocate, LAYOUTS[parts.config.dtype])
         else:
-            self._weights = Packed(packed.payload(), packed.facts["weights"])
+            self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"])
         self._ops = Ops(decoder, pool.layers, self._weights)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
         self._angles = cosines, sines = _angles(decoder)

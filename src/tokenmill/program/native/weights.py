@@ -20,8 +20,9 @@ from tokenmill.kernels.native_structs import Op
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
 from tokenmill.model.layers import Embedding
-from tokenmill.program.native.pack import LAYOUTS, TILE, layout_of, pack
-from tokenmill.quant.schemes import Matrix
+from tokenmill.program.native.layouts import LAYOUTS, TILE
+from tokenmill.program.native.pack import layout_of, pack
+from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
 from tokenmill.weights.load import Fill, return_memory

@@ -6,31 +6,32 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.stored import Stored
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.text.vocab import has_vocabulary, tokenizer_from_gguf
 from tokenmill.weights.generation import defaults_of_gguf
-from tokenmill.weights.gguf.codes import BITS, KINDS, decode
-from tokenmill.weights.gguf.config import FLOATS, read_gguf_config
+from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import TensorInfo, read_header
+from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
 from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
-from tokenmill.weights.plain import Checkpoint
+from tokenmill.weights.plain import Checkpoint, TensorReader
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from tokenmill.quant.stored import Stored
 
 __all__ = ["GGUFCheckpoint"]
-
-CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -41,7 +42,7 @@ class GGUFCheckpoint(Checkpoint):
         self.path, self.metadata, self._data_offset = path, header.metadata, header.data_offset
         self.num_bytes = sum(info.num_bytes for info in header.tensors.values())
         factors = header.tensors.get(ROPE_FREQS)
-        rope_factors = None if factors is None else self._load(factors).flatten().tolist()
+        rope_factors = None if factors is None else gguf.dequantize(self.raw(factors), factors.type).flatten().tolist()
         self.config = read_gguf_config(path, header, rope_factors)
         self.rounded = _describe_rounding(header.tensors.values())
         if any(info.type not in FLOATS for info in header.tensors.values()):
@@ -54,18 +55,24 @@ class GGUFCheckpoint(Checkpoint):
             for name, (info, transform) in self._sources.items()
         }
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """May be a view that is not contiguous."""
-        info, transform = self._sources[name]
-        return transform.to_hf(self._load(info, dtype), self.config)
+    def source_of(self, name: str) -> tuple[TensorInfo, Transform]:
+        """Where a tensor lies in the file, and how it is brought to Hugging Face's layout."""
+        return self._sources[name]
 
-    def read_codes(self, name: str) -> Stored | None:
-        info, transform = self._sources[name]
-        if info.type in FLOATS or len(info.shape) != 2:
-            return None
-        kept = info.type in KINDS
-        stored = decode(self._raw(info), info.type) if kept else round_to_nearest(self._load(info), 8, quick=True)
-        return stored if transform.transposes else stored.map(lambda part: transform.to_hf(part, self.config))
+    def dtype_of(self, name: str) -> str:
+        info, _ = self._sources[name]
+        return FLOATS.get(info.type, "float32")
+
+    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
+        """May be a view that is not contiguous."""
+        return self._reader.read(name, dtype)
+
+    def read_codes(self, name: str) -> "Stored | None":
+        return self._reader.read_codes(name)
+
+    @cached_property
+    def _reader(self) -> TensorReader:
+        return self.find_reader("gguf")
 
     def tokenizer(self) -> Tokenizer | None:
         return tokenizer_from_gguf(self.metadata) if has_vocabulary(self.metadata) else None
@@ -106,36 +113,13 @@ class GGUFCheckpoint(Checkpoint):
             part = replace(info, shape=info.shape[1:], offset=info.offset + i * size, num_bytes=size)
             yield name.replace("{e}", str(i)), part
 
-    def _raw(self, info: TensorInfo) -> NDArray[np.uint8]:
+    def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The bytes of a tensor, row by row: [rows, bytes of a row]."""
         with file_errors(self.path, "read"):
             raw = np.fromfile(self.path, np.uint8, info.num_bytes, offset=self._data_offset + info.offset)
         if raw.size != info.num_bytes:
             raise CheckpointError(f"{self.path} ends inside tensor {info.name!r}: it was changed while it was in use")
         return raw.reshape(prod(info.shape[:-1]), -1)
-
-    def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""
-        kind, raw, shape = info.type, self._raw(info), info.shape
-        if kind in FLOATS:
-            return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)
-        values = torch.empty((len(raw), shape[-1]), dtype=dtype)
-        step = max(CHUNK // shape[-1], 1)  # some rows at a time, since there are several temporaries as large
-        try:
-            for first in range(0, len(raw), step):
-                values[first : first + step] = _dequantised(raw[first : first + step], kind)
-        except NotImplementedError:
-            what = f"tensor {info.name!r} is of type {kind.name}, which cannot be dequantised"
-            raise CheckpointError(f"{self.path}: {what}") from None
-        return values.reshape(shape)
-
-
-def _dequantised(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Tensor:
-    """The float32 values of some rows."""
-    if kind in KINDS:
-        return decode(rows, kind).values()
-    with np.errstate(all="ignore"):  # damaged scales are infinite or NaN, which numpy would warn of
-        return torch.from_numpy(gguf.dequantize(rows, kind))
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:

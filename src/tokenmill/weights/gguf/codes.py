@@ -12,14 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tokenmill.quant.stored import GROUP, Stored
+from tokenmill.quant.schemes import GROUP
+from tokenmill.quant.stored import Stored
 
-__all__ = ["BITS", "KINDS", "decode", "encode"]
+__all__ = ["decode", "encode"]
 
 KIND = gguf.GGMLQuantizationType
-KINDS = (KIND.Q4_0, KIND.Q4_1, KIND.Q5_0, KIND.Q8_0, KIND.Q4_K)
-BITS = {KIND.F32: 32.0, KIND.Q4_0: 4.5, KIND.Q4_1: 5.0, KIND.Q4_K: 6.0, KIND.F16: 16.0, KIND.BF16: 16.0}
-"""Bits per number as the native program packs it, scales included; 8.5 for every other type."""
 
 
 def decode(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Stored:

@@ -15,12 +15,13 @@ import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.rope import yarn_attention_factor
+from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.gguf.header import Header
+from tokenmill.weights.gguf.kinds import FLOATS
 
-__all__ = ["FLOATS", "read_gguf_config"]
+__all__ = ["read_gguf_config"]
 
 log = logging.getLogger(__name__)
 Warn = Callable[..., None]
@@ -41,8 +42,6 @@ _GPT_SIZES = {
 }
 _YARN = {"yarn_beta_fast": ("beta_fast", 32.0), "yarn_beta_slow": ("beta_slow", 1.0)}
 """GGUF's key → Hugging Face's, and the value with which llama.cpp computes, whatever the file says."""
-_TYPES = gguf.GGMLQuantizationType
-FLOATS = {_TYPES.F32: "float32", _TYPES.F16: "float16", _TYPES.BF16: "bfloat16"}
 
 
 def read_gguf_config(

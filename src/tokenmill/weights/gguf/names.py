@@ -10,17 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
-from torch import Tensor
 
 from tokenmill.model.families import find_family
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["ROPE_FREQS", "Transform", "find_transform", "hf_bases"]
 
 ROPE_FREQS = "rope_freqs.weight"
-Layout = Callable[[Tensor, Mapping[str, Any]], Tensor]
+Layout = Callable[["Tensor", Mapping[str, Any]], "Tensor"]
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ def find_transform(model_type: str, kind: str) -> Transform:
     return _TRANSFORMS.get((model_type, kind.removeprefix("blk.{i}.")), _SAME)
 
 
-def _transpose(tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+def _transpose(tensor: "Tensor", config: Mapping[str, Any]) -> "Tensor":
     """[out, in] → [in, out], as GPT-2's Conv1D has it, or back; a bias stays."""
     return tensor.t()
 
 
-def _swap_axes(axis: int, shape: tuple[int | str, ...], tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+def _swap_axes(axis: int, shape: tuple[int | str, ...], tensor: "Tensor", config: Mapping[str, Any]) -> "Tensor":
     """The rows as an array of `shape`, keys of the config and one -1, with `axis` and the one after it exchanged."""
     sizes = [config[size] if isinstance(size, str) else size for size in shape]
     if tensor.shape[0] % abs(prod(sizes)):

@@ -5,12 +5,11 @@ packed model is a Checkpoint whose tensors cannot be read one by one.
 """
 
 import zlib
+from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
-import torch
-from torch import Tensor
 
 from tokenmill.errors import PackedModelError
 from tokenmill.text.tokenizer import Tokenizer
@@ -19,6 +18,10 @@ from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import checked, defaults_of_directory
 from tokenmill.weights.packed.reader import REMEDY, PackedReader, read_header, read_tokenizer
 from tokenmill.weights.plain import Checkpoint
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["PackedCheckpoint"]
 
@@ -58,7 +61,7 @@ class PackedCheckpoint(Checkpoint):
         if stale:
             raise PackedModelError(f"{self.file} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
         source = self.facts["source"]
         raise PackedModelError(f"{self.file} is a packed model, whose {name} cannot be read: give the model, {source}")
 
@@ -99,9 +102,9 @@ class PackedCheckpoint(Checkpoint):
         """Map all weights and verify them in the background, unless that has begun."""
         self.reader = self.reader or PackedReader(self.file)
 
-    def payload(self) -> Tensor:
-        """All weights as bytes [N], verified. Called once."""
+    def payload(self) -> mmap:
+        """All weights, verified. Called once."""
         self.start_reading()
         assert self.reader is not None, "started above"
         memory, self.reader = self.reader.wait(), None
-        return torch.frombuffer(memory, dtype=torch.uint8)
+        return memory

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
-from tokenmill.weights.quantized import Layout, pack, part_shapes
+from tokenmill.weights.codes import pack
+from tokenmill.weights.quantized import Layout, part_shapes
 from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
 from tokenmill.weights.write.export import Export, Plan, Rounded
 

@@ -22,15 +22,15 @@ from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family
-from tokenmill.quant.stored import GROUP
+from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import gguf_of_defaults, usable
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import encode
-from tokenmill.weights.gguf.config import FLOATS
 from tokenmill.weights.gguf.header import TensorInfo
+from tokenmill.weights.gguf.kinds import FLOATS
 from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, Plan, Rounded

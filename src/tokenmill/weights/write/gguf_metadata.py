@@ -16,7 +16,8 @@ import torch
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.families import read_config
-from tokenmill.model.rope import KINDS, yarn_attention_factor
+from tokenmill.model.rope import SCALES
+from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
@@ -74,7 +75,7 @@ def rope_factors(rope: Rope | None) -> list[float] | None:
     if rope.kind == "factors":
         return list(numbers["factors"])
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim)
-    return [float(factor) for factor in (plain / KINDS["llama3"][2](plain, numbers)).float()]
+    return [float(factor) for factor in (plain / SCALES["llama3"](plain, numbers)).float()]
 
 
 def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:

@@ -21,8 +21,9 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
+from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.schemes import SCHEMES, Matrix, Scheme, find_scheme
+from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import empty_decoder, match_tensors

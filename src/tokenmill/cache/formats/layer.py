@@ -1,0 +1,56 @@
+"""One layer of the cache as tensors, in some format. Kernels and programs use nothing but LayerKV.
+
+The native program, which reads the tensors itself, knows a format by number and refuses one that has none.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tokenmill.registry import lookup
+
+__all__ = ["LAYERS", "LayerKV", "Zeros", "find_layer", "over"]
+
+Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
+
+LAYERS = {
+    "dense": "tokenmill.cache.formats.dense_layer:DenseLayer",
+    "int8": "tokenmill.cache.formats.int8_layer:Int8Layer",
+}
+
+
+class LayerKV(Protocol):
+    """One layer's K and V in some format. The dtype of the model is given by name, as in the settings."""
+
+    tensors: tuple[Tensor, ...]
+    """Every allocation; the first dimension is slots."""
+    dtype: torch.dtype
+    """Of the rows that are read. A layer has no other state than these two."""
+    kinds: tuple[str, ...]
+    """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
+    native_fields: tuple[str, ...]
+    """The fields of TmOp (native/abi.h) for the addresses of `tensors`, in that order; empty where native has none."""
+
+    def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
+
+    def write(self, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
+        """Store one row per slot, in place."""
+
+    def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
+
+
+def find_layer(name: str) -> type[LayerKV]:
+    """The layers of the cache format of that name."""
+    found: type[LayerKV] = lookup(LAYERS, name, "cache_format")
+    return found
+
+
+def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
+    """The same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`."""
+    other: LayerKV = object.__new__(type(layer))
+    other.tensors, other.dtype = tensors, layer.dtype
+    return other

@@ -1,0 +1,87 @@
+"""What torch can compute on here: its devices, their memory, and what its oneDNN multiplies.
+
+torch takes seconds to import. It is imported here in the functions that must ask it, so that a question which can be
+answered without it, such as what a model costs on a CPU, does not wait for it. A device is given by its name.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+from runpy import run_path
+
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.memory.available import available_bytes
+
+__all__ = ["find_device", "free_bytes", "kind_of", "why_no_onednn"]
+
+CUDA_DRIVER, ROCM_DRIVER = "libcuda.so.1", Path("/dev/kfd")
+
+
+def kind_of(device: str) -> str:
+    """The name without a number: "cuda" for "cuda:1"."""
+    return device.partition(":")[0]
+
+
+def find_device(name: str) -> str:
+    """A device that can hold a tensor; ConfigError with the ones that can on this machine."""
+    if name == "cpu" or (name == "auto" and not _may_have_gpu()):
+        return "cpu"
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    usable = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    usable += ["mps"] if torch.backends.mps.is_available() else []
+    try:
+        device = torch.device(name)
+        if device.type == "meta":
+            raise ConfigError("device", name, f"it holds no numbers; here there are auto, {', '.join(usable)}")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises all three, by backend
+        if (kind := kind_of(name)) in ("cuda", "mps", "xpu") and kind not in " ".join(usable):
+            raise TokenmillError(f"this machine has no {kind} device; use cpu, or auto") from error
+        raise ConfigError("device", name, f"here there are auto, {', '.join(usable)}") from error
+    return str(device)
+
+
+def free_bytes(device: str) -> int:
+    """Memory that is free there: of the machine, or of a GPU."""
+    if kind_of(device) != "cuda":
+        return available_bytes()
+    import torch
+
+    return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def why_no_onednn(dtype: str) -> str | None:
+    """Why torch's oneDNN does not multiply matrices of this dtype on this processor, or None."""
+    import torch
+
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "needs a torch that was built with oneDNN"
+    if dtype == "float32" or (dtype == "bfloat16" and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return None
+    return f"cannot multiply {dtype} on this processor"
+
+
+def _may_have_gpu() -> bool:
+    """False where torch can find no GPU, because it was built without or the driver is missing. Else torch must say."""
+    if sys.modules.get("torch") is not None or sys.platform != "linux":
+        return True
+    built = _build_of_torch()
+    if built.get("hip") is not None:
+        return ROCM_DRIVER.exists()
+    if built.get("cuda", "unknown") is None:
+        return built.get("xpu") is not None
+    try:
+        ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return not built
+    return True
+
+
+def _build_of_torch() -> dict[str, object]:
+    """What this torch was built for: the names in its version.py, which imports nothing of it. Empty if unknown."""
+    files = (Path(entry, "torch", "version.py") for entry in sys.path)
+    file = next((file for file in files if file.is_file()), None)
+    return {} if file is None else run_path(str(file))

@@ -1,0 +1,106 @@
+"""The numbers of rotary positions, as a config.json gives them. rope.py makes the table of them."""
+
+import logging
+import math
+from typing import Any
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ConfigReader, Rope
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
+
+__all__ = ["KINDS", "read_rope", "yarn_attention_factor"]
+
+log = logging.getLogger(__name__)
+
+# Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.
+_UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
+_YARN_OPTIONAL = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+
+KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    # name: (required numbers, optional numbers)
+    "default": ((), ()),
+    "linear": (("factor",), ()),
+    "factors": (("factors",), ()),
+    "dynamic": (("factor",), ("original_max_position_embeddings",)),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
+    "yarn": (("original_max_position_embeddings",), _YARN_OPTIONAL),
+}
+
+
+def yarn_attention_factor(stretch: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies cosines and sines by where a config gives no other value."""
+    return 1.0 if stretch <= 1 else 0.1 * weight * math.log(stretch) + 1.0
+
+
+def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
+    """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
+    older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
+    outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
+    outer = {} if outer_length is None else {"original_max_position_embeddings": outer_length}
+    chosen = older.values or newer.values  # transformers takes one of the two, and never a mixture
+    scaling = ValueReader(chosen, "config.json: rope parameters", CheckpointError)
+    if outer and scaling.take("rope_type", scaling.take("type", None)) in ("llama3", "yarn"):
+        scaling.values = {**chosen, **outer}
+    theta = _agreed(reader, scaling, "rope_theta", 1.0, 1e30)
+    part = _agreed(reader, scaling, "partial_rotary_factor", 0.0, 1.0)
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
+    if kind not in KINDS:
+        raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
+    required, optional = KINDS[kind]
+    numbers: dict[str, Any] = {}
+    for key in (*required, *optional):
+        missing = context if kind != "dynamic" and key == "original_max_position_embeddings" else None
+        value = _read_number(scaling, key, missing)
+        if value is None and key in required:
+            raise CheckpointError(f"config.json: rope type {kind!r} needs {key!r}, which is missing")
+        if value is not None:
+            numbers[key] = value
+    unused = {key: value for key in _UNUSED.get(kind, ()) if (value := scaling.take(key, None)) is not None}
+    if unused:
+        log.warning("config.json: %s of rope type %r has no effect, as in transformers", brief(unused), kind)
+    for key, value in scaling.values.items():
+        if key not in scaling.read and value is not None:
+            raise CheckpointError(
+                f"config.json: rope type {kind!r} has no parameter {brief(key)} (it is {brief(value)})"
+            )
+    if kind == "dynamic":
+        numbers["max_position_embeddings"] = context
+    if kind == "yarn":
+        numbers = _resolve_yarn(numbers, context)
+    dim = int(head_dim * part)
+    if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
+        raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
+    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
+    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
+
+
+def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
+    """The numbers of YaRN as they count, whatever they were computed from."""
+    stretch = numbers.get("factor") or context / numbers["original_max_position_embeddings"]
+    mscale, all_dim, factor = (numbers.get(key) for key in ("mscale", "mscale_all_dim", "attention_factor"))
+    if factor is None and mscale and all_dim:
+        factor = yarn_attention_factor(stretch, mscale) / yarn_attention_factor(stretch, all_dim)
+    kept = {key: value for key, value in numbers.items() if not key.startswith("mscale")}
+    kept = {"beta_fast": 32.0, "beta_slow": 1.0} | kept
+    return kept | {"factor": stretch, "attention_factor": yarn_attention_factor(stretch) if factor is None else factor}
+
+
+def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
+    """One parameter of a kind, by what it is: a length, a switch, a list of divisors, or a number."""
+    if scaling.take(key, default) is None:
+        return None
+    if key == "original_max_position_embeddings":
+        return scaling.count(key, default, maximum=MAX_POSITIONS)
+    if key == "truncate":
+        return scaling.flag(key)
+    return tuple(scaling.entries(key, float)) if key == "factors" else scaling.number(key, None, 1e-6, 1e6)
+
+
+def _agreed(reader: ConfigReader, scaling: ValueReader, key: str, minimum: float, maximum: float) -> float:
+    """A number that may stand inside the rope parameters, beside them, in both places alike, or in neither."""
+    outer, inner = (each.number(key, None, minimum, maximum) for each in (reader, scaling))
+    if None not in (inner, outer) and inner != outer:
+        raise CheckpointError(f"config.json: {reader.name(key)} is {outer!r}, and {inner!r} in the rope parameters")
+    given: float | None = outer if inner is None else inner
+    return reader.defaults[key] if given is None else given

@@ -1,0 +1,89 @@
+"""What a program is when it runs: made from the parts of a model, it takes a Step and returns logits.
+
+Programs read and write the same pool. spec.py tells what is known of one before it is made.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from tokenmill.cache.pool import Pool
+from tokenmill.cache.step import Step
+from tokenmill.config import EngineConfig
+from tokenmill.errors import ConfigError
+from tokenmill.kernels.attend.kernel import Attend
+from tokenmill.memory.arena import Allocate
+from tokenmill.model.decoder import Decoder
+from tokenmill.program.aot.package import Package
+from tokenmill.registry import lookup
+from tokenmill.weights.load import Fill
+from tokenmill.weights.packed.model import PackedCheckpoint
+
+__all__ = ["FORWARDS", "ModelParts", "Output", "Program", "find_program"]
+
+FORWARDS = {
+    "native": "tokenmill.program.native.program:Native",
+    "aot": "tokenmill.program.aot.program:Aot",
+    "compiled": "tokenmill.program.compiled.program:Compiled",
+    "eager": "tokenmill.program.eager:Eager",
+}
+"""The classes of the programs of PROGRAMS."""
+
+
+class Output(NamedTuple):
+    """Logits of a step's wanted rows, [R, V]. token_ids: the step's, with the drafts that the program found, if any."""
+
+    logits_RV: Tensor
+    token_ids: Sequence[int] = ()
+
+
+class ModelParts(NamedTuple):
+    """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
+
+    packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
+    config is resolved. fill: gives a matrix of the decoder its weights, for programs that pack; nothing for the others,
+    whose matrices are filled and finished. allocate: gives the memory to pack into.
+    """
+
+    decoder: Decoder
+    pool: Pool
+    attend: Attend
+    packed: PackedCheckpoint | None
+    package: Package | None
+    config: EngineConfig
+    fill: Fill
+    allocate: Allocate
+
+
+class Program(Protocol):
+    """One form of the forward pass, of a model that its ProgramSpec does not refuse."""
+
+    compile_s: float = 0.0  # seconds spent on compiling so far
+    num_weight_bytes: int  # of all weights in the form that it multiplies with
+    num_matrix_bytes: int  # of those, of what every token reads: without the embedding, with the head
+
+    def __init__(self, parts: ModelParts) -> None: ...
+
+    def packed_weights(self) -> dict[str, Any]:
+        """What the header of a packed model says of the weights, which were packed into its file.
+
+        ConfigError if the program does not pack them.
+        """
+        raise ConfigError("program", "eager", "native: only its weights are packed")
+
+    @property
+    def build_id(self) -> str:
+        """What must be equal, beside the settings, for two processes to compute the same bits."""
+
+    def run(self, step: Step) -> Output:
+        """Compute the step; the cache rows of all its tokens are written.
+
+        One that computes with torch enters inference mode itself.
+        """
+
+
+def find_program(name: str) -> type[Program]:
+    """The class of the program of that name."""
+    found: type[Program] = lookup(FORWARDS, name, "program")
+    return found

@@ -1,0 +1,90 @@
+"""What is known of program native before it is made: what it refuses, and the bytes of its packed weights."""
+
+from collections.abc import Iterator
+
+from tokenmill.cache.formats import find_format
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.config import DTYPES, EngineConfig
+from tokenmill.kernels import native_library
+from tokenmill.kernels.devices import kind_of
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import DecoderDescription, Projection, count_parameters, describe
+from tokenmill.program.native.layouts import LAYOUTS, TILE
+from tokenmill.program.spec import ProgramSpec
+from tokenmill.quant.schemes import GROUP, Scheme
+
+__all__ = ["ACTIVATIONS", "NativeSpec", "first_rows"]
+
+COMPUTED = ("float32", "bfloat16")
+ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
+ABLE = {"norm with unit offset"}
+"""Departures of a description that the operations can compute; the plain decoder goes without saying."""
+
+
+class NativeSpec(ProgramSpec):
+    description = "C++ for this processor, the same bits for any batch and chunk"
+    attends = finds_drafts = packs = prefers_codes = has_threads = True
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        return scheme.native_layout("float32") is not None
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        why, number = native_library.why_not(), find_format(cache.format).native_number(cache.dtype)
+        reasons = (
+            config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
+            config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
+            kind_of(device) != "cpu" and f"runs on the CPU, and the device is {device}",
+            why and f"its library {why}",
+            config.dtype not in COMPUTED and f"computes in {' or '.join(COMPUTED)}, not in {config.dtype}",
+            number is None and f"cannot read cache format {cache.format}",
+            _refuse(describe(model)),
+        )
+        return next((reason for reason in reasons if isinstance(reason, str)), None)
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        return _packed_bytes(model, dtype, scheme)
+
+
+def _refuse(decoder: DecoderDescription) -> str | None:
+    name = decoder.config.activation
+    missing = sorted(decoder.departures - ABLE) if name in ACTIVATIONS else [f"activation {name!r}"]
+    return f"has no {missing[0]}" if missing else None
+
+
+def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
+    """The first row of each unit of so many rows; a unit lies within one part."""
+    begin = 0
+    for rows in matrix.parts:
+        yield from range(begin, begin + rows, unit)
+        begin += rows
+
+
+def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+    """Bytes of all weights, by arithmetic: full tiles, embeddings as they are, small parameters in float32.
+
+    An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
+    """
+    layout, itemsize = scheme.native_layout(dtype), DTYPES[dtype]
+    assert layout is not None, "other schemes are refused"
+    units = {"router": TILE, "qkv": model.head_dim}
+    decoder = describe(model)
+    packed = numbers = 0
+    for matrix, count in decoder.matrices.items():
+        unit = units.get(matrix.role, GROUP)
+        stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router
+        tile = int(native_library.library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))
+        packed += count * tile * len(list(first_rows(matrix, unit))) * -(-unit // TILE)
+        numbers += count * matrix.num_weights
+    if scheme.keeps_codes and model.code_bits:
+        packed = int(numbers * model.code_bits / 8)
+    parts = count_parameters(model)
+    tables = parts["embedding"] + parts["positions"]
+    tied = decoder.head.num_weights if model.tie_embeddings else 0
+    table_bytes = tables * itemsize
+    if model.embedding_bits and (scheme.keeps_codes or not tied):  # as in Decoder.has_coded_embedding
+        coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
+        table_bytes = parts["positions"] * itemsize + coded
+    return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)

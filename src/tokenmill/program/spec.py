@@ -1,0 +1,82 @@
+"""What is known of a program before it is made: what it is, what it refuses, and the bytes of its weights.
+
+Here are the specs of the programs that run PyTorch modules; program native has its own. Nothing here needs a tensor, so
+that what a model costs is known without torch. A device and a dtype are given by their names.
+"""
+
+from typing import Protocol
+
+from tokenmill.cache.spec import CacheSpec
+from tokenmill.config import DTYPES, EngineConfig
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import count_parameters, describe
+from tokenmill.quant.schemes import Scheme
+
+__all__ = ["AotSpec", "CompiledSpec", "EagerSpec", "ProgramSpec"]
+
+
+class ProgramSpec(Protocol):
+    """Facts of one form of the forward pass. What it cannot run is refused by name, before anything is allocated."""
+
+    description: str  # what it is, in a few words: the reason that is shown for choosing it
+    attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
+    only_asked: bool = False  # "auto" never chooses it
+    has_threads: bool = False  # it computes in threads of its own, and not in torch's
+    finds_drafts: bool = False  # it takes drafts that are UNKNOWN and finds them, see Step.has_unknown
+    packs: bool = False  # it has weights in a layout of its own, which packed models hold
+    prefers_codes: bool = False  # it multiplies by integer codes fast: "auto" may choose a scheme of codes for it
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """Whether it can multiply by matrices that are stored so."""
+
+    @staticmethod
+    def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
+        """Why this program cannot run that model with these settings, or None. `config` is resolved."""
+        return None
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        """What num_weight_bytes of the program will be."""
+
+
+class EagerSpec(ProgramSpec):
+    description = "PyTorch modules as they stand"
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """All of them: the module of a matrix multiplies by itself."""
+        return True
+
+    @staticmethod
+    def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
+        decoder, itemsize = describe(model), DTYPES[dtype]
+        stored = numbers = 0  # bytes of the matrices, and how many numbers they have in a checkpoint
+        for matrix, count in decoder.matrices.items():
+            numbers += count * matrix.num_weights
+            if matrix.role == "router":  # no scheme rounds a router
+                stored += count * matrix.num_weights * itemsize
+            else:
+                stored += count * scheme.matrix_bytes(matrix.outputs, matrix.inputs, dtype, model.code_bits)
+            if matrix.bias and scheme.rounds_to:
+                stored += count * matrix.outputs * (DTYPES["float32"] - itemsize)
+        tied = decoder.head.num_weights if model.tie_embeddings else 0
+        shared = tied if scheme.is_plain else 0  # a tied head that is the embedding itself
+        return stored + (sum(count_parameters(model).values()) - numbers + tied - shared) * itemsize
+
+
+class _MicroBatchedSpec(EagerSpec):
+    only_asked = True
+
+    @staticmethod
+    def runs(scheme: Scheme) -> bool:
+        """Those whose products a compiler can trace."""
+        return scheme.is_traceable
+
+
+class AotSpec(_MicroBatchedSpec):
+    description = "compiled ahead of time, from a package on disk"
+
+
+class CompiledSpec(_MicroBatchedSpec):
+    description = "torch.compile of the PyTorch modules"

@@ -1,0 +1,38 @@
+"""Files of torch.save, as pytorch_model.bin is one. Only torch can say what they hold."""
+
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError
+
+__all__ = ["BinFile"]
+
+
+class BinFile:
+    """See TensorFile. The tensors of the mapped file; only tensors are unpickled, never code.
+
+    A file of torch before 1.6 is no zip archive. It cannot be mapped and is read at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        except Exception as error:  # damaged bytes lead torch's unpickler to a KeyError, a warning, or anything else
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CheckpointError(f"{path} is damaged, or holds more than tensors and is refused: {reason}") from error
+        if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+            raise CheckpointError(f"{path} is no state dict: a mapping of names to tensors is needed")
+        self._loaded = {str(name): tensor for name, tensor in loaded.items()}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._loaded.items()}
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self._loaded[name]
+        return tensor
+
+    def stored_bytes(self, name: str) -> None:
+        return None  # a tensor may be a view with strides

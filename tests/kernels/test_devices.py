@@ -1,0 +1,80 @@
+"""Devices by name: what is known of this machine without torch, and what torch is asked."""
+
+import sys
+
+import pytest
+import torch
+
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.kernels import devices
+
+THERE, MISSING = "libc.so.6", "libno-such-driver.so.1"
+CPU, CUDA, ROCM, XPU = (
+    f"cuda = {cuda!r}\nhip = {hip!r}\nxpu = {xpu!r}\n"
+    for cuda, hip, xpu in [(None, None, None), ("13.0", None, None), (None, "7.1", None), (None, None, "20250202")]
+)
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """Importing torch is an ImportError."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+@pytest.fixture
+def built(monkeypatch, tmp_path, without_torch):
+    """A torch that was built for something, on a machine with that driver."""
+
+    def build(version, driver=MISSING, rocm=False):
+        (tmp_path / "torch").mkdir()
+        if version is not None:
+            (tmp_path / "torch" / "version.py").write_text(version)
+        monkeypatch.setattr(sys, "path", [str(tmp_path)])
+        monkeypatch.setattr(devices, "CUDA_DRIVER", driver)
+        monkeypatch.setattr(devices, "ROCM_DRIVER", tmp_path / ("torch" if rocm else "nothing"))
+
+    return build
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="drivers are looked for under Linux")
+@pytest.mark.parametrize(("version", "where"), [(CPU, {}), (CPU, {"driver": THERE}), (CUDA, {}), (ROCM, {})])
+def test_auto_is_the_cpu_without_asking_torch_where_torch_can_find_no_gpu(built, version, where):
+    built(version, **where)
+    assert devices.find_device("auto") == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("version", "where"),
+    [(CUDA, {"driver": THERE}), (ROCM, {"rocm": True}), (XPU, {}), (None, {}), (None, {"driver": THERE})],
+)
+def test_torch_is_asked_where_there_may_be_a_gpu(built, version, where):
+    built(version, **where)
+    with pytest.raises(ImportError):
+        devices.find_device("auto")
+
+
+def test_a_cpu_needs_no_torch(without_torch):
+    assert devices.find_device("cpu") == "cpu" and devices.free_bytes("cpu") > 0
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_auto_is_what_torch_says_once_it_is_imported(monkeypatch, has_gpu):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    assert devices.find_device("auto") == ("cuda" if has_gpu else "cpu")
+
+
+def test_names_are_torchs(monkeypatch):
+    assert devices.find_device("cpu:0") == str(torch.device("cpu:0")) and devices.kind_of("cpu:0") == "cpu"
+    with pytest.raises(ConfigError, match="'meta' is not allowed: it holds no numbers"):
+        devices.find_device("meta")
+    with pytest.raises(ConfigError, match="'gpu' is not allowed: here there are auto, cpu"):
+        devices.find_device("gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(TokenmillError, match="this machine has no cuda device"):
+            devices.find_device("cuda:3")
+
+
+def test_what_onednn_does_not_multiply(monkeypatch):
+    assert devices.why_no_onednn("float16") == "cannot multiply float16 on this processor"
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    assert devices.why_no_onednn("float32") == "needs a torch that was built with oneDNN"
