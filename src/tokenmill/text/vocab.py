@@ -89,6 +89,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")
+    keys.expect("ggml.precompiled_charsmap", [])
     for key in _WITHOUT_EFFECT:
         keys.take(key, None)
     keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(KEY))
