@@ -35,15 +35,8 @@ ABSENT = {
 }
 # The same of a GGUF file's general.sampling, which llama.cpp's programs use unless they are told otherwise. Other keys
 # there say more of mirostat and XTC.
-ABSENT_IN_GGUF: dict[str, Any] = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
+ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
 IN_GGUF = "general.sampling."
-GGUF = {
-    "sequence": "",
-    "xtc_probability": 0.0,
-    "mirostat": 0,
-    "penalty_last_n": -1,  # how many tokens the penalty looks at; here and in transformers all of them
-}
-_OF_OTHERS = {"xtc_threshold": "xtc_probability", "mirostat_tau": "mirostat", "mirostat_eta": "mirostat"}
 GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}
 
 
