@@ -24,6 +24,7 @@ __all__ = [
     "RotaryTable",
     "apply_rotary",
     "apply_rotary_in_halves",
+    "frequencies",
     "read_rope",
     "yarn_attention_factor",
 ]
@@ -41,18 +42,23 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rope: Rope, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
-        exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
-        _, _, scale = KINDS[rope.kind]
-        frequencies = scale(1.0 / (rope.theta**exponents), numbers)
-        angles_PH = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+        angles_PH = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies(rope, num_positions)
         angles_PH = torch.cat((angles_PH, angles_PH), dim=-1)
-        factor = numbers.get("attention_factor", 1.0)
+        factor = dict(rope.scaling).get("attention_factor", 1.0)
         self.register_buffer("cos_PH", (angles_PH.cos() * factor).to(device, dtype), persistent=False)
         self.register_buffer("sin_PH", (angles_PH.sin() * factor).to(device, dtype), persistent=False)
 
     def forward(self, positions_T: Tensor) -> Angles:
         return self.cos_PH[positions_T].unsqueeze(1), self.sin_PH[positions_T].unsqueeze(1)
+
+
+def frequencies(rope: Rope, num_positions: int = 1) -> Tensor:
+    """The angle of each pair per position, [dim/2]; for "dynamic" a row for each position, [P, dim/2]."""
+    numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
+    exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    _, _, scale = KINDS[rope.kind]
+    found: Tensor = scale(1.0 / (rope.theta**exponents), numbers)
+    return found
 
 
 def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:

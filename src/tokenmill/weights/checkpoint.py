@@ -10,6 +10,7 @@ from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import read_json
+from tokenmill.weights.buffers import compare_buffers
 from tokenmill.weights.files import not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -69,6 +70,7 @@ def _open_directory(path: Path) -> Checkpoint:
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     compare_tied_head(opened)
+    compare_buffers(opened)
     return opened
 
 
