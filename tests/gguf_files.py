@@ -206,7 +206,7 @@ def vocabulary() -> dict[str, Any]:
 
 _ADD = {
     bool: gguf.GGUFWriter.add_bool,
-    int: gguf.GGUFWriter.add_uint32,
+    int: lambda writer, key, value: (writer.add_int32 if value < 0 else writer.add_uint32)(key, value),
     float: gguf.GGUFWriter.add_float32,
     str: gguf.GGUFWriter.add_string,
     list: gguf.GGUFWriter.add_array,

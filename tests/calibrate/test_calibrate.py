@@ -242,6 +242,17 @@ def test_calibration_on_a_file(tmp_path, capsys):
     assert "algorithm" in capsys.readouterr().err
 
 
+def test_a_text_of_tokens_that_the_embedding_has_not_is_refused(tmp_path, capsys):
+    source, book = save_word_model(tmp_path / "models"), tmp_path / "book.txt"
+    settings = json.loads((source / "tokenizer.json").read_text())
+    settings["model"]["vocab"]["beyond"] = 900
+    (source / "tokenizer.json").write_text(json.dumps(settings))
+    book.write_text(" ".join(f"w{number % 200}" for number in range(399)) + " beyond")
+    options = ["--text", str(book), "--text-length", "20", "--algorithm", "importance", "-q"]
+    assert main(["quantize", str(source), "-o", str(tmp_path / "out"), *options]) == 2
+    assert "token id 900 is out of range: this model's ids are 0 to" in capsys.readouterr().err
+
+
 def test_compare_as_it_is_typed(tmp_path, capsys):
     source = save_word_model(tmp_path / "models")
     book = tmp_path / "book.txt"

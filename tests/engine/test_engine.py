@@ -10,8 +10,9 @@ import torch
 
 import tokenmill
 from tests.empty import check_empty
+from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
-from tokenmill import CapacityError, CheckpointError, ConfigError, NoKernel, RequestError
+from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.engine.resolve import cache_spec
 from tokenmill.speculate.proposer import Facts, NoProposer
@@ -301,12 +302,20 @@ def test_a_sequence_larger_than_the_pool_is_refused_and_its_batch_with_it(path):
     check_empty(engine.core)
 
 
-def test_a_tokenizer_of_another_model_is_refused(path, tmp_path, monkeypatch):
-    class Larger:
-        num_tokens = VOCABULARY + 1
-
-    monkeypatch.setattr("tokenmill.text.tokenizer.Tokenizer.from_directory", lambda _: Larger())
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_warned_of(tmp_path, caplog):
+    """Their ids are refused one by one, and nothing that would never be drawn stops a request."""
+    path = save("llama", tmp_path)
+    write(path, trained(), bos_token="<|end|>")
+    small = trained().get_vocab_size()
+    assert small > VOCABULARY
+    engine = tokenmill.load(path, packed_cache=False)
+    assert f"the tokenizer has {small} tokens and the model {VOCABULARY}" in caplog.text
+    last = engine.tokenizer.backend.id_to_token(small - 1)
+    text = engine.tokenizer.decode([small - 1])
+    assert engine.tokenizer.encode(text) == [small - 1], last
     with pytest.raises(
-        CheckpointError, match=rf"tokenizer has {VOCABULARY + 1} tokens, the model's vocabulary {VOCABULARY}"
+        RequestError, match=rf"token id {small - 1} is out of range: this model's ids are 0 to {VOCABULARY - 1}"
     ):
-        tokenmill.load(path)
+        engine.generate(text, max_new_tokens=4)
+    plain = engine.generate([5, 6, 7], max_new_tokens=4)
+    assert engine.generate([5, 6, 7], max_new_tokens=4, bad_words=[text.strip()]).tokens == plain.tokens

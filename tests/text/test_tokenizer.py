@@ -1,7 +1,6 @@
 """Tokenizers of model directories: the same ids as transformers, and damaged files refused."""
 
 import json
-import random
 
 import pytest
 import tokenizers
@@ -151,46 +150,6 @@ def test_a_chat_template_that_is_no_text_is_refused(tmp_path):
 def test_a_prompt_with_half_a_surrogate_pair_is_refused():
     with pytest.raises(RequestError, match="surrogate"):
         Tokenizer(trained()).encode("a\ud800b")
-
-
-def sentencepiece_directory(path, rule="identity", spaces=False, **config):
-    """A directory with a trained tokenizer.model alone. `spaces`: whether sentencepiece drops needless ones."""
-    import sentencepiece
-
-    corpus = path / "corpus.txt"
-    corpus.write_text("\n".join(CORPUS))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(path / "tokenizer"),
-        vocab_size=320,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        normalization_rule_name=rule,
-        remove_extra_whitespaces=spaces,
-    )
-    names = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (path / "tokenizer_config.json").write_text(json.dumps(names | config))
-    (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return path
-
-
-WITH_SPACES = ["\t\t\t  x", " ", "  ", "   x", "\n\n  x", "x  ", "if x:\n    y\n        z", "\ufb01 \u00bd", " fox"]
-
-
-@pytest.mark.parametrize(("rule", "spaces"), [("identity", False), ("nmt_nfkc", True), ("identity", True)])
-def test_a_sentencepiece_model_gives_sentencepieces_own_ids(tmp_path, rule, spaces):
-    import sentencepiece
-
-    ours = Tokenizer.from_directory(sentencepiece_directory(tmp_path, rule, spaces))
-    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
-    numbers, parts = random.Random(1), ["fox", " ", "  ", "\n", "\t", "the ", "\u00e9", "\U0001f642", "quick"]
-    mixed = ["".join(numbers.choices(parts, k=numbers.randint(1, 9))) for _ in range(300)]
-    plain = [text for text in TEXTS if "<" not in text]  # sentencepiece takes names of control tokens for letters
-    for text in [*plain, *WITH_SPACES, *mixed]:
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text)
-    assert ours.eos_token_ids == (2,)
 
 
 SPACES = [" ", "\u2581"]

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from tests.text.test_sentencepiece_file import directory, trained_file
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
@@ -64,6 +65,18 @@ def test_the_bits_are_the_models(family, dtype, scheme, models, tmp_path):
     assert torch.equal(ours.logits(LONG), model.logits(LONG))
     assert ours.config.scheme == scheme
     assert ours.memory == model.memory
+
+
+def test_the_rules_of_a_sentencepiece_tokenizer_are_kept(llama, tmp_path):
+    """The default rules of sentencepiece put characters in their usual form and remove spaces."""
+    directory(llama, trained_file(byte_fallback=True))
+    ours = open_checkpoint(make(llama, tmp_path / "x.packed")).tokenizer()
+    theirs = open_checkpoint(llama).tokenizer()
+    assert (
+        ours.encode(" \ufb01  \uff76\uff9e\r\n x")
+        == theirs.encode("fi \u30ac x")
+        == theirs.encode(" \ufb01  \u30ac x ")
+    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
 from tokenmill.calibrate.texts import Texts
 from tokenmill.checks import check_choice
-from tokenmill.errors import file_errors
+from tokenmill.errors import RequestError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.checkpoint import Checkpoint
@@ -69,6 +69,7 @@ def quantize_calibrated(
         to.check_output(out)  # another process may have written it meanwhile
         try:
             texts = partial.texts(plan.model.vocab_size) or get_texts()
+            _check_tokens(texts, plan.model.vocab_size)
             partial.keep_texts(texts)
             if target_bits is not None:
                 settings["eight_bits"] = _eight_bits(plan, to, texts["calibration"], target_bits, partial, progress)
@@ -83,6 +84,15 @@ def quantize_calibrated(
             raise
         partial.remove()
     return Calibrated(kinds, changes, texts)
+
+
+def _check_tokens(texts: Mapping[str, Texts], vocab_size: int) -> None:
+    """RequestError for tokens that a tokenizer has and the embedding has not."""
+    for each in texts.values():
+        if (largest := max(map(max, each.tokens))) >= vocab_size:
+            raise RequestError(
+                f"{each.origin}: token id {largest} is out of range: this model's ids are 0 to {vocab_size - 1}"
+            )
 
 
 def _eight_bits(

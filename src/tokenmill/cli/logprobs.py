@@ -14,11 +14,11 @@ __all__ = ["logprobs_table"]
 def logprobs_table(engine: "Engine", completion: "Completion") -> str:
     """A line for each new token: its log-probability, and the likeliest tokens in its place with theirs."""
 
-    from tokenmill.text.token_bytes import spelled
+    from tokenmill.text.token_bytes import token_bytes
 
     def shown(token: int) -> str:
-        text = spelled(engine.tokenizer, token)
-        return repr(text) if engine.tokenizer else text
+        tokenizer = engine.tokenizer
+        return str(token) if tokenizer is None else repr(token_bytes(tokenizer, token).decode(errors="replace"))
 
     rows = [
         (shown(token), f"{entry.logprob:.3f}", "  ".join(f"{shown(other)} {value:.3f}" for other, value in entry.top))

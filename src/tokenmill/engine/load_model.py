@@ -16,7 +16,7 @@ from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
 from tokenmill.engine.runner import Runner
-from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch, naming
+from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
 from tokenmill.memory.arena import Allocate, unreserved
@@ -139,10 +139,8 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
     tokenizer = checkpoint.tokenizer()
     is_checked = isinstance(checkpoint, PackedCheckpoint)  # when it was packed
     if tokenizer is not None and not is_checked and tokenizer.num_tokens > vocab_size:
-        raise CheckpointError(
-            f"{checkpoint.path}: the tokenizer has {tokenizer.num_tokens} tokens, the model's vocabulary "
-            f"{vocab_size}: they do not belong together"
-        )
+        message = "%s: the tokenizer has %d tokens and the model %d: a text with one of the others is refused"
+        log.warning(message, checkpoint.path, tokenizer.num_tokens, vocab_size)
     return tokenizer
 
 

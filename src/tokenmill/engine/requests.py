@@ -105,7 +105,8 @@ class InputProcessor:
         """The token that begins a text, or stands between texts; None if the model names none."""
         tokenizer = self._tokenizer
         known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
-        return next((number for number in (*known, *self._eos) if number is not None), None)
+        usable = (number for number in (*known, *self._eos) if number is not None and number < self._vocab_size)
+        return next(usable, None)
 
     def chat_prompt(
         self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
@@ -239,7 +240,7 @@ class InputProcessor:
                 raise ConfigError("bad_words", word, "a word, not spaces alone")
             for text in (stripped, f" {stripped}"):
                 ids = tuple(self._tokenizer.encode(text, add_special_tokens=False, continues=True))
-                if ids:
+                if ids and max(ids) < self._vocab_size:  # another token is never drawn
                     spelled[ids] = None
         return tuple(spelled)
 

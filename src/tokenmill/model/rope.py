@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tokenmill.model.config import Rope
 
-__all__ = ["SCALES", "Angles", "RotaryTable", "apply_rotary", "apply_rotary_in_halves"]
+__all__ = ["SCALES", "Angles", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "frequencies"]
 
 Angles = tuple[Tensor, Tensor]  # cos and sin for each token of a step, [T, 1, dim] each
 
@@ -28,17 +28,21 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rope: Rope, num_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
-        exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
-        frequencies = SCALES[rope.kind](1.0 / (rope.theta**exponents), numbers)
-        angles_PH = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
+        angles_PH = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies(rope, num_positions)
         angles_PH = torch.cat((angles_PH, angles_PH), dim=-1)
-        factor = numbers.get("attention_factor", 1.0)
+        factor = dict(rope.scaling).get("attention_factor", 1.0)
         self.register_buffer("cos_PH", (angles_PH.cos() * factor).to(device, dtype), persistent=False)
         self.register_buffer("sin_PH", (angles_PH.sin() * factor).to(device, dtype), persistent=False)
 
     def forward(self, positions_T: Tensor) -> Angles:
         return self.cos_PH[positions_T].unsqueeze(1), self.sin_PH[positions_T].unsqueeze(1)
+
+
+def frequencies(rope: Rope, num_positions: int = 1) -> Tensor:
+    """The angle of each pair per position, [dim/2]; for "dynamic" a row for each position, [P, dim/2]."""
+    numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
+    exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
+    return SCALES[rope.kind](1.0 / (rope.theta**exponents), numbers)
 
 
 def apply_rotary(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:

@@ -16,9 +16,9 @@ from typing import Any
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
-from tokenmill.serve.schema import CompletionBody, SamplingBody
-from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.token_bytes import spelled, token_bytes
+from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
+from tokenmill.serve.token_places import TokenPlaces
+from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["ChatFormat", "CompletionFormat", "Format"]
@@ -116,15 +116,19 @@ class Format(ABC):
             return {}
         prompt, (_, logprobs_of) = self._prepared.prompts[number], self._prepared.prompt_logprobs[number]
         entries: list[Json | None] = [None]  # nothing is before the first token
+        spelling = Spelling(self._tokenizer)
         for position, token in enumerate(prompt[1:], start=1):
+            spelling.go_on(prompt[position - 1])
             entry = logprobs_of[position]
             own = {token: (entry.logprob, entry.rank)}
             top = {other: (value, rank) for rank, (other, value) in enumerate(entry.top[:num_top], start=1)}
-            entries.append({str(each): self._entry_of(each, *pair) for each, pair in (own | top).items()})
+            entries.append(
+                {
+                    str(each): {"logprob": value, "rank": rank, "decoded_token": spelling.text(each)}
+                    for each, (value, rank) in (own | top).items()
+                }
+            )
         return {"prompt_logprobs": entries}
-
-    def _entry_of(self, token: int, logprob: float, rank: int) -> Json:
-        return {"logprob": logprob, "rank": rank, "decoded_token": self._token_text(token)}
 
     def _ids(self, tokens: List[int]) -> Json:
         return {"token_ids": list(tokens)} if self._body.return_token_ids else {}
@@ -132,9 +136,6 @@ class Format(ABC):
     def _prompt_ids(self, number: int) -> Json:
         """If they are wanted, the token ids of a prompt."""
         return {"prompt_token_ids": self._prepared.prompts[number]} if self._body.return_token_ids else {}
-
-    def _token_text(self, token: int) -> str:
-        return spelled(self._tokenizer, token)
 
 
 class CompletionFormat(Format):
@@ -145,7 +146,7 @@ class CompletionFormat(Format):
     def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
         self._given, self._echo, self._num_top = body.prompts, body.echo, body.logprobs
-        self._offsets: dict[int, _TextOffsets] = {}
+        self._places: dict[int, TokenPlaces] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
         logprobs = None if self._num_top is None else done.logprobs  # best_of needs them where nobody asked
@@ -183,39 +184,28 @@ class CompletionFormat(Format):
         return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        before = () if self._echo else self._prepared.prompts[index // self._num_shown]
-        skips = self._body.skip_special_tokens
-        offsets = self._offsets.setdefault(index, _TextOffsets(self._tokenizer, skips, before))
-        return {
-            "tokens": [self._token_text(token) for token in tokens],
-            "token_logprobs": [entry and entry.logprob for entry in entries],
-            "top_logprobs": [entry and self._top(token, entry) for token, entry in zip(tokens, entries, strict=True)],
-            "text_offset": [offsets.next(token) for token in tokens],
-        }
+        places = self._places.get(index) or self._places.setdefault(index, self._place_tokens(index))
+        found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, entry in zip(tokens, entries, strict=True):
+            found["tokens"].append(places.spelling.text(token))
+            found["token_logprobs"].append(entry and entry.logprob)
+            found["top_logprobs"].append(entry and self._top(token, entry, places.spelling))
+            found["text_offset"].append(places.next(token))
+        return found
 
-    def _top(self, token: int, entry: TokenLogprobs) -> Json:
+    def _place_tokens(self, index: int) -> TokenPlaces:
+        number, skips = index // self._num_shown, self._body.skip_special_tokens
+        if not self._echo:
+            return TokenPlaces(self._tokenizer, self._prepared.prompts[number], skips)
+        given = self._given[number]
+        return TokenPlaces(self._tokenizer, (), skips, given if isinstance(given, str) else None)
+
+    def _top(self, token: int, entry: TokenLogprobs, spelling: Spelling) -> Json:
         """By text; of tokens that are spelled alike the likeliest. The chosen one is always among them."""
         top: Json = {}
         for other, value in _likeliest(token, entry, self._num_top or 0) or [(token, entry.logprob)]:
-            top.setdefault(self._token_text(other), value)
+            top.setdefault(spelling.text(other), value)
         return top
-
-
-class _TextOffsets:
-    """The offset in characters at which the text of each token begins."""
-
-    def __init__(self, tokenizer: Tokenizer | None, skip_special: bool, prompt: List[int]) -> None:
-        """prompt: tokens before those that are counted."""
-        self._detokenizer = (
-            None if tokenizer is None else Detokenizer(tokenizer, prompt=prompt, skip_special=skip_special)
-        )
-        self._length = 0
-
-    def next(self, token: int) -> int:
-        """The offset of a token, which follows those of the calls before."""
-        start = self._length
-        self._length += len(self._detokenizer.push([token])) if self._detokenizer is not None else 0
-        return start
 
 
 class ChatFormat(Format):
@@ -223,13 +213,17 @@ class ChatFormat(Format):
 
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
+    def __init__(self, body: ChatBody, prepared: Prepared, *more: Any) -> None:
+        super().__init__(body, prepared, *more)
+        self._spellings: dict[int, Spelling] = {}
+
     def answer(self, completions: List[Completion]) -> Json:
         """See Format."""
         return {**super().answer(completions), **self._prompt_logprobs(0), **self._prompt_ids(0)}
 
     def _choice(self, index: int, done: Completion) -> Json:
         message = {"role": "assistant", "content": done.text, "refusal": None}
-        logprobs = self._logprobs(done.tokens, done.logprobs)
+        logprobs = self._logprobs(index, done.tokens, done.logprobs)
         return {"index": index, "message": message, "logprobs": logprobs, **_end(done), **self._ids(done.tokens)}
 
     def opening(self) -> Iterator[Json]:
@@ -239,28 +233,27 @@ class ChatFormat(Format):
             yield chunk if index else chunk | self._prompt_ids(0)
 
     def _deltas(self, piece: Piece) -> Iterable[Json]:
-        logprobs = self._logprobs(piece.tokens, piece.logprobs)
+        logprobs = self._logprobs(piece.index, piece.tokens, piece.logprobs)
         if piece.text or logprobs or self._body.return_token_ids:
             yield _delta(piece.index, {"content": piece.text}) | {"logprobs": logprobs} | self._ids(piece.tokens)
         if piece.done is not None:
             yield _delta(piece.index, {}) | _end(piece.done)
 
-    def _logprobs(self, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
+    def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs] | None) -> Json | None:
         if entries is None:
             return None
-        pairs = zip(tokens, entries, strict=True)
-        return {
-            "content": [
-                self._entry(token, entry.logprob)
-                | {"top_logprobs": [self._entry(*other) for other in _likeliest(token, entry, len(entry.top))]}
-                for token, entry in pairs
-            ]
-        }
+        prompt, skips = self._prepared.prompts[0], self._body.skip_special_tokens
+        spelling = self._spellings.setdefault(index, Spelling(self._tokenizer, prompt, skip_special=skips))
+        content = []
+        for token, entry in zip(tokens, entries, strict=True):
+            top = [_entry(spelling, *other) for other in _likeliest(token, entry, len(entry.top))]
+            content.append(_entry(spelling, token, entry.logprob) | {"top_logprobs": top})
+            spelling.go_on(token)
+        return {"content": content}
 
-    def _entry(self, token: int, value: float) -> Json:
-        text = self._token_text(token)
-        raw = text.encode() if self._tokenizer is None else token_bytes(self._tokenizer, token)
-        return {"token": text, "logprob": value, "bytes": list(raw)}
+
+def _entry(spelling: Spelling, token: int, value: float) -> Json:
+    return {"token": spelling.text(token), "logprob": value, "bytes": list(spelling.bytes(token))}
 
 
 def _likeliest(token: int, entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:

@@ -13,7 +13,7 @@ from tokenmill.serve.errors import ApiError, about
 from tokenmill.serve.prepare import template_variables, template_warnings, warnings_of
 from tokenmill.serve.schema import DetokenizeBody, TokenizeBody
 from tokenmill.serve.service import JsonRoute, Service
-from tokenmill.text.token_bytes import spelled
+from tokenmill.text.token_bytes import spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["encode", "tokens", "warned"]
@@ -80,7 +80,7 @@ def warned(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, lis
 
 def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
     ids = encode(engine, body)
-    texts = [spelled(engine.tokenizer, token) for token in ids] if body.return_token_strs else None
+    texts = spelled_texts(engine.tokenizer, ids) if body.return_token_strs else None
     found = {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
     return JSONResponse(found | warned(engine, body))
 

@@ -42,6 +42,8 @@ def gguf_of_tokenizer(tokenizer: Tokenizer, vocab_size: int, end_ids: Sequence[i
     """
     settings = json.loads(tokenizer.backend.to_str())
     model = settings["model"]
+    if tokenizer.rules is not None:
+        raise _refused("it changes characters or removes spaces, and GGUF has no keys for that")
     if model["type"] != "BPE":
         raise _refused(f"it is of kind {model['type']}, and only BPE can be written")
     is_sentencepiece = bool(model["byte_fallback"])

@@ -181,6 +181,7 @@ def _encode_literally(tokenizer: Tokenizer, renamed: str, names: Mapping[str, st
         halves = (content[: len(content) // 2], content[len(content) // 2 :])
         return [number for half in halves for part in letters.encode(half).ids for number in ids_of(part)]
 
+    renamed = tokenizer.prepared(renamed, special=names.values())
     return [number for part in variant.encode(renamed, add_special_tokens=False).ids for number in ids_of(part)]
 
 

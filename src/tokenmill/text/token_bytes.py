@@ -1,14 +1,15 @@
-"""Tokens to bytes: what each token adds to a text in which others stand before it.
+"""Tokens to bytes: what each token adds to its text.
 
 Bytes of consecutive tokens, joined, are the text. A character may be spread over several tokens, so that a token alone
 is no text; and sentencepiece's tokens begin with the space before their word, which decoding a token alone would lose.
 """
 
 import re
+from collections.abc import Iterable
 
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["spelled", "token_bytes"]
+__all__ = ["Spelling", "spelled_texts", "token_bytes"]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -23,8 +24,48 @@ def _gpt2_letters() -> dict[str, int]:
 _LETTERS = _gpt2_letters()
 
 
+class Spelling:
+    """Spells tokens as they stand in one text: what comes next, and what could have come there.
+
+    The space that sentencepiece puts before a text belongs to its first token, and is no part of the text. Without a
+    tokenizer a token is its id.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, before: Iterable[int] = (), *, skip_special: bool = True) -> None:
+        """before: tokens after which the text begins. skip_special: special tokens are no part of the text."""
+        self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._begins = tokenizer is not None and not tokenizer.is_text(before)
+
+    def text(self, token: int) -> str:
+        """As people read it. U+FFFD stands for part of a character."""
+        return self.bytes(token).decode(errors="replace")
+
+    def bytes(self, token: int) -> bytes:
+        """What it adds to the text; of a special token its spelling."""
+        if self._tokenizer is None:
+            return str(token).encode()
+        raw = token_bytes(self._tokenizer, token)
+        if self._begins and raw.startswith(b" ") and not self._tokenizer.decode([token], False).startswith(" "):
+            return raw[1:]
+        return raw
+
+    def go_on(self, token: int) -> None:
+        """This token has come."""
+        if self._begins and self._tokenizer is not None:
+            self._begins = self._skip_special and token in self._tokenizer.special_ids
+
+
+def spelled_texts(tokenizer: Tokenizer | None, tokens: Iterable[int], before: Iterable[int] = ()) -> list[str]:
+    """Each token of a text as people read it; see Spelling."""
+    spelling, texts = Spelling(tokenizer, before), []
+    for token in tokens:
+        texts.append(spelling.text(token))
+        spelling.go_on(token)
+    return texts
+
+
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """The bytes of one token, those of a special token too; none of an id that is no token."""
+    """What a token adds to a text after others; of a special token its spelling, of an id that is no token nothing."""
     spelling = tokenizer.backend.id_to_token(token)
     if spelling is None:
         return b""
@@ -35,8 +76,3 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     if token in tokenizer.byte_ids and (found := _BYTE.fullmatch(spelling)):
         return bytes([int(found[1], 16)])
     return tokenizer.decode([token], skip_special=False, continues=True).encode()
-
-
-def spelled(tokenizer: Tokenizer | None, token: int) -> str:
-    """One token as people read it; its id for a model without a tokenizer. U+FFFD stands for part of a character."""
-    return str(token) if tokenizer is None else token_bytes(tokenizer, token).decode(errors="replace")

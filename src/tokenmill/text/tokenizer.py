@@ -1,8 +1,8 @@
 """The tokenizer that travels with a model: text to ids and back.
 
-`tokenizers` does the work; transformers is asked only to convert a sentencepiece `tokenizer.model` (or vocab.json and
-merges.txt) that comes without a tokenizer.json. The ids equal those of transformers' fast tokenizer for the same files.
-Nothing here knows models or engines.
+`tokenizers` does the work. The ids equal those of transformers' fast tokenizer for a tokenizer.json, and those of
+sentencepiece for a `tokenizer.model` that comes without one; transformers converts other files (vocab.json with
+merges.txt, tiktoken's ranks), and says which tokens are added. Nothing here knows models or engines.
 """
 
 import json
@@ -15,7 +15,8 @@ from typing import Any
 import tokenizers
 
 from tokenmill.errors import CheckpointError, RequestError
-from tokenmill.text.pieces import add_tokens, sentencepiece_backend
+from tokenmill.text.charsmap import TextRules, any_of
+from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.templates import templates_from_directory
 from tokenmill.value_reader import ValueReader
 
@@ -38,7 +39,8 @@ class Tokenizer:
     GPT-2's letters for bytes. byte_ids: ids of the byte-fallback tokens <0x00> to <0xFF>; consecutive ones are decoded
     together, and unless all their bytes are valid UTF-8, each becomes U+FFFD. chat_template: the one that is used,
     unless `template_for` finds another among named_templates, those that the model brings under names of their own.
-    suppressed_ids: ids that are never drawn. config: what tokenizer_config.json says, if there is one.
+    suppressed_ids: ids that are never drawn. config: what tokenizer_config.json says, if there is one. rules: what is
+    done with a text before the backend gets it.
     """
 
     def __init__(
@@ -52,10 +54,11 @@ class Tokenizer:
         special_texts: Mapping[str, str] | None = None,
         config: Mapping[str, Any] | None = None,
         suppressed_ids: Iterable[int] = (),
+        rules: TextRules | None = None,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
-        self.backend = backend
+        self.backend, self.rules = backend, rules
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         self.chat_template, self.named_templates = chat_template, dict(named_templates or {})
@@ -77,9 +80,9 @@ class Tokenizer:
     def from_directory(cls, path: Path) -> "Tokenizer | None":
         """The tokenizer of a model directory; None when it holds no tokenizer at all."""
         config = read_json(path / "tokenizer_config.json")
-        backend = _read_backend(path, config)
-        if backend is None:
+        if (read := _read_backend(path, config)) is None:
             return None
+        backend, rules = read
         entries = {**read_json(path / "special_tokens_map.json"), **config}
         named = {key: entry.get("content") if isinstance(entry := entries.get(key), dict) else entry for key in SPECIAL}
         texts = {key: text for key, text in named.items() if isinstance(text, str) and text}
@@ -91,6 +94,7 @@ class Tokenizer:
         templates = templates_from_directory(path, config)
         return cls(
             backend,
+            rules=rules,
             bos_token_id=backend.token_to_id(texts["bos_token"]) if "bos_token" in texts else None,
             eos_token_ids=[number for number in eos if isinstance(number, int)],
             chat_template=templates.pop("default", None),
@@ -132,6 +136,7 @@ class Tokenizer:
         `continues`: the text follows other text, so that no space is put before it.
         """
         try:
+            text = self.prepared(text, special=self.control_ids, continues=continues)
             if not continues or self._continuation is self.backend:
                 return list(_encoded(self.backend, text, add_special_tokens).ids)
             # Up to the first added token as in the middle of a text, and from there on as ever.
@@ -140,8 +145,24 @@ class Tokenizer:
             cut = next((i for i, number in enumerate(found.ids) if number in added), len(found.ids))
             rest = text[found.offsets[cut][0] :] if cut < len(found.ids) else ""
             return [*found.ids[:cut], *_encoded(self.backend, rest).ids]
-        except TypeError as error:  # half a surrogate pair is a Python text, but no UTF-8
+        except (TypeError, UnicodeEncodeError) as error:  # half a surrogate pair is a Python text, but no UTF-8
             raise RequestError("the prompt is not text in UTF-8: it holds half of a surrogate pair") from error
+
+    def prepared(self, text: str, *, special: Iterable[str], continues: bool = False) -> str:
+        """The text that the backend gets: changed by the rules between the names of `special` tokens.
+
+        RequestError where the changes make such a name of other letters, since it would become that token.
+        """
+        if self.rules is None:
+            return text
+        names = any_of(special)
+        texts = re.split(f"({names.pattern})", text)
+        for number in range(0, len(texts), 2):
+            texts[number] = self.rules.apply(texts[number], continues=continues and number == 0)
+            if found := names.search(texts[number]):
+                what = f"letters that this model's tokenizer turns into {found[0]!r}, a control token"
+                raise RequestError(f"the text holds {what}: leave them out")
+        return "".join(texts)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, *, continues: bool = False) -> str:
         """The text of the ids; ids that the tokenizer does not know are left out.
@@ -175,7 +196,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _read_backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer | None:
+def _read_backend(path: Path, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None] | None:
     file = path / "tokenizer.json"
     if file.is_file():
         try:
@@ -183,9 +204,9 @@ def _read_backend(path: Path, config: dict[str, Any]) -> tokenizers.Tokenizer | 
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{file} is damaged or no tokenizer file: {str(error).splitlines()[0]}") from error
         _add_declared_tokens(backend, config)
-        return backend
+        return backend, None
     found = [name for name in CONVERTIBLE if (path / name).is_file()]
-    return _convert(path, found[0]) if found else None
+    return _convert(path, found[0], config) if found else None
 
 
 def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
@@ -201,55 +222,31 @@ def _add_declared_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any]) 
     backend.add_tokens(missing)
 
 
-def _convert(path: Path, name: str) -> tokenizers.Tokenizer:
+def _convert(path: Path, name: str, config: dict[str, Any]) -> tuple[tokenizers.Tokenizer, TextRules | None]:
+    """A sentencepiece file is read as it is; transformers is asked for the added tokens and for what is put around a
+    text. Of other files it makes all.
+    """
+    file = path / name
     try:
         from transformers import AutoTokenizer  # noqa: PLC0415  (optional, and seconds to import)
+
+        is_sentencepiece = name == "tokenizer.model" and not holds_ranks(file)
+        own = read_sentencepiece(file, config) if is_sentencepiece else None
     except ImportError as error:
         remedy = "pip install 'tokenmill[sentencepiece]'"
-        raise CheckpointError(f"{path / name} needs a conversion that is not installed: {remedy}") from error
+        raise CheckpointError(f"{file} needs a conversion that is not installed: {remedy}") from error
     try:
         converted = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend: tokenizers.Tokenizer = converted.backend_tokenizer
-        pieces = _read_pieces(path / name) if name == "tokenizer.model" else None
     except (OSError, ValueError, ImportError, AttributeError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"{path / name} cannot be converted to a fast tokenizer: {reason}") from error
-    return backend if pieces is None else _fill_in_added(pieces, backend)
-
-
-def _read_pieces(file: Path) -> tokenizers.Tokenizer | None:
-    """The tokenizer that a sentencepiece file itself describes; None for one that is no BPE.
-
-    transformers' conversion loses what sentencepiece does with spaces at the beginning of a text, so it is asked for
-    the added tokens and for what is put around a text alone.
-    """
-    from sentencepiece import sentencepiece_model_pb2 as protocol  # noqa: PLC0415  (optional, as transformers is)
-
-    model = protocol.ModelProto()
-    model.ParseFromString(file.read_bytes())
-    if model.trainer_spec.model_type != protocol.TrainerSpec.BPE or model.trainer_spec.treat_whitespace_as_suffix:
-        return None
-    tokens, types, scores = zip(*((each.piece, each.type, each.score) for each in model.pieces), strict=True)
-    rules = model.normalizer_spec
-    backend = sentencepiece_backend(tokens, types, scores, prefix=rules.add_dummy_prefix)
-    steps: list[tokenizers.normalizers.Normalizer] = []
-    if rules.precompiled_charsmap:
-        steps += [tokenizers.normalizers.Precompiled(rules.precompiled_charsmap)]
-    if rules.remove_extra_whitespaces:
-        rule = tokenizers.normalizers.Replace
-        steps += [rule(tokenizers.Regex(r"\A +| +\z"), ""), rule(tokenizers.Regex(" {2,}"), " ")]
-    if steps and backend.normalizer is not None:
-        backend.normalizer = tokenizers.normalizers.Sequence([*steps, backend.normalizer])
-    add_tokens(backend, [token.replace("\u2581", " ") for token in tokens], types)
-    return backend
-
-
-def _fill_in_added(backend: tokenizers.Tokenizer, converted: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer with the added tokens of another, and with what that one puts around a text."""
-    backend.add_tokens([token for _, token in sorted(converted.get_added_tokens_decoder().items())])
-    if converted.post_processor is not None:
-        backend.post_processor = converted.post_processor
-    return backend
+        raise CheckpointError(f"{file} cannot be converted to a fast tokenizer: {reason}") from error
+    if own is None:
+        return backend, None
+    own[0].add_tokens([token for _, token in sorted(backend.get_added_tokens_decoder().items())])
+    if backend.post_processor is not None:
+        own[0].post_processor = backend.post_processor
+    return own
 
 
 def for_continuation(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, processors
 
 from tokenmill.errors import CheckpointError
-from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, add_tokens, sentencepiece_backend
+from tokenmill.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend
 from tokenmill.text.pre_tokenizers import PRE_TOKENIZERS
 from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
@@ -89,6 +89,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
             special_tokens=[{"id": name, "ids": [i], "tokens": [tokens[i]]} for name, i in around.items()],
         )
     suppressed = keys.token_ids("ggml.suppress_tokens")
+    keys.expect("ggml.precompiled_charsmap", [])
     for key in _WITHOUT_EFFECT:
         keys.take(key, None)
     keys.refuse_unread(k for k in metadata if k.startswith(keys.prefix) and not k.startswith(KEY))
@@ -218,8 +219,8 @@ def _sentencepiece(keys: ValueReader, tokens: list[str], types: list[int]) -> tu
         scores = _numbers(keys, "ggml.scores", tokens)
     keys.expect("ggml.pre", "default", "llama-spm")
     keys.expect("ggml.remove_extra_whitespaces", False)
-    prefix = keys.flag("ggml.add_space_prefix", True)
-    return sentencepiece_backend(tokens, types, scores, prefix=prefix), True
+    prefix: Prefix = "always" if keys.flag("ggml.add_space_prefix", True) else "never"
+    return bpe_backend(tokens, types, scores, prefix), True
 
 
 def _numbers(keys: ValueReader, key: str, tokens: Sequence[str]) -> list[Any]:

@@ -8,11 +8,12 @@ from typing import Any
 from tokenmill.errors import CheckpointError, file_errors, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
-from tokenmill.model.families import read_config
+from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
+from tokenmill.weights.names import is_ignored
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 # Kinds of files by the bytes that they begin with. By name, since gguf is slow to import.
 FILES = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
+# By name, since torch computes what buffers are compared with.
+COMPARISONS = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
@@ -72,7 +75,16 @@ def _open_directory(path: Path) -> Checkpoint:
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     compare_tied_head(opened)
+    _compare_buffers(opened)
     return opened
+
+
+def _compare_buffers(checkpoint: Checkpoint) -> None:
+    """Warn of buffers that old conversions stored, where they are not what the config says."""
+    family = find_family(checkpoint.config)
+    names = [name for name in checkpoint.shapes if is_ignored(family, name.removeprefix(family.prefix))]
+    if names:
+        lookup(COMPARISONS, "buffers", "comparison")(checkpoint, names)
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:

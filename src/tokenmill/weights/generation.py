@@ -33,6 +33,10 @@ ABSENT = {
     "begin_suppress_tokens": [],
     "bad_words_ids": [],
 }
+# The same of a GGUF file's general.sampling, which llama.cpp's programs use unless they are told otherwise. Other keys
+# there say more of mirostat and XTC.
+ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
+IN_GGUF = "general.sampling."
 GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}
 
 
@@ -52,15 +56,20 @@ def defaults_of_directory(path: Path) -> dict[str, Any]:
 
 def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Of a GGUF file; empty where the metadata says nothing."""
-    keys = {f"general.sampling.{key}": name for key, name in GGUF.items()}
-    found = {name: metadata[key] for key, name in keys.items() if key in metadata}
+    values = {key.removeprefix(IN_GGUF): value for key, value in metadata.items() if key.startswith(IN_GGUF)}
+    ignored = {key: values[key] for key, neutral in ABSENT_IN_GGUF.items() if values.get(key, neutral) != neutral}
+    if values.get("penalty_repeat", 1.0) == 1.0:
+        ignored.pop("penalty_last_n", None)  # of that penalty, which looks at all tokens here and in transformers
+    if ignored:
+        log.warning("%s asks for what tokenmill does not have: %s", path, _say(ignored))
+    found = {name: values[key] for key, name in GGUF.items() if key in values}
     # Floats have 32 bits there: 0.7, not 0.699999988.
     return checked(path, {name: float(f"{v:.7g}") if isinstance(v, float) else v for name, v in found.items()})
 
 
 def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
     """The metadata that defaults_of_gguf reads these from."""
-    return {f"general.sampling.{key}": found[name] for key, name in GGUF.items() if name in found}
+    return {f"{IN_GGUF}{key}": found[name] for key, name in GGUF.items() if name in found}
 
 
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader, brief
 from tokenmill.weights.gguf.header import Header
 from tokenmill.weights.gguf.kinds import FLOATS
+from tokenmill.weights.gguf.neutral import is_neutral, warn_of_unknown
 
 __all__ = ["read_gguf_config"]
 
@@ -53,7 +54,9 @@ def read_gguf_config(
     """
     keys = _Keys(path, header, rope_factors, warn)
     config = _READERS[keys.arch](keys) | _shared(keys)
-    keys.refuse_unread(key for key in keys.values if key.startswith(keys.prefix))
+    own = (key.removeprefix(keys.prefix) for key in keys.values.keys() - keys.read if key.startswith(keys.prefix))
+    keys.refuse_unread(keys.name(key) for key in own if not is_neutral(key, keys.values, keys.arch))
+    warn_of_unknown(str(path), keys.values, keys.values, warn)
     return config
 
 
@@ -102,7 +105,7 @@ def _like_llama(keys: _Keys) -> dict[str, Any]:
     sizes = keys.sizes(_SIZES)
     heads = sizes["num_attention_heads"]
     head_dim = keys.count("attention.key_length", sizes["hidden_size"] // heads)
-    keys.expect("attention.value_length", head_dim)
+    _expect_head_dim(keys, head_dim)
     keys.expect("rope.dimension_count", head_dim)
     # Qwen 2 always has these biases, and no key that says so.
     bias = keys.arch != "qwen2" and "blk.0.attn_q.bias" in keys.tensors
@@ -124,10 +127,11 @@ def _llama(keys: _Keys) -> dict[str, Any]:
     config = _like_llama(keys)
     window = keys.count("attention.sliding_window", 0, minimum=0, maximum=MAX_POSITIONS) or None
     if keys.take("expert_count", 0):
-        keys.expect("expert_feed_forward_length", config["intermediate_size"])
-        keys.expect("expert_weights_norm", True)
-        keys.expect("expert_weights_scale", 1.0)
-        keys.expect("expert_gating_func", gguf.ExpertGatingFuncType.SOFTMAX)
+        # llama.cpp reads none of these for this architecture, and writes 0 and false for them.
+        keys.expect("expert_feed_forward_length", config["intermediate_size"], 0)
+        keys.expect("expert_weights_norm", True, False)
+        keys.expect("expert_weights_scale", 1.0, 0.0)
+        keys.expect("expert_gating_func", gguf.ExpertGatingFuncType.SOFTMAX, 0)
         experts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
         counts = {name: keys.count(key) for name, key in experts.items()}
         return config | {"model_type": "mixtral", **counts, "sliding_window": window}
@@ -142,6 +146,7 @@ def _gpt_neox(keys: _Keys) -> dict[str, Any]:
     heads = sizes["num_attention_heads"]
     keys.expect("attention.head_count_kv", heads)
     head_dim, rotary = sizes["hidden_size"] // heads, keys.count("rope.dimension_count")
+    _expect_head_dim(keys, head_dim)
     part = rotary / max(head_dim, 1)
     return {
         "model_type": "gpt_neox",
@@ -157,13 +162,21 @@ def _gpt_neox(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _expect_head_dim(keys: _Keys, head_dim: int) -> None:
+    for key in ("attention.key_length", "attention.value_length"):
+        keys.expect(key, head_dim)
+
+
 def _gpt(keys: _Keys) -> dict[str, Any]:
     keys.take("feed_forward_length", None)  # llama.cpp writes four times the width, whatever it is
+    for key in [key for key in keys.values if key.startswith(f"{keys.prefix}rope.")]:
+        keys.take(key.removeprefix(keys.prefix))  # positions are learned
     config: dict[str, Any] = {
         **keys.sizes(_GPT_SIZES),
         "n_inner": keys.rows("blk.0.ffn_up.weight"),
         "layer_norm_epsilon": keys.positive("attention.layer_norm_epsilon"),
     }
+    _expect_head_dim(keys, config["n_embd"] // config["n_head"])
     if keys.arch == "gpt2":
         keys.expect("attention.head_count_kv", config["n_head"])
         return config | {"model_type": "gpt2", "activation_function": "gelu_new"}
@@ -184,23 +197,30 @@ _READERS: dict[str, Callable[[_Keys], dict[str, Any]]] = {  # by general.archite
 
 def _rope_scaling(keys: _Keys, rotary: int) -> dict[str, Any]:
     """`rope_scaling` in Hugging Face's words, or nothing. "factors" is ours: divisors of the frequencies, in order."""
-    kind = keys.expect("rope.scaling.type", "none", "linear", "yarn")
+    kind = keys.expect("rope.scaling.type", "linear", "none", "yarn")
     keys.take("rope.scaling.finetuned", None)  # a remark about the training
-    factors = keys.rope_factors
-    if factors is not None:
-        if kind != "none" or len(factors) != rotary // 2 or not all(0 < f < math.inf for f in factors):
-            wanted = f"{rotary // 2} positive numbers and no rope.scaling.type"
-            raise CheckpointError(f"{keys.where}: rope_freqs.weight has {len(factors)}, needed are {wanted}")
-        return {"rope_scaling": {"rope_type": "factors", "factors": list(factors)}}
-    if kind == "none":
-        keys.expect("rope.scaling.factor", 1.0, 0.0)
-        return {}
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": keys.positive("rope.scaling.factor")}
+    stretch, factors = _stretch(keys), keys.rope_factors
+    is_none = kind == "none" or (kind == "linear" and stretch == 1.0)
+    if factors is not None and not (is_none and len(factors) == rotary // 2 and all(0 < f < math.inf for f in factors)):
+        wanted = f"{rotary // 2} positive numbers and no rope.scaling.type"
+        raise CheckpointError(f"{keys.where}: rope_freqs.weight has {len(factors)}, needed are {wanted}")
+    if is_none:
+        for key in ("original_context_length", "yarn_attn_factor", "yarn_ext_factor", *_YARN):
+            keys.take(f"rope.scaling.{key}", None)  # of YaRN alone
+        return {} if factors is None else {"rope_scaling": {"rope_type": "factors", "factors": list(factors)}}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": stretch}
     if kind == "yarn":
         original = keys.count("rope.scaling.original_context_length", None, maximum=MAX_POSITIONS)
         scaling |= {} if original is None else {"original_max_position_embeddings": original}
         scaling |= _yarn_numbers(keys, scaling["factor"])
     return {"rope_scaling": scaling}
+
+
+def _stretch(keys: _Keys) -> float:
+    """The factor of a scaling, whose key had another name once. Where there is none llama.cpp writes 0."""
+    old, new = (keys.take(key, None) for key in ("rope.scale_linear", "rope.scaling.factor"))
+    key = "rope.scaling.factor" if new is not None else "rope.scale_linear"
+    return 1.0 if (old if new is None else new) == 0 else keys.positive(key, 1.0)
 
 
 def _yarn_numbers(keys: _Keys, stretch: float) -> dict[str, float]:
@@ -214,15 +234,17 @@ def _yarn_numbers(keys: _Keys, stretch: float) -> dict[str, float]:
     entries = {**_YARN, "yarn_attn_factor": ("attention_factor", usual)}
     given: dict[str, float | None] = {key: keys.positive(f"rope.scaling.{key}", None) for key in entries}
     factor = given["yarn_attn_factor"]
-    if factor is not None and math.isclose(factor, 1 / usual, rel_tol=1e-4):
+    extrapolation = keys.take("rope.scaling.yarn_ext_factor", None)
+    is_default = extrapolation == -1.0 and factor == 1.0  # as llama.cpp itself writes a file, for "not set"
+    if factor is not None and (is_default or math.isclose(factor, 1 / usual, rel_tol=1e-4)):
         given["yarn_attn_factor"] = None
     used = {key: value for key, value in given.items() if value is not None}
     other = {key: value for key, value in used.items() if not math.isclose(value, entries[key][1], rel_tol=1e-4)}
     if other:
         keys.warn("%s: %s is used as transformers does; llama.cpp ignores it", keys.where, brief(other))
-    extrapolation = keys.positive("rope.scaling.yarn_ext_factor", 1.0)
-    if extrapolation != 1.0:
-        keys.warn("%s: rope.scaling.yarn_ext_factor = %s has no effect, as in llama.cpp", keys.where, extrapolation)
+    if extrapolation not in (None, 1.0, -1.0):
+        ignored = brief(extrapolation)
+        keys.warn("%s: rope.scaling.yarn_ext_factor = %s has no effect, as in llama.cpp", keys.where, ignored)
     return {entries[key][0]: value for key, value in used.items()}
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from tokenmill.errors import PackedModelError
+from tokenmill.text.charsmap import TextRules
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.fingerprint import fingerprint, is_full
@@ -80,6 +81,7 @@ class PackedCheckpoint(Checkpoint):
             raise PackedModelError(f"{self.file} is damaged: its tokenizer's special tokens are no texts; {REMEDY}")
         try:
             backend = tokenizers.Tokenizer.from_str(text.decode())
+            rules = None if (found := header.take("rules", None)) is None else TextRules.from_json(found)
         except Exception as error:  # tokenizers raises bare Exception
             raise PackedModelError(f"{self.file} is damaged: its tokenizer cannot be read; {REMEDY}") from error
         return Tokenizer(
@@ -90,6 +92,7 @@ class PackedCheckpoint(Checkpoint):
             named_templates=named,
             special_texts=special_texts,
             suppressed_ids=header.token_ids("suppressed_ids"),
+            rules=rules,
         )
 
     def generation_defaults(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ __all__ = [
     "read_tokenizer",
 ]
 
-MAGIC, FORMAT = b"TMIMAGE\n", 4
+MAGIC, FORMAT = b"TMIMAGE\n", 5
 BEGIN = HUGE_PAGE  # of the weights in the file
 EARLIER = b'{"facts"'  # what files of earlier formats have in the place of the header's length
 REMEDY = "make it again with `tokenmill pack`"

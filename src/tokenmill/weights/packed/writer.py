@@ -87,7 +87,7 @@ class PackedWriter:
         text = b"" if tokenizer is None else tokenizer.backend.to_str().encode()
         facts = {
             **facts,
-            "tokenizer": None if tokenizer is None else {name: getattr(tokenizer, name) for name in TOKENIZER},
+            "tokenizer": None if tokenizer is None else _facts_of(tokenizer),
             "tokenizer_bytes": len(text),
             "tokenizer_checksum": zlib.crc32(text),
             "payload_bytes": self.used,
@@ -152,6 +152,11 @@ class PackedWriter:
         except CheckpointError:
             self.failed = True
             raise
+
+
+def _facts_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    rules = None if tokenizer.rules is None else tokenizer.rules.as_json()
+    return {**{name: getattr(tokenizer, name) for name in TOKENIZER}, "rules": rules}
 
 
 def _write_all(file: int, data: memoryview, at: int) -> None:

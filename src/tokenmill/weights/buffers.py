@@ -1,0 +1,69 @@
+"""Buffers that old conversions stored beside the weights: frequencies of the positions, and the causal mask.
+
+Nothing is computed with them, as in transformers. But a file whose buffers say something else than its config was made
+for other arithmetic, so their values are compared.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.families import read_config
+from tokenmill.model.rope import frequencies
+from tokenmill.weights.plain import Checkpoint
+
+__all__ = ["compare_buffers"]
+
+log = logging.getLogger(__name__)
+
+_HIDDEN = -1e3  # what a mask adds to a score: -1e4, -1e9 or the smallest number of a type
+
+
+def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
+    """Warn of buffers of these names that are not what the config says."""
+    model = read_config(checkpoint.config)
+    other = [name for name in names if not _KINDS[name.rpartition(".")[2]](checkpoint.read(name), model)]
+    if other:
+        more = f" and {len(other) - 1} others" * (len(other) > 1)
+        message = "%s: %s%s differ from what config.json says; they are not used, as in transformers"
+        log.warning(message, checkpoint.path, other[0], more)
+
+
+def _are_frequencies(stored: Tensor, model: ModelConfig) -> bool:
+    """Those that the config describes, or the ones before its scaling, which some versions stored."""
+    rope = model.rope
+    if rope is None:
+        return False
+    plain = frequencies(replace(rope, kind="default", scaling=()))
+    known = [plain] if rope.kind == "dynamic" else [plain, frequencies(rope)]
+    # A number of 16 bits may have been computed in them: two roundings, and of float16 the smallest have few digits.
+    exact = torch.finfo(stored.dtype) if stored.is_floating_point() else torch.finfo(torch.float32)
+    values = stored.float()
+    return any(
+        values.shape == each.shape and torch.allclose(values, each, rtol=8 * exact.eps, atol=exact.smallest_normal)
+        for each in known
+    )
+
+
+def _is_triangle(stored: Tensor, model: ModelConfig) -> bool:
+    """Whether each position sees itself and those before it."""
+    size = stored.shape[-1] if stored.ndim else 0
+    if not size or stored.numel() != size * size:
+        return False
+    seen = stored.reshape(size, size) != 0
+    return torch.equal(seen, torch.ones_like(seen).tril())
+
+
+def _hides(stored: Tensor, model: ModelConfig) -> bool:
+    return stored.numel() == 1 and float(stored) <= _HIDDEN
+
+
+_KINDS: dict[str, Callable[[Tensor, ModelConfig], bool]] = {
+    "inv_freq": _are_frequencies,
+    "bias": _is_triangle,
+    "masked_bias": _hides,
+}
