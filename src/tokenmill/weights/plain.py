@@ -81,7 +81,10 @@ class Checkpoint:
         return not self.read(name).any() if pieces is None else not any(map(any, pieces))
 
     def find_reader(self, kind: str) -> TensorReader:
-        """What reads the tensors of checkpoints of that kind, a key of READERS, for this one."""
+        """What reads the tensors of checkpoints of that kind, a key of READERS, for this one.
+
+        It is not kept: the two would hold each other in memory.
+        """
         reader: TensorReader = lookup(READERS, kind, "model")(self)
         return reader
 

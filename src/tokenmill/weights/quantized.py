@@ -14,7 +14,6 @@ likewise; X.scales [G, R] (https://github.com/casper-hansen/AutoAWQ).
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
@@ -22,7 +21,7 @@ from tokenmill.model.config import quant_method
 from tokenmill.model.families import find_family, read_config
 from tokenmill.value_reader import ValueReader
 from tokenmill.weights.names import expand
-from tokenmill.weights.plain import Checkpoint, TensorReader
+from tokenmill.weights.plain import Checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -116,15 +115,11 @@ class QuantizedCheckpoint(Checkpoint):
         return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
 
     def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        return self._reader.read(name, dtype)
+        return self.find_reader("codes").read(name, dtype)
 
     def read_codes(self, name: str) -> "Stored | None":
         """8 bits are kept where their zero is 128 and their scales are half floats."""
-        return self._reader.read_codes(name)
-
-    @cached_property
-    def _reader(self) -> TensorReader:
-        return self.find_reader("codes")
+        return self.find_reader("codes").read_codes(name)
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import TensorInfo, read_header
 from tokenmill.weights.gguf.kinds import BITS, FLOATS, KINDS
 from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, hf_bases
-from tokenmill.weights.plain import Checkpoint, TensorReader
+from tokenmill.weights.plain import Checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -65,14 +64,10 @@ class GGUFCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
         """May be a view that is not contiguous."""
-        return self._reader.read(name, dtype)
+        return self.find_reader("gguf").read(name, dtype)
 
     def read_codes(self, name: str) -> "Stored | None":
-        return self._reader.read_codes(name)
-
-    @cached_property
-    def _reader(self) -> TensorReader:
-        return self.find_reader("gguf")
+        return self.find_reader("gguf").read_codes(name)
 
     def tokenizer(self) -> Tokenizer | None:
         return tokenizer_from_gguf(self.metadata) if has_vocabulary(self.metadata) else None
