@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 
 from tests.tiny_models import prompt, save
-from tokenmill.cache import snapshot
+from tokenmill.cache import header, snapshot
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
 from tokenmill.engine.load import load
 from tokenmill.errors import SnapshotError
@@ -113,7 +113,8 @@ def test_an_interrupt_while_a_file_is_read_stays_one(number, engine, tmp_path, m
         def __exit__(self, *error):
             return self.inner.__exit__(*error)
 
-    monkeypatch.setattr(snapshot, "safe_open", Interrupted)
+    for reader in (header, snapshot):
+        monkeypatch.setattr(reader, "safe_open", Interrupted)
     if number < 2:
         with pytest.raises(KeyboardInterrupt):
             engine.open(file)

@@ -26,6 +26,7 @@ def shell(line, model, redirection):
     return subprocess.run(["/bin/sh", "-c", command, *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [GENERATE, "--help", "generate --help", "--version"])
 @pytest.mark.parametrize(
     ("redirection", "reason"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")]

@@ -6,6 +6,7 @@ Damaged files: tests/engine/test_session.py and test_mutated_files.py.
 import pytest
 
 from tests.empty import check_empty
+from tests.marks import crossed
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import SnapshotError, load
 from tokenmill.kernels.native_library import why_not
@@ -40,8 +41,7 @@ def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, te
         check_empty(other.core)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-@pytest.mark.parametrize("theirs", PROGRAMS)
+@pytest.mark.parametrize(("family", "theirs"), crossed(FAMILY_NAMES, PROGRAMS, PROGRAMS[-1:]))
 @pytest.mark.parametrize("ours", PROGRAMS)
 def test_rows_of_other_conditions_change_no_other_text(family, theirs, ours, models, tmp_path):
     """Of another dtype, and of another program: nothing of them is found by requests that begin alike."""

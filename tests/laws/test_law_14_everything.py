@@ -22,7 +22,7 @@ from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 
-SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "5"))
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "3"))
 THREADS = 4
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]

@@ -77,6 +77,7 @@ def test_at_the_end_of_the_timeout_every_request_hears_of_it(chat_model, tmp_pat
             assert last_event(text.splitlines()) == {"error": TOLD} and "[DONE]" not in text
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_now(chat_model):
     """Though a request of minutes is running; its stream hears of it."""
     with running(chat_model, "--shutdown-timeout", "600", "--max-queued-requests", "2000") as (process, url):

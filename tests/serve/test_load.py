@@ -159,6 +159,7 @@ BIASES = "{" + ",".join(f'"{number}":null' for number in range(200_000)) + "}"
 WORDS = "w1 " * 500_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
@@ -185,6 +186,7 @@ def test_a_large_body_holds_nobody_up(http, path, body, status):
     assert answers == [status]
 
 
+@pytest.mark.slow
 def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypatch):
     quickly = tokens._tokenized
     monkeypatch.setattr(tokens, "_tokenized", lambda *given: (time.sleep(0.2), quickly(*given))[1])

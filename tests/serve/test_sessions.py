@@ -80,12 +80,12 @@ def test_each_key_has_its_own(kept):
         assert cached(server, "one")[0] == 40
 
 
-@pytest.mark.parametrize("name", ["..", ".hidden", "a%2fb", "%2e%2e%2fetc", "a b", "x" * 65, "a%00", "ä", "%ff"])
-def test_names_are_plain(kept, name, tmp_path):
+def test_names_are_plain(kept, tmp_path):
     with kept() as server:
-        for what in ("save", "restore", "erase"):
-            response = post(server, f"/v1/sessions/{name}/{what}", {"prompt": "w1"})
-            assert response.status_code in (400, 404)
+        for name in ("..", ".hidden", "a%2fb", "%2e%2e%2fetc", "a b", "x" * 65, "a%00", "ä", "%ff"):
+            for what in ("save", "restore", "erase"):
+                response = post(server, f"/v1/sessions/{name}/{what}", {"prompt": "w1"})
+                assert response.status_code in (400, 404), name
     assert not list(tmp_path.rglob("*.kv"))
 
 
@@ -142,6 +142,7 @@ def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
         assert cached(server)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["save", "restore"])
 def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
     with kept(settings={"max_sequences": 1}) as server:
