@@ -1,6 +1,7 @@
 """Law 13: who may import whom, no circles, sizes, public names. The house stays a house by test."""
 
 import ast
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -73,7 +74,20 @@ def imports(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+def in_each_file(check: Callable[[Path], None]) -> Callable[[str], None]:
+    """A test for each room, which makes a check of each of its files; what fails names the file."""
+
+    @pytest.mark.parametrize("name", dict.fromkeys(map(room, FILES)))
+    def test(name):
+        for path in FILES:
+            if room(path) == name:
+                check(path)
+
+    test.__doc__ = check.__doc__
+    return test
+
+
+@in_each_file
 def test_imports_go_one_way(path):
     if path == ROOT / "__init__.py":
         return  # the public face names rooms of every rank
@@ -106,7 +120,7 @@ def test_nothing_imports_the_command_line():
             assert not [name for name in imports(path) if name.startswith("tokenmill.cli")], path
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+@in_each_file
 def test_only_registries_import_by_name(path):
     """`lookup(TABLE, ...)` is the only way to an object by name; a reader, mypy and a rename follow everything else."""
     if path == ROOT / "registry.py":
@@ -120,9 +134,11 @@ def test_only_registries_import_by_name(path):
             assert isinstance(table, ast.Name) and table.id.isupper(), f"{path}:{node.lineno}: give lookup a registry"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if room(path) not in ("cli", "__init__")], ids=module)
+@in_each_file
 def test_our_own_modules_are_imported_at_the_top_only(path):
     """A verb of the command line may import what is slow when it runs; the public face imports nothing by itself."""
+    if room(path) in ("cli", "__init__"):
+        return
     for function in ast.walk(parsed(path)):
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
@@ -132,7 +148,7 @@ def test_our_own_modules_are_imported_at_the_top_only(path):
                 assert not ours, f"{path}: {function.name} imports {ours}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+@in_each_file
 def test_files_and_functions_stay_short(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= LONGEST_FILE, f"{path} has {text.count(chr(10))} lines"
@@ -159,7 +175,7 @@ def private_names(path: Path) -> frozenset[str]:
     return frozenset(name for name in found if name.startswith("_") and not name.startswith("__"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+@in_each_file
 def test_nobody_reads_what_is_private_to_a_class_of_another_file(path):
     ours = frozenset().union(*(private_names(other) for other in FILES)) - private_names(path)
     for node in ast.walk(parsed(path)):
@@ -171,12 +187,12 @@ def test_nobody_reads_what_is_private_to_a_class_of_another_file(path):
             assert not (isinstance(name, ast.Constant) and str(name.value).startswith("_")), f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+@in_each_file
 def test_every_module_says_what_lives_in_it(path):
     assert ast.get_docstring(parsed(path)), f"{path} has no docstring"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module)
+@in_each_file
 def test_names_that_say_nothing_are_not_used(path):
     for word in ("utils", "helpers", "manager", "common", "misc"):
         assert word not in path.stem.lower()
