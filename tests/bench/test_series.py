@@ -230,7 +230,7 @@ def test_limits_that_cannot_be_kept_are_still_measured(tmp_path, monkeypatch):
     assert machine.limits(torch.device("cpu"), 2) == LIMITS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_measuring_the_machine_gives_every_figure(monkeypatch):
     monkeypatch.setattr(machine, "FAR_BYTES", 2**22)
     monkeypatch.setattr(machine, "CACHED_BYTES", 2**20)

@@ -61,7 +61,7 @@ def test_a_model_without_a_tokenizer_has_nothing_to_colour(tm, wordless):
     assert code == 2 and "--show-draft" in err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_benchmarks_count_and_say(tm, model, tmp_path):
     file = tmp_path / "rows.jsonl"
     code, out, _ = tm("bench", model, "--tests", "tg12", "-r", 2, "--speculate", "suffix", "--output", file)

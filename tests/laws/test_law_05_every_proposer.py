@@ -66,7 +66,7 @@ def test_texts_are_those_of_plain_decoding(proposer, batch, program, expected, l
     assert engine.core.speculation.stats.num_drafted > 0 or "adaptive" in proposer  # which goes by what it measures
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_drafted_tokens_come_as_often_as_the_model_says(llama):
     """Chi-squared over 20,000 draws of the first position that is drafted."""
     engine = load(llama, dtype="float32", speculate="draft_model", draft_model="q8", max_sequences=64, max_length=16)

@@ -21,7 +21,7 @@ from tokenmill.engine.compile import save_aot_package
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.hub.progress import Silent
 from tokenmill.memory import atomic_file as whole
-from tokenmill.program.aot import exporting, manifest
+from tokenmill.program.aot import exporting, package
 from tokenmill.program.aot.manifest import MANIFEST, read_manifest
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -96,7 +96,7 @@ def test_every_part_takes_any_sizes(family, tmp_path, monkeypatch):
         package_path.write(number)
 
     monkeypatch.setattr(exporting, "aoti_compile_and_package", keep)
-    monkeypatch.setattr(manifest, "Loader", Interpreted)
+    monkeypatch.setattr(package, "Loader", Interpreted)
     path = save(family, tmp_path)
     for how in ({}, {"scheme": "q8", "cache_format": "int8"}):
         Interpreted.programs.clear()

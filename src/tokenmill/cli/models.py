@@ -26,6 +26,8 @@ NEW = 2
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
     with uninterrupted():
+        import numpy  # noqa: F401  (here, since readers of files import it by and by)
+
         from tokenmill.hub.names import locate
         from tokenmill.weights.checkpoint import open_checkpoint
     return open_checkpoint(locate(model, progress=progress))
@@ -34,6 +36,8 @@ def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
     """The config that a load of the model would find: a directory needs no weights for it."""
     with uninterrupted():
+        import numpy  # noqa: F401  (as above)
+
         from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config
         from tokenmill.weights.checkpoint import foreseen_config

@@ -71,10 +71,12 @@ class HttpProtocol(H11Protocol):
         return self._is_half_closed
 
     def on_response_complete(self) -> None:
-        """See H11Protocol. A client that has closed its half sends no other request."""
+        """See H11Protocol. A client that has closed its half sends no more of a request."""
         super().on_response_complete()
-        if self._is_half_closed and self.cycle.response_complete:
+        if self.cycle.response_complete and self._is_half_closed:
             self.transport.close()
+        elif self.cycle.response_complete and self.conn.trailing_data[0]:  # a head has begun to come
+            self._wait_for_head()
 
     def _look_for_reset(self) -> None:
         connected: socket.socket | None = self.transport.get_extra_info("socket")
