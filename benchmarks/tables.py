@@ -242,10 +242,10 @@ def overview() -> str:
 OURS = ("tokenmill", "tokenmill-speculation")
 COMPUTES = {
     "tokenmill": "the file's 4 bits",
-    "tokenmill-speculation": "the same",
+    "tokenmill-speculation": "the same, guessing ahead (the default)",
     "llama.cpp": "the same, built for this processor",
     "ik_llama.cpp": "the same, repacked",
-    "xllamacpp": "llama.cpp as a wheel, AVX2",
+    "xllamacpp": "llama.cpp as a wheel",
     "openvino": "GenAI, int8",
     "mistral.rs": "the file's 4 bits, as a wheel",
     "vllm": "bfloat16",
