@@ -26,7 +26,7 @@ NEW = 2
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
     with uninterrupted():
-        import numpy  # noqa: F401  (here, since readers of files import it by and by)
+        import numpy  # noqa: F401  (readers of files import it, outside of this context)
 
         from tokenmill.hub.names import locate
         from tokenmill.weights.checkpoint import open_checkpoint
@@ -36,7 +36,7 @@ def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
     """The config that a load of the model would find: a directory needs no weights for it."""
     with uninterrupted():
-        import numpy  # noqa: F401  (as above)
+        import numpy  # noqa: F401  (see find_checkpoint)
 
         from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config

@@ -32,7 +32,8 @@ program that reads the cache by itself; kernels of kernels/attend copy the rows 
 def resolve_config(config: EngineConfig, model: ModelConfig, threads: int = 1) -> ResolvedConfig:
     """Put a value in the place of every default that depends on the model or the machine.
 
-    threads: where config says no number. It changes no other value, so whoever does not compute need not find one.
+    threads: the number of CPU threads where config.threads is None. No other setting depends on it, so that callers
+    which only describe a model may leave it out.
     """
     max_length = config.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:

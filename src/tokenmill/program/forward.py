@@ -42,8 +42,8 @@ class ModelParts(NamedTuple):
     """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
 
     packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
-    config is resolved. fill: gives a matrix of the decoder its weights, for programs that pack; nothing for the others,
-    whose matrices are filled and finished. allocate: gives the memory to pack into.
+    config: resolved. fill: reads the weights of one matrix of the decoder, for programs that pack weights themselves;
+    for other programs the decoder already has its weights. allocate: returns memory for packed weights.
     """
 
     decoder: Decoder

@@ -27,7 +27,7 @@ class Package(NamedTuple):
 
 
 def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """The fields that must be equal, of an engine whose config is resolved."""
+    """The fields of a manifest that must equal those of an engine before it uses the package. config: resolved."""
     versions = (each.version for each in distributions(name="triton"))
     return {
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},
