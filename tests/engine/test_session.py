@@ -754,6 +754,6 @@ def test_a_cancel_that_comes_late_does_not_end_the_next_answer(llama):
                 next(answers[1])
             super().extend(entries)
 
-    core.abandoned = Late(core.abandoned)
+    core.to_cancel = Late(core.to_cancel)
     core.cancel(Request([], trackers=list(core.trackers.values())))
     assert len(answers[0]) == 2 and len([token for piece in answers[1] for token in piece.tokens]) == 3

@@ -21,6 +21,7 @@ from tests.tiny_models import VOCABULARY, prompt
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
+from tokenmill.schedule.choosing import Choosing
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "3"))
 THREADS = 4
@@ -65,7 +66,7 @@ class Quiet:
         with self.lock:
             logits_V = self.engine.logits(tokens)[-1]
         params = SamplingParams(**sampling)
-        row = Row(params, params.seed or 0, len(tokens), tokens, len(tokens) - same, ())
+        row = Row(Choosing(params, params.seed or 0), len(tokens), tokens, len(tokens) - same)
         noise_RV = 1e-5 * torch.randn(1000, len(logits_V), generator=torch.Generator().manual_seed(0))
         return found[same] in choose(logits_V + noise_RV, [row] * 1000).read().tokens
 

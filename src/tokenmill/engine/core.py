@@ -42,7 +42,7 @@ __all__ = ["Core"]
 class Core:
     """One loaded model, its scheduler and the requests that are queued or running.
 
-    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. abandoned:
+    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. to_cancel:
     sequences that the next transaction ends, each with the tracker that is cancelled, or None if it is to go for good.
     Finalizers append to it: the garbage collector may run them in a thread that holds a lock, so they wait for none.
     """
@@ -53,8 +53,8 @@ class Core:
         self.clock: Callable[[], float] = time.perf_counter
         self.observers: list[Observer] = []
         self.trackers: dict[int, Tracker] = {}
-        self.abandoned: deque[tuple[Sequence, Tracker | None]] = deque()
-        self.lock, self.transaction = threading.RLock(), Transaction(self._end_abandoned, self._recover)
+        self.to_cancel: deque[tuple[Sequence, Tracker | None]] = deque()
+        self.lock, self.transaction = threading.RLock(), Transaction(self._end_cancelled, self._recover)
         self._is_undelivered = self._is_closed = False
         self.in_flight: InFlight | None = None
         unlock = WeakMethod(self._unlock)
@@ -91,7 +91,7 @@ class Core:
                 self.enqueue(sequence)
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `collect`."""
+        """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""
         with self.lock, self.transaction:
             self.check_open()
             (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
@@ -145,7 +145,7 @@ class Core:
 
     def cancel(self, request: Request) -> None:
         """The next transaction ends the request; `follow` and `finish` in another thread raise RequestError."""
-        self.abandoned.extend((each.sequence, each) for each in request.trackers if not each.has_ended)
+        self.to_cancel.extend((each.sequence, each) for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
@@ -165,7 +165,7 @@ class Core:
         """Blocks of the cache that some sequence holds."""
         if not self.transaction.is_stepping:
             with self.lock, self.transaction:
-                pass  # which ends what is abandoned
+                pass  # which ends what is to be cancelled
         return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
 
     def clear_prefix_cache(self) -> None:
@@ -199,7 +199,7 @@ class Core:
                 raise
             finally:
                 self.transaction.is_stepping = False
-            self._end_abandoned()
+            self._end_cancelled()
             if self._is_closed:
                 self._end_all()
 
@@ -333,18 +333,18 @@ class Core:
                 after = len(tracker.tokens)
                 self._fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
 
-    def _end_abandoned(self) -> None:
-        """End what is abandoned. Each is removed last, so that an interrupt before that repeats it."""
-        while self.abandoned:
-            sequence, tracker = self.abandoned[0]
+    def _end_cancelled(self) -> None:
+        """End what is to be cancelled. Each is removed last, so that an interrupt before that repeats it."""
+        while self.to_cancel:
+            sequence, tracker = self.to_cancel[0]
             if tracker is None or not tracker.has_ended:  # else the sequence may serve another request already
                 sequence.keep = sequence.keep and tracker is not None
                 (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
                 if (tracker := self.trackers.get(sequence.id)) is not None:
                     tracker.error = RequestError("this was cancelled, or its session was closed")
                     del self.trackers[sequence.id]
-                sequence.collect = None
-            self.abandoned.popleft()
+                sequence.on_logits = None
+            self.to_cancel.popleft()
         # Those that have ended leave the step in flight, even if they are resumed before it is read.
         if self.in_flight is not None and not self.in_flight.leave_out_finished():
             self.in_flight = None

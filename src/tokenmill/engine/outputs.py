@@ -149,7 +149,7 @@ class Tracker:
 
     def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
         """Of the generated tokens [first, last); None if the request does not want them."""
-        if self.sequence.params.logprobs is None:
+        if self.sequence.choosing.params.logprobs is None:
             return None
         start = self.sequence.num_prompt_tokens
         noted = (self.logprobs.get(position) for position in range(start + first, start + last))
@@ -187,7 +187,7 @@ class Tracker:
             reason,
             Timing(first_s, gaps),
             self.sequence.num_prompt_tokens,
-            self.sequence.seed,
+            self.sequence.choosing.seed,
             self._logprobs(0, len(self.tokens)),
             self._stop_reason() if reason == "stop" else None,
         )

@@ -103,7 +103,7 @@ class Generation(Job):
 
 
 class Scoring(Job):
-    """A sequence of which nothing is sampled; its logits go to its `collect`."""
+    """A sequence of which nothing is sampled; its logits go to its `on_logits`."""
 
     def __init__(self, sequence: Sequence) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Scoring(Job):
 
     def cancel(self, core: Core) -> None:
         """See Job. It gives its blocks back, whether it has ended or not."""
-        core.abandoned.append((self._sequence, None))
+        core.to_cancel.append((self._sequence, None))
 
     @property
     def is_over(self) -> bool:
