@@ -14,7 +14,7 @@ from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.engine.resolve import cache_spec
+from tokenmill.loader.resolve import cache_spec
 from tokenmill.speculate.proposer import Facts, NoProposer
 
 

@@ -11,9 +11,9 @@ from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, SamplingParams, load
 from tokenmill.config import EngineConfig
-from tokenmill.engine import resolve as module_of_devices
 from tokenmill.engine.observers import Observer
-from tokenmill.engine.resolve import resolve_config
+from tokenmill.loader import resolve as module_of_devices
+from tokenmill.loader.resolve import resolve_config
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import open_checkpoint
 

@@ -35,6 +35,7 @@ RANKS = [
     {"program"},
     {"sample"},
     {"speculate"},
+    {"loader"},
     {"engine"},
     {"calibrate"},
     {"measure"},
@@ -209,7 +210,7 @@ def test_scheduling_knows_no_torch():
 
 # What `info` and `plan` ask of a model. The registries among them name facts, never what computes.
 DESCRIBING = (
-    *("cache.session_header", "engine.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
+    *("cache.session_header", "loader.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
     *("weights.checkpoint", "weights.tensor_file", "weights.safetensors_file"),
 )
 FACTS = (*FAMILIES.values(), *CHECKPOINTS.values(), *FORMATS.values(), *PROGRAMS.values(), *SCHEMES.values())

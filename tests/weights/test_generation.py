@@ -12,7 +12,7 @@ from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 from tokenmill.cli.main import app
 from tokenmill.config import EngineConfig
-from tokenmill.engine.pack import save_packed_model
+from tokenmill.loader.pack import save_packed_model
 from tokenmill.weights.checkpoint import open_checkpoint
 
 QWEN = {  # Qwen2.5-0.5B-Instruct's

@@ -13,9 +13,9 @@ from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
-from tokenmill.engine.pack import save_packed_model
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.kernels import native_library
+from tokenmill.loader.pack import save_packed_model
 from tokenmill.memory import atomic_file as whole
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC, begin_file, read_header

@@ -10,10 +10,10 @@ from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
-from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
+from tokenmill.loader.resolve import cache_spec, resolve_config
 from tokenmill.model.families import read_config
 from tokenmill.program import find_spec
 from tokenmill.quant.rtn import round_to_nearest

@@ -169,7 +169,7 @@ def _serve(
     quiet: bool,
 ) -> bool:
     """Load the model and serve it until a signal comes; whether the engine lived to the end."""
-    from tokenmill.engine.fit import fit_for_many
+    from tokenmill.loader.fit import fit_for_many
     from tokenmill.serve.run import Server, is_loopback, listen
 
     taken = listen(address)

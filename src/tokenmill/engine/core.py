@@ -24,12 +24,12 @@ from torch import Tensor
 
 from tokenmill.config import SamplingParams
 from tokenmill.engine.inflight import InFlight
-from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import InputProcessor, Prompt, Request
 from tokenmill.engine.transaction import Transaction
 from tokenmill.errors import CapacityError, DeadlinePassed, RequestError, TokenmillError
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence

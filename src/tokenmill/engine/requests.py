@@ -16,9 +16,9 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
-from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Rows, Sequence
 from tokenmill.text.detokenize import Detokenizer

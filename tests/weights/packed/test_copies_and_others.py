@@ -15,10 +15,10 @@ from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
 from tokenmill.config import EngineConfig
-from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
-from tokenmill.engine.packed_copy import load_with_copy, open_model
 from tokenmill.errors import CapacityError
+from tokenmill.loader import packed_copy
+from tokenmill.loader.packed_copy import load_with_copy, open_model
 from tokenmill.weights.packed import copies, verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
@@ -33,7 +33,8 @@ def halves(folder):
 
 WRITES = """
 import os, sys
-from tokenmill.engine import load, packed_copy
+from tokenmill.engine import load
+from tokenmill.loader import packed_copy
 from tokenmill.weights.packed import writer
 packed_copy.SMALLEST = 0
 write, pauses = os.pwrite, [sys.argv[2] == "pause"]

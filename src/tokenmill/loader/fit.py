@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from tokenmill.config import EngineConfig, ResolvedConfig
-from tokenmill.engine.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
 

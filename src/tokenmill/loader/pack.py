@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.load_model import load_model
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.loader.load_model import load_model
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import foresee
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint

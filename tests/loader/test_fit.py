@@ -3,9 +3,9 @@
 import pytest
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine import fit
-from tokenmill.engine.fit import fit_for_many
 from tokenmill.errors import CapacityError
+from tokenmill.loader import fit
+from tokenmill.loader.fit import fit_for_many
 from tokenmill.model.families import read_config
 from tokenmill.weights.checkpoint import read_config_json
 
