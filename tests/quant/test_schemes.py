@@ -68,7 +68,7 @@ def test_the_bytes_of_a_scheme_are_the_allocated_ones(family, name, tmp_path):
     """Of the schemes that "auto" never chooses for the plain modules too."""
     path = save(family, tmp_path)
     engine = load(path, program="eager", scheme=name, dtype="float32", max_length=CONTEXT)
-    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
 
 
 def test_what_auto_may_choose():
@@ -86,7 +86,7 @@ def test_a_new_scheme_is_one_class_and_one_line(how, half, tmp_path):
     path = save("llama-mha-tied", tmp_path)
     settings = {"dtype": "float32", "max_length": CONTEXT, **how}
     engine, plain = load(path, scheme="half", **settings), load(path, **settings)
-    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
     assert torch.allclose(engine.logits(LONG), plain.logits(LONG), atol=0.02)
     with pytest.raises(ConfigError, match="because scheme is 'half', not dense"):
         load(path, scheme="half", fuse="none", **settings)
