@@ -1,6 +1,5 @@
 """The planner's arithmetic against what is really allocated."""
 
-
 import pytest
 import torch
 

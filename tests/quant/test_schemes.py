@@ -10,7 +10,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import PROGRAMS, preferred_schemes
-from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
 from tokenmill.quant.matrix import MATRICES, Matrix
 from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Scheme, find_scheme
 from tokenmill.registry import lookup
@@ -35,9 +35,6 @@ class Half(Scheme):
     bits_per_weight = 16.0
     is_plain = False
 
-    def native_layout(self, dtype):
-        return None
-
     def matrix_bytes(self, outputs, inputs, dtype, code_bits):
         return outputs * inputs * 2
 
@@ -53,7 +50,7 @@ def test_a_scheme_gives_every_fact(name):
     scheme = find_scheme(name)
     assert all(hasattr(scheme, fact) for fact in Scheme.__annotations__)
     for dtype in ("float32", "bfloat16"):
-        assert scheme.native_layout(dtype) in (None, *LAYOUTS)
+        assert matrix_layout(scheme, dtype) in (None, *LAYOUTS)
     assert 0 < scheme.min_agreement <= 1
 
 
