@@ -16,7 +16,6 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
-from tokenmill.config import ResolvedConfig
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loaded import LoadedModel
@@ -27,6 +26,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Output
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.speculate.proposer import NoProposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint

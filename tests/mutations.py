@@ -26,10 +26,10 @@ from tests.tiny_models import prompt, save
 from tokenmill import TokenmillError, load
 from tokenmill.cache.header import KEY
 from tokenmill.cache.snapshot import read_snapshot, write_snapshot
-from tokenmill.config import EngineConfig
 from tokenmill.engine.pack import save_packed_model
 from tokenmill.hub.progress import Silent
 from tokenmill.memory.atomic_file import checksum_of
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed.reader import MAGIC, begin_file
 from tokenmill.weights.write.convert import convert

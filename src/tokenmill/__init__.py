@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tokenmill.config import EngineConfig, SamplingParams
     from tokenmill.engine.batch import Score
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
         TokenmillError,
     )
     from tokenmill.sample.sampler import TokenLogprobs
+    from tokenmill.settings.engine_config import EngineConfig
+    from tokenmill.settings.sampling_params import SamplingParams
 
 
 __all__ = [
@@ -69,10 +70,10 @@ __all__ = [
 _ELSEWHERE = {
     "Completion": "tokenmill.engine.outputs:Completion",
     "Engine": "tokenmill.engine.engine:Engine",
-    "EngineConfig": "tokenmill.config:EngineConfig",
+    "EngineConfig": "tokenmill.settings.engine_config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",
     "Request": "tokenmill.engine.requests:Request",
-    "SamplingParams": "tokenmill.config:SamplingParams",
+    "SamplingParams": "tokenmill.settings.sampling_params:SamplingParams",
     "Score": "tokenmill.engine.batch:Score",
     "Session": "tokenmill.engine.session:Session",
     "Stream": "tokenmill.engine.stream:Stream",

@@ -10,8 +10,8 @@ import tokenmill
 from tokenmill.cli import eval_perplexity as evaluation
 from tokenmill.cli import models, prompt_progress
 from tokenmill.cli.generate import show
-from tokenmill.config import EngineConfig
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import EngineConfig
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"
 

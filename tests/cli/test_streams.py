@@ -136,7 +136,7 @@ run()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("module", ["tokenmill.config", "tokenmill.cli.main"])
+@pytest.mark.parametrize("module", ["tokenmill.settings.engine_config", "tokenmill.cli.main"])
 @pytest.mark.parametrize(
     "how", ["from tokenmill.cli.start import run; run()", "runpy.run_module('tokenmill', None, '__main__')"]
 )

@@ -10,11 +10,11 @@ from tests.interrupts import lines
 from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, SamplingParams, load
-from tokenmill.config import EngineConfig
 from tokenmill.engine import resolve as module_of_devices
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.resolve import resolve_config
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]

@@ -6,8 +6,8 @@ import torch
 from tests.forked import in_fork
 from tests.laws.test_law_06_programs import needs_native
 from tests.tiny_models import prompt
-from tokenmill.config import SamplingParams
 from tokenmill.engine.load import load
+from tokenmill.settings.sampling_params import SamplingParams
 
 START = prompt(30, seed=8)
 PLAIN = SamplingParams(max_new_tokens=4, ignore_eos=True)

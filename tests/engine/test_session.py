@@ -26,13 +26,13 @@ from tokenmill.cache.header import KEY, read_facts
 from tokenmill.cache.session_file import SavedSession
 from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.cli.main import main
-from tokenmill.config import SamplingParams
 from tokenmill.engine.load import load
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import last_logits
 from tokenmill.engine.session import Session
 from tokenmill.errors import CapacityError, RequestError, SnapshotError, TokenmillError
 from tokenmill.memory import atomic_file as whole_file
+from tokenmill.settings.sampling_params import SamplingParams
 
 START = prompt(20, seed=3)
 ROOT = Path(__file__).parents[2]

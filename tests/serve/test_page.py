@@ -7,9 +7,9 @@ import httpx2
 import pytest
 
 from tests.serve.conftest import served
-from tokenmill.config import SamplingParams
 from tokenmill.serve.cache_view import cache_view
 from tokenmill.serve.page import FILES
+from tokenmill.settings.sampling_params import SamplingParams
 
 VENDORED = {
     "marked.mjs": "c622dc6824a1c92c2d10ea9ede2fc872e46128afcc34b298e6ddee6f387ace8e",

@@ -11,12 +11,12 @@ import torch
 from tests.text.test_sentencepiece_file import directory, trained_file
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.engine.pack import save_packed_model
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.memory import atomic_file as whole
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC, begin_file, read_header
 

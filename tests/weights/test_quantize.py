@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -17,6 +16,7 @@ from tokenmill.kernels import native_library
 from tokenmill.model.families import read_config
 from tokenmill.program import find_spec
 from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.codes import pack, unpack
 from tokenmill.weights.quantized import Layout

@@ -24,8 +24,8 @@ from tokenmill.cli.messages import (
 )
 from tokenmill.cli.report import cut_by
 from tokenmill.cli.room import room_of
-from tokenmill.config import SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
 from tokenmill.value_reader import path_of
 

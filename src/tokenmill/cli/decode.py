@@ -18,9 +18,10 @@ from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.prompts import Ids, Text, gather
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress
-from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
+from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
 __all__ = ["EXAMPLES", "command"]
 

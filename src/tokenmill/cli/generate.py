@@ -15,8 +15,9 @@ from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Model, Quiet, exam
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine

@@ -10,7 +10,7 @@ from tokenmill.cli import compile as compile_verb
 from tokenmill.cli import pack
 from tokenmill.cli.display import remark
 from tokenmill.cli.options import Json, Model, Quiet, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.checks import check_choice
 from tokenmill.cli.display import print_json, progress_on_stderr, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.cli.prompts import read_text
-from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.engine_config import DEFAULT_MODEL
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -13,9 +13,9 @@ from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import ChatTemplate, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # these import torch and the server

@@ -22,7 +22,6 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.inflight import InFlight
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.observers import Observer
@@ -33,6 +32,7 @@ from tokenmill.errors import CapacityError, DeadlinePassed, RequestError, Tokenm
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.verify import verify
 

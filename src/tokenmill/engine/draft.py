@@ -12,10 +12,10 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["DraftCore", "check_vocabulary"]

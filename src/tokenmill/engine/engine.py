@@ -9,8 +9,6 @@ from typing import Any, Literal, overload
 
 from torch import Tensor
 
-from tokenmill.checks import check_flag
-from tokenmill.config import SamplingParams
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
@@ -19,6 +17,8 @@ from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import ConfigError
+from tokenmill.settings.checks import check_flag
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import with_loop
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.packed_copy import load_with_copy, open_model
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader
 

@@ -12,7 +12,6 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
 from tokenmill.engine.runner import Runner
@@ -27,8 +26,8 @@ from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.quant.schemes import REFERENCE, find_scheme
-from tokenmill.registry import lookup
-from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.registry import PROPOSERS, lookup
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint

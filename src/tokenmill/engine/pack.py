@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load_model import load_model
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.quant.schemes import find_scheme
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import usable

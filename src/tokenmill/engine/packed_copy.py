@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load_model import load_model
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.pack import finish_packed
 from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
 from tokenmill.memory.arena import Allocation, unreserved
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.load import Progress, return_memory
 from tokenmill.weights.packed.copies import (

@@ -15,11 +15,11 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer

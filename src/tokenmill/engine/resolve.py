@@ -6,7 +6,6 @@ from typing import Any
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
@@ -16,6 +15,7 @@ from tokenmill.program import preferred_schemes
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
@@ -22,6 +21,7 @@ from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Session"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tokenmill.config import SamplingParams
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Sequence", "Work", "unread_mark"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from tokenmill.config import SamplingParams
 from tokenmill.serve.answer_schema import ErrorAnswer
 from tokenmill.serve.errors import FIELDS
 from tokenmill.serve.guard import OPEN_PATHS
 from tokenmill.serve.options import Options
 from tokenmill.serve.schema import ChatBody, CompletionBody
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["ALWAYS", "answers", "set_document"]
 

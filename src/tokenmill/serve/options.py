@@ -4,10 +4,10 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.checks import check_choice
-from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import FORMATS
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["Options", "read_keys"]
 

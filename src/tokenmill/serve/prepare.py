@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
@@ -18,6 +17,7 @@ from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["Prepared", "prepare_chat", "prepare_completion", "template_variables", "template_warnings", "warnings_of"]
 

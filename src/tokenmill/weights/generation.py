@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 

@@ -14,11 +14,11 @@ import torch
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.engine.packed_copy import load_with_copy, open_model
 from tokenmill.errors import CapacityError
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed import copies, verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC

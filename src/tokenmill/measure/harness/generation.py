@@ -7,8 +7,8 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["GenerationSettings", "read_settings"]
 

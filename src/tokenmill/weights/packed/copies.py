@@ -15,11 +15,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
 from tokenmill.memory.atomic_file import TEMPORARY
 from tokenmill.memory.file_lock import locked, locked_file
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC, REMEDY, PackedReader, is_packed_model, read_header
