@@ -5,7 +5,7 @@ refusals and documents read these tables. An object is named as text, "module:ob
 it is chosen: this module imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -13,27 +13,10 @@ from typing import Any, NamedTuple
 from tokenmill.errors import ConfigError
 
 __all__ = [
-    "ATTEND",
-    "CHECKPOINTS",
-    "CHECKPOINT_CHECKS",
-    "EXPORTS",
-    "FAMILIES",
-    "FORMATS",
-    "HUBS",
-    "MATRICES",
-    "PICTURES",
-    "PROGRAMS",
-    "PROPOSERS",
-    "SCHEMES",
-    "TEMPLATES",
-    "TENSOR_FILES",
-    "TENSOR_READERS",
-    "Entry",
-    "Names",
-    "check_name",
-    "help_of",
-    "lookup",
-]
+    "ATTEND", "CHECKPOINTS", "CHECKPOINT_CHECKS", "EXPORTS", "FAMILIES", "FORMATS", "HUBS", "MATRICES", "PICTURES",
+    "PROGRAMS", "PROPOSERS", "SCHEMES", "TEMPLATES", "TENSOR_FILES", "TENSOR_READERS", "Entry", "Names",
+    "check_name", "either", "help_of", "lookup",
+]  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -49,29 +32,17 @@ class Entry(NamedTuple):
 
 Names = dict[str, Entry | str]
 
+# fmt: off
 # Fastest first: "auto" takes the first that does not refuse.
 PROGRAMS: Names = {
-    "native": Entry(
-        "C++ for this processor, the same bits for any batch and chunk",
-        "tokenmill.program.native.spec:NativeSpec",
-        "tokenmill.program.native.program:Native",
-    ),
-    "aot": Entry(
-        "compiled ahead of time, from a package on disk",
-        "tokenmill.program.spec:AotSpec",
-        "tokenmill.program.aot.program:Aot",
-    ),
-    "compiled": Entry(
-        "torch.compile of the PyTorch modules",
-        "tokenmill.program.spec:CompiledSpec",
-        "tokenmill.program.compiled.program:Compiled",
-        ("inductor",),
-    ),
-    "eager": Entry(
-        "PyTorch modules as they stand",
-        "tokenmill.program.spec:EagerSpec",
-        "tokenmill.program.eager:Eager",
-    ),
+    "native": Entry("C++ for this processor, the same bits for any batch and chunk",
+        "tokenmill.program.native.spec:NativeSpec", "tokenmill.program.native.program:Native"),
+    "aot": Entry("compiled ahead of time, from a package on disk", "tokenmill.program.spec:AotSpec",
+        "tokenmill.program.aot.program:Aot"),
+    "compiled": Entry("torch.compile of the PyTorch modules", "tokenmill.program.spec:CompiledSpec",
+        "tokenmill.program.compiled.program:Compiled", ("inductor",)),
+    "eager": Entry("PyTorch modules as they stand", "tokenmill.program.spec:EagerSpec",
+        "tokenmill.program.eager:Eager"),
 }
 
 # In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse.
@@ -79,9 +50,7 @@ SCHEMES: Names = {
     "packed": Entry("plain matrices in oneDNN's layout, on a CPU", "tokenmill.quant.schemes:Packed"),
     "dense": Entry("plain matrices, on every device", "tokenmill.quant.schemes:Scheme"),
     "q8": Entry("8 bits, a scale for each 32 inputs", "tokenmill.quant.schemes:Q8", also=("q8_0", "int8")),
-    "q4": Entry(
-        "4 bits, a scale and a minimum for each 32 inputs", "tokenmill.quant.schemes:Q4", also=("q4_0", "int4")
-    ),
+    "q4": Entry("4 bits, a scale and minimum for each 32 inputs", "tokenmill.quant.schemes:Q4", also=("q4_0", "int4")),
     "file": Entry("as the model's files have them", "tokenmill.quant.schemes:AsStored"),
 }
 # The modules of matrices; a scheme names one.
@@ -92,16 +61,10 @@ MATRICES: Names = {
 }
 
 FORMATS: Names = {
-    "dense": Entry(
-        "rows in the cache's dtype",
-        "tokenmill.cache.formats.dense:Dense",
-        "tokenmill.cache.formats.dense_layer:DenseLayer",
-    ),
-    "int8": Entry(
-        "8 bits, a scale for each token and head",
-        "tokenmill.cache.formats.int8:Int8",
-        "tokenmill.cache.formats.int8_layer:Int8Layer",
-    ),
+    "dense": Entry("rows in the cache's dtype", "tokenmill.cache.formats.dense:Dense",
+        "tokenmill.cache.formats.dense_layer:DenseLayer"),
+    "int8": Entry("8 bits, a scale for each token and head", "tokenmill.cache.formats.int8:Int8",
+        "tokenmill.cache.formats.int8_layer:Int8Layer"),
 }
 
 # Attention kernels in the order of preference.
@@ -115,11 +78,8 @@ PROPOSERS: Names = {
     "off": Entry("no drafts", "tokenmill.speculate.proposer:NoProposer", also=("none",)),
     "adaptive": Entry("whatever pays here, measured as it runs", "tokenmill.speculate.controller:Controller"),
     "multi_step": Entry("several greedy steps in one call", "tokenmill.speculate.multi_step:MultiStep"),
-    "suffix": Entry(
-        "what followed the same tokens before",
-        "tokenmill.speculate.suffix:Suffix",
-        also=("prompt_lookup", "prompt-lookup", "ngram", "lookup"),
-    ),
+    "suffix": Entry("what followed the same tokens before", "tokenmill.speculate.suffix:Suffix",
+        also=("prompt_lookup", "prompt-lookup", "ngram", "lookup")),
     "draft_model": Entry("a second, smaller model", "tokenmill.speculate.draft_model:DraftModel"),
 }
 
@@ -137,8 +97,8 @@ FAMILIES: Names = {
 
 EXPORTS: Names = {
     "tokenmill": Entry("a directory of our own", "tokenmill.weights.write.export_directory:OwnExport"),
-    "gptq": Entry("a directory in GPTQ's layout", "tokenmill.weights.write.export_directory:GPTQExport"),
-    "gguf": Entry("a GGUF file", "tokenmill.weights.write.export_gguf:GGUFExport"),
+    "gptq": Entry("a directory for other engines", "tokenmill.weights.write.export_directory:GPTQExport"),
+    "gguf": Entry("a file for llama.cpp", "tokenmill.weights.write.export_gguf:GGUFExport"),
 }
 
 PICTURES: Names = {
@@ -165,6 +125,12 @@ TEMPLATES: Names = {
     "jinja": "tokenmill.text.chat:render_chat",
     "names": "tokenmill.text.chat:names_in",
 }
+# fmt: on
+
+
+def either(words: Sequence[str]) -> str:
+    """a, b or c."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def help_of(entry: Entry | str) -> str:

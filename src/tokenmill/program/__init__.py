@@ -1,8 +1,8 @@
 """ONE FORWARD, SEVERAL FORMS: which program runs a model, told before anything of it is made.
 
-A program is a room with a spec, one line in PROGRAMS, fastest first, and a class that runs, one line in forward.py's
-FORWARDS. "auto" takes the first that does not refuse, leaving out those that must compile first. Which weight schemes a
-program runs follows from the facts that a scheme gives.
+A program is a room with a spec, a class that runs, and a line of PROGRAMS in the registry. "auto" takes the first that
+does not refuse, leaving out those that must compile first. Which weight schemes a program runs follows from the facts
+that a scheme gives.
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 import os
 from dataclasses import dataclass
+from os import PathLike
+from typing import Any, TypedDict
 
 from tokenmill.errors import ConfigError
 from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
@@ -15,6 +17,7 @@ __all__ = [
     "DTYPE_ALIASES",
     "FUSIBLE",
     "EngineConfig",
+    "EngineKeywords",
     "ResolvedConfig",
 ]
 
@@ -43,112 +46,75 @@ class EngineConfig:
     of program native.
     """
 
+    # fmt: off
     model: str = setting(DEFAULT_MODEL, "")
-    program: str = setting(
-        "auto",
-        "What computes the forward pass: {names}. Auto takes the fastest that runs here.",
-        names=PROGRAMS,
-    )
-    dtype: str = setting(
-        "auto",
+    program: str = setting("auto", "What computes the forward pass: {names}. Auto takes the fastest that runs here.",
+        names=PROGRAMS)
+    dtype: str = setting("auto",
         f"Data type of weights and cache: auto, {', '.join(DTYPES)}. Auto keeps the checkpoint's own.",
-        choices=("auto", *DTYPES),
-    )
+        choices=("auto", *DTYPES))
     device: str = setting("auto", "cpu, cuda, cuda:1, … Auto takes cuda where there is one.")
-    max_length: int | None = setting(
-        None,
+    max_length: int | None = setting(None,
         "Longest sequence in tokens, prompt included. Default: the model's context, at most 2048.",
-        options=("-c", "--ctx-size", "--max-model-len"),
-    )
-    max_sequences: int = setting(
-        1, "Maximum number of sequences in one step.", options=("--max-num-seqs", "--parallel", "--batch-size")
-    )
-    block_size: int | None = setting(
-        None, "Tokens per cache block. Default: one sequence; 32 with program native, prefix-dir and in chat."
-    )
-    cache_tokens: int | None = setting(
-        None, "Slots in the cache over all sequences. Default: max-sequences times max-length."
-    )
-    max_step_tokens: int = setting(
-        512,
+        options=("-c", "--ctx-size", "--max-model-len"))
+    max_sequences: int = setting(1, "Maximum number of sequences in one step.",
+        options=("--max-num-seqs", "--parallel", "--batch-size"))
+    block_size: int | None = setting(None,
+        "Tokens per cache block. Default: one sequence; 32 with program native, prefix-dir and in chat.")
+    cache_tokens: int | None = setting(None,
+        "Slots in the cache over all sequences. Default: max-sequences times max-length.")
+    max_step_tokens: int = setting(512,
         "Maximum number of tokens in one step; longer prompts are prefilled in chunks.",
-        options=("--max-num-batched-tokens",),
-    )
-    prefix_cache: bool = setting(
-        True,
+        options=("--max-num-batched-tokens",))
+    prefix_cache: bool = setting(True,
         "Share cache blocks between equal prefixes (needs a block-size below max-length).",
-        options=("--enable-prefix-caching", "--no-enable-prefix-caching", "--no-prefix-caching"),
-    )
-    prefix_dir: str | None = setting(
-        None, "Also keep shared blocks in this directory, for use after a restart.", metavar="DIR"
-    )
+        options=("--enable-prefix-caching", "--no-enable-prefix-caching", "--no-prefix-caching"))
+    prefix_dir: str | None = setting(None, "Also keep shared blocks in this directory, for use after a restart.",
+        metavar="DIR")
     prefix_limit: int = setting(4096, "Size limit of that directory in MB; least recently used blocks are deleted.")
-    cache: bool = setting(
-        True, "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline)."
-    )
-    kernel: str = setting(
-        "auto", "How attention reads the cache: {names}. Program native reads it by itself.", names=ATTEND
-    )
-    cache_format: str = setting(
-        "dense",
-        "How the cache stores a row: {names} (half the memory). Auto is dense.",
-        names=FORMATS,
-        options=("--kv-cache-dtype",),
-    )
+    cache: bool = setting(True,
+        "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline).")
+    kernel: str = setting("auto", "How attention reads the cache: {names}. Program native reads it by itself.",
+        names=ATTEND)
+    cache_format: str = setting("dense", "How the cache stores a row: {names} (half the memory). Auto is dense.",
+        names=FORMATS, options=("--kv-cache-dtype",))
     scheme: str = setting("auto", "How matrices are stored: {names} (as the model's files have them).", names=SCHEMES)
-    speculate: str = setting(
-        "auto", "Who proposes draft tokens: {names}. Auto: adaptive with program native.", names=PROPOSERS
-    )
-    num_draft_tokens: int | None = setting(
-        None, "Maximum number of draft tokens per sequence and step. Default: by proposer."
-    )
-    draft_model: str | None = setting(
-        None,
+    speculate: str = setting("auto", "Who proposes draft tokens: {names}. Auto: adaptive with program native.",
+        names=PROPOSERS)
+    num_draft_tokens: int | None = setting(None,
+        "Maximum number of draft tokens per sequence and step. Default: by proposer.")
+    draft_model: str | None = setting(None,
         "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
-        options=("--assistant-model", "--model-draft"),
-    )
-    suffix_dir: str | None = setting(
-        None,
-        "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.",
-        metavar="DIR",
-    )
+        options=("--assistant-model", "--model-draft"))
+    suffix_dir: str | None = setting(None,
+        "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.", metavar="DIR")
     suffix_limit: int = setting(256, "Size limit of that directory in MB; the oldest texts are deleted.")
     threads: int | None = setting(None, "CPU threads. Default: torch's choice.", options=("-t",))
-    fingerprint: str = setting(
-        "sampled",
+    fingerprint: str = setting("sampled",
         "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
-        choices=("sampled", "full"),
-    )
-    packed_cache: bool = setting(
-        True, "Keep a packed copy of the model in the cache folder: the next start takes a fraction."
-    )
+        choices=("sampled", "full"))
+    packed_cache: bool = setting(True,
+        "Keep a packed copy of the model in the cache folder: the next start takes a fraction.")
     packed_limit: int = setting(20_000, "Size limit of all such copies in MB; least recently used ones are deleted.")
-    compile: str = setting(
-        "auto",
+    compile: str = setting("auto",
         "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
-        choices=("auto", "no", "static", "dynamic", "fullgraph"),
-    )
-    compile_phases: str = setting(
-        "decode", "Which steps are compiled: decode, prefill, or both.", choices=("decode", "prefill", "both")
-    )
+        choices=("auto", "no", "static", "dynamic", "fullgraph"))
+    compile_phases: str = setting("decode", "Which steps are compiled: decode, prefill, or both.",
+        choices=("decode", "prefill", "both"))
     compile_backend: str = setting("inductor", "A backend of torch.compile, by name.")
     compile_in_background: bool = setting(False, "The plain modules serve until the compiled form is ready.")
-    max_waiting: int | None = setting(None, "Sequences that may wait to run; one more is refused. Default: any number.")
-    async_scheduling: str = setting(
-        "auto",
+    max_waiting: int | None = setting(None,
+        "Sequences that may wait to run; one more is refused. Default: any number.")
+    async_scheduling: str = setting("auto",
         "Begin each step before the last one's tokens are read: on, off, or auto (on a GPU).",
-        choices=("auto", "on", "off"),
-    )
-    fuse: str = setting(
-        "qkv,gate_up",
-        "Operations that are fused: qkv, gate_up, norm, rotary, separated by commas; all, or none.",
-        metavar="NAMES",
-    )
-    aot_package: str | None = setting(
-        None, "An AOT package of this model: a directory of compiled code from `tokenmill compile`.", metavar="DIR"
-    )
+        choices=("auto", "on", "off"))
+    fuse: str = setting("qkv,gate_up",
+        "Operations that are fused: qkv, gate_up, norm, rotary, separated by commas; all, or none.", metavar="NAMES")
+    aot_package: str | None = setting(None,
+        "An AOT package of this model: a directory of compiled code from `tokenmill compile`.", metavar="DIR")
     aot_fallback: bool = setting(False, "Where the AOT package does not fit, warn and go on with the plain modules.")
     generation_config: bool = setting(False, "Sample as the model's files recommend, where no option says otherwise.")
+    # fmt: on
 
     def __post_init__(self) -> None:
         for name in ("dtype", "device"):  # torch.float32, torch.device("cpu")
@@ -215,3 +181,42 @@ class ResolvedConfig(EngineConfig):
     cache_tokens: int = DEFAULT_MAX_LENGTH
     threads: int = 1
     num_draft_tokens: int = 4
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The settings as keywords of `load`, all but model, for type checkers. A dtype or device may be torch's."""
+
+    program: str
+    dtype: Any
+    device: Any
+    max_length: int | None
+    max_sequences: int
+    block_size: int | None
+    cache_tokens: int | None
+    max_step_tokens: int
+    prefix_cache: bool
+    prefix_dir: str | PathLike[str] | None
+    prefix_limit: int
+    cache: bool
+    kernel: str
+    cache_format: str
+    scheme: str
+    speculate: str
+    num_draft_tokens: int | None
+    draft_model: str | PathLike[str] | None
+    suffix_dir: str | PathLike[str] | None
+    suffix_limit: int
+    threads: int | None
+    fingerprint: str
+    packed_cache: bool
+    packed_limit: int
+    compile: str
+    compile_phases: str
+    compile_backend: str
+    compile_in_background: bool
+    max_waiting: int | None
+    async_scheduling: str
+    fuse: str
+    aot_package: str | PathLike[str] | None
+    aot_fallback: bool
+    generation_config: bool

@@ -8,15 +8,23 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tokenmill.errors import ConfigError
-from tokenmill.registry import Entry, check_name
+from tokenmill.registry import Entry, check_name, either
 from tokenmill.settings.checks import CHECKS
 
-__all__ = ["Setting", "aliases_of", "by_any_name", "check_fields", "setting", "setting_of", "settings_of"]
+__all__ = ["Setting", "Shown", "aliases_of", "by_any_name", "check_fields", "setting", "setting_of", "settings_of"]
 
 Settings = TypeVar("Settings")
+
+
+class Shown(NamedTuple):
+    """A field on the server's page: its label, its place (small ones first), what it says when it is empty."""
+
+    label: str
+    place: int
+    empty: str = "server's"
 
 
 @dataclass(frozen=True)
@@ -26,10 +34,9 @@ class Setting:
     help: a line; {names} stands for those of `names`, the table of allowed values in the registry. limits: keywords of
     the check: minimum, maximum, exclusive; choices. aliases: other keywords in Python. short, metavar: on the command
     line; options: what other programs call the option. in_chat: `/set` takes it. http: the field of a request body, ""
-    for one of the same name, None for none; http_aliases: other names of it. page: the label of its field on the
-    server's page, "" if it is not there; page_empty: what an empty field says. model_files: its key in general.sampling
-    of a GGUF file, if a model's files may recommend it. stage: a "draw" setting says nothing where the likeliest token
-    is taken, a "penalty" depends on earlier tokens.
+    for one of the same name, None for none; http_aliases: other names of it. page: its field on the server's page, if
+    it has one. model_files: its key in general.sampling of a GGUF file, if a model's files may recommend it. stage: a
+    "draw" setting says nothing where the likeliest token is taken, a "penalty" depends on earlier tokens.
     """
 
     help: str = ""
@@ -42,8 +49,7 @@ class Setting:
     in_chat: bool = True
     http: str | None = ""
     http_aliases: tuple[str, ...] = ()
-    page: str = ""
-    page_empty: str = "server's"
+    page: Shown | None = None
     model_files: str = ""
     stage: Literal["", "draw", "penalty"] = ""
 
@@ -53,8 +59,7 @@ _LIMITS = ("minimum", "maximum", "exclusive", "choices")
 
 def setting(default: Any, help: str, **more: Any) -> Any:
     """A field with its Setting. more: limits, and fields of Setting."""
-    names = ["auto", *(more.get("names") or ())]
-    help = help.replace("{names}", f"{', '.join(names[:-1])} or {names[-1]}")
+    help = help.replace("{names}", either(["auto", *(more.get("names") or ())]))
     limits = {name: more.pop(name) for name in _LIMITS if name in more}
     start = {"default_factory": default} if callable(default) else {"default": default}
     return field(**start, metadata={"setting": Setting(help, limits, **more)})

@@ -1,14 +1,15 @@
 """SamplingParams: how the tokens of one sequence are chosen."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypedDict
 
 from tokenmill.errors import ConfigError
-from tokenmill.settings.field import aliases_of, by_any_name, check_fields, setting, settings_of
+from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_fields, setting, settings_of
 
-__all__ = ["ALIASES", "DEFAULT_MAX_NEW_TOKENS", "HTTP_FIELDS", "SamplingParams"]
+__all__ = ["ALIASES", "DEFAULT_MAX_NEW_TOKENS", "HTTP_FIELDS", "SamplingKeywords", "SamplingParams"]
 
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BAD_WORDS = 1000
@@ -27,120 +28,49 @@ class SamplingParams:
     draws one number from (seed, p). logprobs: 0 for the chosen token's alone. n: the i-th continuation uses seed + i.
     """
 
-    max_new_tokens: int | None = setting(
-        None,
-        "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.",
-        minimum=-1,
-        aliases=("max_tokens",),
-        short="-n",
-        options=("--max-tokens", "--num-predict", "--n-predict", "--predict"),
-        http="max_tokens",
-        http_aliases=("n_predict", "num_predict", "max_new_tokens", "max_output_tokens"),
-        page="Most new tokens",
-        page_empty="what fits",
-    )
-    min_new_tokens: int = setting(
-        0,
-        "Minimum number of new tokens before the text may end.",
-        minimum=0,
-        http="min_tokens",
-        http_aliases=("min_new_tokens",),
-    )
-    temperature: float = setting(
-        0.0,
-        "0 takes the likeliest token; higher is more random.",
-        minimum=0,
-        maximum=100,
-        options=("--temp",),
-        page="Temperature",
-        model_files="temp",
-        stage="draw",
-    )
-    top_k: int = setting(
-        0,
-        "Sample from the k likeliest tokens. 0 and -1: off.",
-        minimum=-1,
-        page="Top k",
-        model_files="top_k",
-        stage="draw",
-    )
-    top_p: float = setting(
-        1.0,
-        "Sample from the likeliest tokens that together have this probability. 1: off.",
-        minimum=0,
-        maximum=1,
-        exclusive=True,
-        page="Top p",
-        model_files="top_p",
-        stage="draw",
-    )
-    min_p: float = setting(
-        0.0,
-        "Drop tokens less likely than this times the likeliest one. 0: off.",
-        minimum=0,
-        maximum=1,
-        page="Min p",
-        model_files="min_p",
-        stage="draw",
-    )
-    repetition_penalty: float = setting(
-        1.0,
-        "Above 1: tokens of prompt and output become less likely.",
-        minimum=0.01,
-        maximum=100,
-        http_aliases=("repeat_penalty",),
-        page="Repetition penalty",
-        model_files="penalty_repeat",
-        stage="penalty",
-    )
-    presence_penalty: float = setting(
-        0.0,
-        "Subtracted from the logit of every token that is in the output.",
-        minimum=-100,
-        maximum=100,
-        stage="penalty",
-    )
-    frequency_penalty: float = setting(
-        0.0,
-        "Subtracted from a token's logit for each time it is in the output.",
-        minimum=-100,
-        maximum=100,
-        stage="penalty",
-    )
-    logit_bias: Mapping[int, float] = setting(
-        dict, "ID=AMOUNT, added to that token's logit. May be repeated.", in_chat=False
-    )
-    allowed_token_ids: tuple[int, ...] | None = setting(
-        None, "The only ids that may be chosen, as 1,2,3.", in_chat=False
-    )
+    # fmt: off
+    max_new_tokens: int | None = setting(None,
+        "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.", minimum=-1,
+        aliases=("max_tokens",), short="-n", options=("--max-tokens", "--num-predict", "--n-predict", "--predict"),
+        http="max_tokens", http_aliases=("n_predict", "num_predict", "max_new_tokens", "max_output_tokens"),
+        page=Shown("Most new tokens", 2, "what fits"))
+    min_new_tokens: int = setting(0, "Minimum number of new tokens before the text may end.", minimum=0,
+        http="min_tokens", http_aliases=("min_new_tokens",))
+    temperature: float = setting(0.0, "0 takes the likeliest token; higher is more random.", minimum=0, maximum=100,
+        options=("--temp",), page=Shown("Temperature", 0), model_files="temp", stage="draw")
+    top_k: int = setting(0, "Sample from the k likeliest tokens. 0 and -1: off.", minimum=-1, page=Shown("Top k", 1),
+        model_files="top_k", stage="draw")
+    top_p: float = setting(1.0, "Sample from the likeliest tokens that together have this probability. 1: off.",
+        minimum=0, maximum=1, exclusive=True, page=Shown("Top p", 0), model_files="top_p", stage="draw")
+    min_p: float = setting(0.0, "Drop tokens less likely than this times the likeliest one. 0: off.", minimum=0,
+        maximum=1, page=Shown("Min p", 1), model_files="min_p", stage="draw")
+    repetition_penalty: float = setting(1.0, "Above 1: tokens of prompt and output become less likely.", minimum=0.01,
+        maximum=100, http_aliases=("repeat_penalty",), page=Shown("Repetition penalty", 1),
+        model_files="penalty_repeat", stage="penalty")
+    presence_penalty: float = setting(0.0, "Subtracted from the logit of every token that is in the output.",
+        minimum=-100, maximum=100, stage="penalty")
+    frequency_penalty: float = setting(0.0, "Subtracted from a token's logit for each time it is in the output.",
+        minimum=-100, maximum=100, stage="penalty")
+    logit_bias: Mapping[int, float] = setting(dict, "ID=AMOUNT, added to that token's logit. May be repeated.",
+        in_chat=False)
+    allowed_token_ids: tuple[int, ...] | None = setting(None, "The only ids that may be chosen, as 1,2,3.",
+        in_chat=False)
     bad_words: tuple[str, ...] = setting((), "A word that the output must not hold. May be repeated.")
-    stop: tuple[str, ...] = setting(
-        (), "Text that ends the output. May be repeated.", http_aliases=("stop_sequences", "stop_strings", "stop_words")
-    )
+    stop: tuple[str, ...] = setting((), "Text that ends the output. May be repeated.",
+        http_aliases=("stop_sequences", "stop_strings", "stop_words"))
     include_stop: bool = setting(False, "Keep the text that stopped the output.", http="include_stop_str_in_output")
     stop_token_ids: tuple[int, ...] = setting((), "Ids that end the output, as 1,2,3.", in_chat=False)
     ignore_eos: bool = setting(False, "Continue past the model's end-of-text token.")
     skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", in_chat=False)
-    seed: int | None = setting(
-        None,
-        "The same seed gives the same tokens. Default: a new one each time, which --json reports.",
-        minimum=0,
-        maximum=2**63 - 1,
-        http_aliases=("random_seed",),
-        page="Seed",
-        page_empty="random",
-    )
-    logprobs: int | None = setting(
-        None,
-        "Show the log-probability of each token, and the N likeliest tokens in its place.",
-        minimum=0,
-        maximum=1000,
-        in_chat=False,
-        http=None,
-    )
-    n: int = setting(
-        1, "Continuations of each prompt.", maximum=1000, in_chat=False, http_aliases=("n_cmpl", "num_return_sequences")
-    )
+    seed: int | None = setting(None,
+        "The same seed gives the same tokens. Default: a new one each time, which --json reports.", minimum=0,
+        maximum=2**63 - 1, http_aliases=("random_seed",), page=Shown("Seed", 2, "random"))
+    logprobs: int | None = setting(None,
+        "Show the log-probability of each token, and the N likeliest tokens in its place.", minimum=0, maximum=1000,
+        in_chat=False, http=None)
+    n: int = setting(1, "Continuations of each prompt.", maximum=1000, in_chat=False,
+        http_aliases=("n_cmpl", "num_return_sequences"))
+    # fmt: on
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -171,3 +101,28 @@ class SamplingParams:
 ALIASES = aliases_of(SamplingParams)
 HTTP_FIELDS = {name: told.http or name for name, told in settings_of(SamplingParams).items() if told.http is not None}
 """Setting → field of a request body, of those that every body has."""
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The settings as keywords of `generate` and others, all but n, for type checkers."""
+
+    max_new_tokens: int | None
+    max_tokens: int | None
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
+    stop: str | Sequence[str] | None
+    include_stop: bool
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool
+    skip_special_tokens: bool
+    seed: int | None
+    logprobs: int | None
