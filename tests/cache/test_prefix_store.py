@@ -189,7 +189,7 @@ def test_a_full_disk_is_said_once_and_the_text_goes_on(llama, tmp_path, monkeypa
         raise SnapshotError("x.kv cannot be written: No space left on device")
 
     monkeypatch.setattr(prefix_store, "write_buffers", full)
-    with pytest.warns(UserWarning, match="no more blocks are kept on disk.*No space left") as said:
+    with pytest.warns(UserWarning, match="no more blocks are kept in .*No space left") as said:
         assert fed(engine, START)[1] == wanted
     assert len(said) == 1
 

@@ -14,7 +14,7 @@ from tokenmill.cache.header import SERIALISED, begins_with
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
-from tokenmill.memory.atomic_file import remove_leftovers
+from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.serve.errors import ApiError
 
 __all__ = ["NAME", "Sessions"]
@@ -33,7 +33,7 @@ class Sessions:
 
     def __init__(self, engine: Engine, directory: Path, old: Path | None = None) -> None:
         self._engine, self._directory, self._old = engine, directory, old
-        remove_leftovers(directory, FILES, _is_saved)
+        BoundedFolder(directory, "sessions", FILES, _is_saved, in_folders=True).remove_leftovers()
         self._held: dict[Path, Session] = {}  # the latest used last
 
     def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
