@@ -247,7 +247,7 @@ class SessionCase:
         engine = self._engine
         self.write(rng, good, bad)
         try:
-            with engine.open(bad, convert=rng.random() < 0.3) as session:
+            with engine.open_session(bad, convert=rng.random() < 0.3) as session:
                 session.generate(max_new_tokens=3)
                 session.rewind(2)
         finally:

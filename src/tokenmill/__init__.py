@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tokenmill.config import EngineConfig, SamplingParams
     from tokenmill.engine.batch import Score
+    from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
     from tokenmill.engine.outputs import Completion, Piece, Timing
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         RequestError,
         SnapshotError,
         TokenmillError,
+        WrongText,
     )
     from tokenmill.sample.sampler import TokenLogprobs
 
@@ -46,6 +48,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Core",
     "DeadlinePassed",
     "Engine",
     "EngineConfig",
@@ -63,11 +66,13 @@ __all__ = [
     "Timing",
     "TokenLogprobs",
     "TokenmillError",
+    "WrongText",
     "load",
 ]
 
 _ELSEWHERE = {
     "Completion": "tokenmill.engine.outputs:Completion",
+    "Core": "tokenmill.engine.core:Core",
     "Engine": "tokenmill.engine.engine:Engine",
     "EngineConfig": "tokenmill.config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",

@@ -108,7 +108,7 @@ def test_an_opened_session_stores_nothing_before_it_runs(how, llama, tmp_path):
     engine_for(llama, tmp_path / "other", **how).session(START).save(tmp_path / "x.kv")
     folder = tmp_path / "blocks"
     engine = engine_for(llama, folder)
-    with engine.open(tmp_path / "x.kv", convert=True) as session:
+    with engine.open_session(tmp_path / "x.kv", convert=True) as session:
         assert engine.core.scheduler.allocator.num_named == 0
         assert not list(folder.glob("*/*.kv"))
         session.generate(max_new_tokens=4, ignore_eos=True)

@@ -43,7 +43,7 @@ def counted(engine):
 
 
 def tokens(done):
-    return [each.tokens for each in done]
+    return [each.tokens for one in done for each in one.completions]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -154,7 +154,7 @@ def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
             fork.generate(PROMPTS[1], max_new_tokens=6)
             told.append((session.tokens, fork.tokens))
             fork.close()
-        with one.open(tmp_path / "x.kv") as session:
+        with one.open_session(tmp_path / "x.kv") as session:
             told[-1] += (session.generate(max_new_tokens=6).tokens,)
         check_empty(one.core)
     assert told[0] == told[1]

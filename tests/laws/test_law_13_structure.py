@@ -260,6 +260,7 @@ def test_public_names():
         "CheckpointError",
         "Completion",
         "ConfigError",
+        "Core",
         "DeadlinePassed",
         "Engine",
         "EngineConfig",
@@ -277,6 +278,7 @@ def test_public_names():
         "Timing",
         "TokenLogprobs",
         "TokenmillError",
+        "WrongText",
         "load",
     ]
     for name in tokenmill.__all__:

@@ -31,7 +31,7 @@ PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 
 
 class Session:
-    """Made by Engine.session and Engine.open.
+    """Made by Engine.session and Engine.open_session.
 
         session = engine.session("Once upon a time")
         session.generate(max_new_tokens=20)
@@ -198,12 +198,12 @@ class Session:
         """As prefill, with rows that lie in a file loaded now, and not with the next call."""
         self._compute(lambda: self._sequence.rows.num_computed)
 
-    def begin_load(self, client: bytes = b"") -> Sequence | None:
-        """Queue what `load` waits for, so that steps which are made for others do it; None if there is nothing to do.
-
-        Until it has ended the session can do nothing else. client: see Sequence.
+    def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
+        """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
+        that has ended; until then the session can do nothing else. client: see Sequence.
         """
-        return self._queue(lambda: self._sequence.rows.num_computed, client)
+        sequence = self._queue(lambda: self._sequence.rows.num_computed, client)
+        return lambda: sequence is None or sequence.finish_reason is not None
 
     def _queue(self, num_there: Callable[[], int], client: bytes = b"") -> Sequence | None:
         """Queue it to compute or load all rows, unless so many are there already."""
@@ -284,7 +284,7 @@ class Session:
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
-        """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
+        """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool

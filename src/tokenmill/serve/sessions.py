@@ -60,7 +60,7 @@ class Sessions:
         """A saved text, whose rows are to be loaded."""
         found = self._files(tenant, name)
         try:
-            session = self._engine.open(found[0], salt=tenant)
+            session = self._engine.open_session(found[0], salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
         if session.notes and session.notes != _notes(tenant, name):  # earlier versions noted nothing
