@@ -615,7 +615,7 @@ def test_the_verbs(llama, tmp_path, capsys):
     assert main(["prefill", str(llama), "--tokens", ids, "-o", file, "--json", "-q"]) == 0
     assert json.loads(capsys.readouterr().out)["num_tokens"] == len(START)
     how = ["--ignore-eos", "--block-size", "5", "--json", "-q"]
-    assert main(["decode", file, "-n", "4", "--save", file, "--seed", "4", *how]) == 0
+    assert main(["decode", file, "-n", "4", "--output", file, "--seed", "4", *how]) == 0
     first = json.loads(capsys.readouterr().out)["tokens"]
     assert main(["decode", file, "-n", "5", *how]) == 0
     assert first + json.loads(capsys.readouterr().out)["tokens"] == wanted

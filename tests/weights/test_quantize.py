@@ -243,7 +243,7 @@ def test_the_verb_reports_and_refuses(llama, tmp_path, capsys):
     assert main(["quantize", str(llama), "-q", "-o", str(tmp_path / "table")]) == 0
     assert "--algorithm gptq" in capsys.readouterr().out
     assert main(["quantize", str(llama)]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

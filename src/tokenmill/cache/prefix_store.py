@@ -31,8 +31,8 @@ __all__ = ["PrefixStore"]
 LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
 BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
 LOCK = ".tokenmill-blocks"
-OWN_FRONTS = tuple(FRONT + json.dumps(f'"{fact}": ')[1:-1].encode() for fact in ("block", "data_checksum"))
-"""How blocks begin: with their name, or as layout 2, which had none."""
+OWN_FRONT = FRONT + json.dumps('"block": ')[1:-1].encode()
+"""How blocks begin: with their name."""
 
 
 class PrefixStore:
@@ -99,7 +99,7 @@ class PrefixStore:
             self._damaged.discard(digest)
 
     def _facts(self, digest: bytes) -> dict[str, Any]:
-        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONTS."""
+        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONT."""
         return {"block": digest.hex(), "store": self._store}
 
     def _path(self, digest: bytes) -> Path:
@@ -108,4 +108,4 @@ class PrefixStore:
 
 def _is_block(path: Path) -> bool:
     """Whether a store has written the file: it begins as a block does."""
-    return begins_with(path, *OWN_FRONTS)
+    return begins_with(path, OWN_FRONT)

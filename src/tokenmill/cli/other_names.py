@@ -26,8 +26,6 @@ ALIASES = {
     "-t": "--threads",
     "-f": "--prompt-file",
     "--file": "--prompt-file",
-    "--out": "--output",
-    "--save": "--output",
     "-m": "--model",
 }
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and
