@@ -18,12 +18,12 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.runner import Runner
 from tokenmill.hub.names import locate
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Output
+from tokenmill.program.runner import Runner
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import ResolvedConfig

@@ -11,7 +11,7 @@ from functools import partial
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Plan, RowSource, Sequence, Work
+from tokenmill.schedule.sequence import Plan, Rows, RowSource, Sequence, Work
 from tokenmill.speculate.verify import verify
 
 VOCABULARY = 5
@@ -102,7 +102,7 @@ class SimulatedCache:
 
     def fork(self, parent: Sequence, new_id: int, keep: bool = False) -> Sequence:
         """A second sequence with the same past, queued or, with `keep`, parked as that of a session is."""
-        child = replace(parent, id=new_id, tokens=[], blocks=[], digests=[], finish_reason=None, keep=keep)
+        child = replace(parent, id=new_id, tokens=[], rows=Rows(salt=parent.rows.salt), finish_reason=None, keep=keep)
         (self.scheduler.park if keep else self.scheduler.add)(child)
         self.scheduler.share(parent, child)
         return child
@@ -116,7 +116,7 @@ class SimulatedCache:
         raise AssertionError("the scheduler makes no progress")
 
     def _slot(self, sequence: Sequence, position: int) -> int:
-        return sequence.blocks[position // self.block_size] * self.block_size + position % self.block_size
+        return sequence.rows.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
     def _copy(self, plan: Plan) -> None:
         for source, target in plan.copies:

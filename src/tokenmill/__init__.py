@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tokenmill.engine.batch import Score
+    from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
     from tokenmill.engine.outputs import Completion, Piece, Timing
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         RequestError,
         SnapshotError,
         TokenmillError,
+        WrongText,
     )
     from tokenmill.sample.sampler import TokenLogprobs
     from tokenmill.settings.engine_config import EngineConfig
@@ -47,6 +49,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Core",
     "DeadlinePassed",
     "Engine",
     "EngineConfig",
@@ -64,11 +67,13 @@ __all__ = [
     "Timing",
     "TokenLogprobs",
     "TokenmillError",
+    "WrongText",
     "load",
 ]
 
 _ELSEWHERE = {
     "Completion": "tokenmill.engine.outputs:Completion",
+    "Core": "tokenmill.engine.core:Core",
     "Engine": "tokenmill.engine.engine:Engine",
     "EngineConfig": "tokenmill.settings.engine_config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",

@@ -89,7 +89,7 @@ def test_a_new_format_is_its_facts_and_its_layers(how, range8, tmp_path):
     with ours.session(START) as session:
         begun = session.generate(max_new_tokens=5, ignore_eos=True).tokens
         session.save(tmp_path / "x.kv")
-    with load(path, cache_format="range8", **settings).open(tmp_path / "x.kv") as session:
+    with load(path, cache_format="range8", **settings).open_session(tmp_path / "x.kv") as session:
         assert begun + session.generate(max_new_tokens=7, ignore_eos=True).tokens == wanted
 
 

@@ -173,7 +173,7 @@ def test_a_saved_cache_does_not_replace_another_file(tm, model, tmp_path):
     for arguments in (
         [*prefill, "-o", notes],
         ["decode", file, "-n", 2, "-o", notes],
-        ["decode", file, "--save", notes],
+        ["decode", file, "--output", notes],
     ):
         code, out, err = tm(*arguments)
         assert (code, out, notes.read_text()) == (2, "", "important")

@@ -46,7 +46,7 @@ import sys
 from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
 with without_meta_kernels():
     from tokenmill import SamplingParams, load
-    from tokenmill.engine import packed_copy
+    from tokenmill.loader import packed_copy
 packed_copy.SMALLEST = 0
 prompt, settings = [3, 1, 4, 1, 5], {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0.8, "seed": 1}
 for path in sys.argv[1:]:

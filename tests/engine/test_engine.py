@@ -14,7 +14,7 @@ from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.engine.resolve import cache_spec
+from tokenmill.loader.resolve import cache_spec
 from tokenmill.speculate.proposer import Facts, NoProposer
 
 
@@ -93,8 +93,8 @@ def test_n_continuations_use_consecutive_seeds(path):
     engine = tokenmill.load(path, max_sequences=3, block_size=4)
     settings = {"max_new_tokens": 9, "temperature": 1.0}
     three = engine.generate(prompt(5), n=3, seed=40, **settings)
-    assert [done.seed for done in three] == [40, 41, 42]
-    assert [done.tokens for done in three] == [
+    assert [done.seed for done in three.completions] == [40, 41, 42]
+    assert [done.tokens for done in three.completions] == [
         engine.generate(prompt(5), seed=seed, **settings).tokens for seed in (40, 41, 42)
     ]
 

@@ -29,7 +29,7 @@ def test_torch_has_the_threads_that_it_had(program, settings, llama, tmp_path):
     with engine.session(START) as session:
         session.generate(params=PLAIN)
         session.save(tmp_path / "x.kv")
-    engine.open(tmp_path / "x.kv").close()
+    engine.open_session(tmp_path / "x.kv").close()
     engine.logits(START)
     engine.score(START, [[1, 2]])
     assert torch.get_num_threads() == 3
@@ -77,7 +77,7 @@ def test_other_engines_go_on_in_a_fork(how, llama, tmp_path):
     def child():
         told = session.generate(params=PLAIN).tokens
         session.save(file)
-        engine.open(file).close()
+        engine.open_session(file).close()
         engine.logits(START)
         return told
 

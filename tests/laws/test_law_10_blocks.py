@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.simulated_cache import VOCABULARY, SimulatedCache, SimulatedStore, next_token, solo
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 
 MAX_TOKENS = 24
@@ -34,13 +35,15 @@ class Operations(RuleBasedStateMachine):
         self.next_id = 0
 
     def _enter(self, sequence: Sequence) -> None:
-        self.sequences[sequence.id] = (sequence, solo(sequence.tokens, sequence.max_tokens, sequence.stop_ids))
+        self.sequences[sequence.id] = (sequence, solo(sequence.tokens, sequence.max_tokens, sequence.choosing.stop_ids))
         self.next_id += 1
 
     @rule(prompt=TOKENS, more=st.integers(1, 12), stops=st.booleans(), keep=st.booleans())
     def add(self, prompt: list[int], more: int, stops: bool, keep: bool) -> None:
         stop_ids = {VOCABULARY - 1: "eos"} if stops else {}
-        sequence = Sequence(self.next_id, list(prompt), len(prompt), len(prompt) + more, stop_ids=stop_ids, keep=keep)
+        sequence = Sequence(
+            self.next_id, list(prompt), len(prompt), len(prompt) + more, Choosing(stop_ids=stop_ids), keep=keep
+        )
         self._enter(sequence)
         self.scheduler.add(sequence)
 
@@ -99,7 +102,7 @@ class Operations(RuleBasedStateMachine):
         if len(sequence.tokens) < sequence.max_tokens - 1:
             sequence.tokens.append(token)
         if len(sequence.tokens) < sequence.max_tokens:
-            expected = solo(sequence.tokens, sequence.max_tokens, sequence.stop_ids)
+            expected = solo(sequence.tokens, sequence.max_tokens, sequence.choosing.stop_ids)
             self.sequences[sequence.id] = (sequence, expected)
             sequence.num_prompt_tokens = len(sequence.tokens)  # as with the next call of a session
             self.scheduler.resume(sequence)

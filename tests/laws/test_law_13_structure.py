@@ -33,6 +33,7 @@ RANKS = [
     {"program"},
     {"sample"},
     {"speculate"},
+    {"loader"},
     {"engine"},
     {"calibrate"},
     {"measure"},
@@ -222,7 +223,7 @@ def test_scheduling_knows_no_torch():
 
 # What `info` and `plan` ask of a model. The registries among them name facts, never what computes.
 DESCRIBING = (
-    *("cache.session_header", "engine.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
+    *("cache.session_header", "loader.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
     *("weights.checkpoint", "weights.tensor_file", "weights.safetensors_file"),
 )
 TABLES = (FAMILIES, CHECKPOINTS, FORMATS, PROGRAMS, SCHEMES)
@@ -273,6 +274,7 @@ def test_public_names():
         "CheckpointError",
         "Completion",
         "ConfigError",
+        "Core",
         "DeadlinePassed",
         "Engine",
         "EngineConfig",
@@ -290,6 +292,7 @@ def test_public_names():
         "Timing",
         "TokenLogprobs",
         "TokenmillError",
+        "WrongText",
         "load",
     ]
     for name in tokenmill.__all__:

@@ -7,8 +7,8 @@ import torch
 
 import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
-from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import ConfigError
+from tokenmill.loader.resolve import cache_spec, resolve_config
 from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope

@@ -115,7 +115,7 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it():
     )
     for words in (["the"], [" the"], ["the", " the"]):
         (sequence,) = InputProcessor(loaded).sequences([1], SamplingParams(bad_words=words))
-        assert sequence.bad_words == tuple(spelled)
+        assert sequence.choosing.bad_words == tuple(spelled)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from transformers.generation import logits_process as reference
 
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import Row, Sampled, TokenLogprobs, choose
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
 
 INF = float("inf")
@@ -21,7 +22,8 @@ OUTPUT = (9, 2, 6, 5, 3, 5)
 
 
 def row(position: int = len(PROMPT + OUTPUT), seed: int = 0, masked_ids: tuple[int, ...] = (), **params: Any) -> Row:
-    return Row(SamplingParams(**params), seed, position, PROMPT + OUTPUT, len(PROMPT), masked_ids)
+    choosing = Choosing(SamplingParams(**params), seed, dict.fromkeys(masked_ids, "stop"))
+    return Row(choosing, position, PROMPT + OUTPUT, len(PROMPT))
 
 
 def random_logits(num_rows: int, size: int, seed: int = 0) -> Tensor:
@@ -138,7 +140,7 @@ def test_draws_follow_the_distribution(name: str, over: str) -> None:
     num, params = 6000, SamplingParams(**PARAMS[name])
     logits_V = random_logits(1, 13, seed=1)[0] / 2
     places = [(7, place) if over == "positions" else (place, 11) for place in range(num)]
-    rows = [Row(params, seed, position, PROMPT + OUTPUT, len(PROMPT), ()) for seed, position in places]
+    rows = [Row(Choosing(params, seed), position, PROMPT + OUTPUT, len(PROMPT)) for seed, position in places]
     tokens = sample(logits_V.repeat(num, 1), rows).tokens
     assert_distributed(tokens, expected_probability(logits_V, params))
 
@@ -171,7 +173,8 @@ def varied_rows(size: int) -> list[Row]:
     for seed, params in enumerate(choices):
         tokens = [pick.randrange(size) for _ in range(pick.randrange(10, 50))]
         bad_words = ((3,), (tokens[-1], 9), (*tokens[-2:], 5)) if "bad_words" in params else ()
-        rows.append(Row(SamplingParams(**params), seed, len(tokens), tokens, 6, (0, 2), bad_words=bad_words))
+        choosing = Choosing(SamplingParams(**params), seed, {0: "eos", 2: "eos"}, bad_words=bad_words)
+        rows.append(Row(choosing, len(tokens), tokens, 6))
     return rows
 
 
@@ -277,9 +280,10 @@ def test_the_token_that_would_complete_a_bad_word_is_forbidden(bad: tuple[tuple[
     """As vllm/v1/sample/ops/bad_words.py has it."""
     logits_RV = torch.tensor([[1.0, 2.0, 3.0]])
     tokens, params = PROMPT + OUTPUT, SamplingParams(bad_words=["any"])
-    one = Row(params, 0, len(tokens), tokens, len(PROMPT), (), bad_words=bad)
+    one = Row(Choosing(params, bad_words=bad), len(tokens), tokens, len(PROMPT))
     assert choose(logits_RV, [one]).read().tokens == [wanted]
-    longer = one._replace(tokens=(*OUTPUT, *tokens), num_prompt_tokens=0, counted_from=len(OUTPUT + PROMPT))
+    later = Choosing(params, bad_words=bad, penalties_from=len(OUTPUT + PROMPT))
+    longer = one._replace(tokens=(*OUTPUT, *tokens), num_prompt_tokens=0, choosing=later)
     assert choose(logits_RV, [longer]).read().tokens == [wanted]
 
 

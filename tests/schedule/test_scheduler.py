@@ -6,7 +6,7 @@ from tests.simulated_cache import SimulatedCache, SimulatedStore, solo
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator, chain_digest
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import UNKNOWN, Sequence, unread_mark
+from tokenmill.schedule.sequence import UNKNOWN, Rows, Sequence, unread_mark
 
 
 def counts(plan) -> dict[int, int]:
@@ -88,12 +88,12 @@ def test_a_fork_shares_its_blocks_until_one_of_the_two_writes():
     cache.scheduler.add(parent)
     cache.step()
     child = cache.fork(parent, 1)
-    assert child.blocks == parent.blocks
+    assert child.rows.blocks == parent.rows.blocks
     child.tokens[-1] = 99  # the two say different things from here on
     plan = cache.step()
     assert len(plan.copies) == 1, "only the last, partial block is copied"
-    assert child.blocks[0] == parent.blocks[0]
-    assert child.blocks[1] != parent.blocks[1]
+    assert child.rows.blocks[0] == parent.rows.blocks[0]
+    assert child.rows.blocks[1] != parent.rows.blocks[1]
     cache.run()
 
 
@@ -146,7 +146,7 @@ def test_a_sequence_that_is_preempted_for_a_copy_of_its_own_is_not_planned():
     children = [cache.fork(parent, number) for number in (1, 2)]
     plan = cache.step()  # the parent's copy takes the last free block; the first child finds none for its own
     assert counts(plan) == {0: 1}
-    assert [child.blocks for child in children] == [[], []]
+    assert [child.rows.blocks for child in children] == [[], []]
     cache.run()
     for sequence in (parent, *children):
         assert sequence.tokens == solo([1, 2, 3, 4, 5], 12, {})
@@ -164,11 +164,11 @@ def test_a_block_that_is_copied_and_freed_in_a_plan_may_be_loaded_in_the_same_pl
     child.tokens.append(0)
     child.max_tokens = 12
     cache.scheduler.resume(child)
-    cache.scheduler.add(Sequence(2, [3, 3, 3, 3], 4, 5, saved=store.find(b"saved"), num_saved=3))
+    cache.scheduler.add(Sequence(2, [3, 3, 3, 3], 4, 5, rows=Rows(saved=store.find(b"saved"), num_saved=3)))
     plan = cache.step()  # checks what every sequence reads
     ((source, target),) = plan.copies
     assert [load.blocks for load in plan.loads] == [(source,)]
-    assert child.blocks[1] == target
+    assert child.rows.blocks[1] == target
     cache.run()
 
 
@@ -212,9 +212,9 @@ def test_nobody_waits_for_blocks_that_an_idle_sequence_holds():
     idle = Sequence(0, [1] * 288, 288, 288, keep=True, score_from=287)
     cache.scheduler.add(idle)
     cache.run()
-    assert len(idle.blocks) == 18
+    assert len(idle.rows.blocks) == 18
     cache.scheduler.add(Sequence(1, [2] * 4, 4, 15))
     cache.step()
     cache.scheduler.add(Sequence(2, [3] * 40, 40, 45))
     cache.step()
-    assert [each.id for each in cache.scheduler.running] == [1, 2] and not idle.blocks
+    assert [each.id for each in cache.scheduler.running] == [1, 2] and not idle.rows.blocks

@@ -129,7 +129,7 @@ def raises(error):
 
 
 def cancel_all(core):
-    core.abandoned.extend((each.sequence, each) for each in core.trackers.values())
+    core.to_cancel.extend((each.sequence, each) for each in core.trackers.values())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from tests.empty import check_empty
 from tests.speculate.test_multi_step import needs_native
 from tests.tiny_models import prompt
 from tokenmill import load
-from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence, Work
+from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
 from tokenmill.speculate.controller import Controller
 from tokenmill.speculate.estimates import MatchChances, PassCosts
 from tokenmill.speculate.proposer import Facts
@@ -39,13 +39,13 @@ class Scripted:
         self.now += self.seconds(sum(work.count for work in plan.work))
         for sequence, tokens in zip(sequences, accepted, strict=True):
             sequence.tokens += tokens
-            sequence.num_computed_tokens = len(sequence.tokens) - 1
+            sequence.rows.num_computed = len(sequence.tokens) - 1
         controller.learn(plan, accepted)
         return max((len(work.drafts) for work in plan.work), default=0)
 
 
 def decoding(tokens, number=1):
-    return Sequence(number, list(tokens), len(tokens), 10**6, num_computed_tokens=len(tokens) - 1)
+    return Sequence(number, list(tokens), len(tokens), 10**6, rows=Rows(len(tokens) - 1))
 
 
 def repeats(tokens, place):

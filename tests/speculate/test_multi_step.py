@@ -9,7 +9,8 @@ from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_library import why_not
-from tokenmill.schedule.sequence import UNKNOWN, Sequence
+from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.sequence import UNKNOWN, Rows, Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.multi_step import MultiStep
 
@@ -177,7 +178,7 @@ def test_no_more_together_than_nobody_minds():
     """25 ms, by what the last steps took; nothing while that is not known or somebody else has other needs."""
     now = [0.0]
     proposer = MultiStep(clock=lambda: now[0])
-    decoding = Sequence(1, [5, 6], 1, 30, num_computed_tokens=1)
+    decoding = Sequence(1, [5, 6], 1, 30, rows=Rows(1))
 
     def ask(passed_s, *sequences):
         now[0] += passed_s
@@ -190,12 +191,12 @@ def test_no_more_together_than_nobody_minds():
     assert ask(0.004, decoding) == {1: 4}
     assert ask(0.500, decoding) == {}
     assert ask(0.001, decoding) == {1: 4}
-    many = [Sequence(number, [5, 6], 1, 30, num_computed_tokens=1) for number in range(13)]
+    many = [Sequence(number, [5, 6], 1, 30, rows=Rows(1)) for number in range(13)]
     assert ask(0.001, *many) == dict.fromkeys(range(13), 1)
     other = Sequence(2, prompt(9, seed=1), 9, 30)
     assert ask(0.001, decoding, other) == {}, "it has its prompt before it"
     assert ask(0.001, decoding) == {}
-    sampled = Sequence(3, [1, 2], 1, 30, SamplingParams(temperature=0.5), num_computed_tokens=1)
+    sampled = Sequence(3, [1, 2], 1, 30, Choosing(SamplingParams(temperature=0.5)), rows=Rows(1))
     assert ask(0.001, sampled) == {}
     assert ask(0.001) == {}
 

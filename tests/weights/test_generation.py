@@ -11,7 +11,7 @@ from tests import gguf_files
 from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 from tokenmill.cli.main import app
-from tokenmill.engine.pack import save_packed_model
+from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 

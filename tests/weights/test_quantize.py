@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
-from tokenmill.engine.resolve import cache_spec, resolve_config
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
 from tokenmill.kernels import native_library
+from tokenmill.loader.resolve import cache_spec, resolve_config
 from tokenmill.model.families import read_config
 from tokenmill.program import find_spec
 from tokenmill.quant.rtn import round_to_nearest
@@ -243,7 +243,7 @@ def test_the_verb_reports_and_refuses(llama, tmp_path, capsys):
     assert main(["quantize", str(llama), "-q", "-o", str(tmp_path / "table")]) == 0
     assert "--algorithm gptq" in capsys.readouterr().out
     assert main(["quantize", str(llama)]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
-from tokenmill.engine.resolve import resolve_config
 from tokenmill.hub.progress import Silent
+from tokenmill.loader.resolve import resolve_config
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig

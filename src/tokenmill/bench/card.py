@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.bench.points import Point
-from tokenmill.engine.resolve import resolve_config
+from tokenmill.loader.resolve import resolve_config
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig

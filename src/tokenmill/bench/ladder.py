@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenmill.bench.points import Point
 from tokenmill.bench.series import Series
-from tokenmill.engine.resolve import choose_forms, resolve_config
 from tokenmill.errors import ConfigError
+from tokenmill.loader.resolve import choose_forms, resolve_config
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import find_spec, preferred_schemes
 from tokenmill.quant.schemes import REFERENCE

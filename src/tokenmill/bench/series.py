@@ -22,11 +22,11 @@ from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.resolve import resolve_config
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.kernels.devices import find_device, free_bytes
 from tokenmill.kernels.threads import default_threads
+from tokenmill.loader.resolve import resolve_config
 from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak

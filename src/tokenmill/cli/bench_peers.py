@@ -146,8 +146,8 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
 def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
     """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
     from tokenmill.bench.peers.known import OURS, SPECULATING
-    from tokenmill.engine.resolve import foresee
     from tokenmill.kernels.threads import default_threads
+    from tokenmill.loader.resolve import foresee
     from tokenmill.speculate.proposer import choose
 
     _, resolved, forms = foresee(engine, checkpoint.config, default_threads())

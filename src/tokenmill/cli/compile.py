@@ -44,7 +44,7 @@ def command(
 def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     """Compile and report."""
     with uninterrupted():
-        from tokenmill.engine.compile import save_aot_package
+        from tokenmill.loader.compile import save_aot_package
         from tokenmill.program.aot.manifest import check_folder
 
     check_folder(output)

@@ -85,7 +85,7 @@ def command(
         config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling, progress)
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
-        session = loaded.open(file, convert)
+        session = loaded.open_session(file, convert)
     given = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
     started_s = time.perf_counter()
     with prompt_progress(loaded, quiet):

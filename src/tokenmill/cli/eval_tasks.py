@@ -156,7 +156,7 @@ def _evaluate(
     """Find the tasks, load the model, evaluate. number: of sequences in flight; None is by memory and processors."""
     _silence()
     with uninterrupted():
-        from tokenmill.engine.fit import fit_for_many
+        from tokenmill.loader.fit import fit_for_many
 
         try:
             from tokenmill.measure.harness.model import SEED, TokenmillLM

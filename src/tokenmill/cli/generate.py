@@ -150,7 +150,8 @@ def _serve(
         completions = [show(loaded, loaded.stream(prompts[0], **asdict(sampling)))]
     else:
         # One list may hold texts and ids, which the overloads do not say.
-        completions = loaded.generate(cast("list[str]", prompts), **asdict(sampling))
+        done = loaded.generate(cast("list[str]", prompts), **asdict(sampling))
+        completions = [each for one in done for each in one.completions]
         if not json:
             _print_all(completions, sampling.n)
     return completions, time.perf_counter() - started_s

@@ -235,7 +235,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
 
 def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
     """What it would be computed with on this machine, without a setting; nothing where it cannot be."""
-    from tokenmill.engine.resolve import foresee
+    from tokenmill.loader.resolve import foresee
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     settings = {}

@@ -18,8 +18,6 @@ def _of_settings() -> Iterator[tuple[str, str]]:
 ALIASES = dict(_of_settings()) | {
     "-f": "--prompt-file",
     "--file": "--prompt-file",
-    "--out": "--output",
-    "--save": "--output",
     "-m": "--model",
 }
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and

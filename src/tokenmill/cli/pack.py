@@ -45,7 +45,7 @@ def command(
 def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
     """Pack and report."""
     with uninterrupted():
-        from tokenmill.engine.pack import save_packed_model
+        from tokenmill.loader.pack import save_packed_model
         from tokenmill.weights.packed.reader import is_packed_model
 
     if config.program == "auto":

@@ -56,8 +56,8 @@ def command(
 def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     with uninterrupted():
-        from tokenmill.engine.resolve import choose_forms, resolve_config
         from tokenmill.kernels.devices import free_bytes
+        from tokenmill.loader.resolve import choose_forms, resolve_config
         from tokenmill.measure.cost import cost_of
 
     config = resolve_config(wanted, model)

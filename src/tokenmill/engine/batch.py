@@ -72,9 +72,9 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
                 yield from each.take().items()
                 if not each.resume():
                     running.remove(each)
-                    core.abandoned.append((each.sequence, None))
+                    core.to_cancel.append((each.sequence, None))
     finally:
-        core.abandoned.extend((each.sequence, None) for each in running)
+        core.to_cancel.extend((each.sequence, None) for each in running)
 
 
 def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
@@ -117,7 +117,7 @@ class _Continuations:
         longest = max(self._tails.values(), key=len)
         self.sequence: Sequence = core.inputs.kept([*context, *longest[:-1]], len(context) - 1)
         self.sequence.tokens = [*context, *next(iter(self._tails.values()))[:-1]]
-        self.sequence.collect = self._collect
+        self.sequence.on_logits = self._collect
 
     @property
     def has_ended(self) -> bool:

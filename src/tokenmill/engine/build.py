@@ -8,13 +8,13 @@ from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.load_model import load_model
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.packed_copy import load_with_copy, open_model
-from tokenmill.engine.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.load_model import load_model
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.packed_copy import load_with_copy, open_model
+from tokenmill.loader.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.registry import PROPOSERS, lookup

@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 
 from tokenmill.engine.core import Core
 from tokenmill.errors import ConfigError
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["DraftCore", "check_vocabulary"]
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Follower:
-    """The draft model's sequence of one text. given: the text's settings, of which the sequence has some."""
+    """The draft model's sequence of one text. given: how the text's tokens were chosen then."""
 
     sequence: Sequence
-    given: SamplingParams | None = None
+    given: Choosing | None = None
     num_known: int = 0  # tokens that both had when it last followed
 
     def num_alike(self, tokens: List[int]) -> int:
@@ -59,7 +59,7 @@ class DraftCore:
             following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
             self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
             queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
-            computed = {own.id: own.num_computed_tokens for own in queued}
+            computed = {own.id: own.rows.num_computed for own in queued}
             for own in queued:
                 core.enqueue(own)
             behind: list[Sequence] = []
@@ -69,7 +69,7 @@ class DraftCore:
                 for own in behind:
                     core.scheduler.park(own)  # which ends it for now
                 queued = [own for own in queued if own.finish_reason is None]
-            self.is_behind = any(own.num_computed_tokens > computed[own.id] for own in behind)
+            self.is_behind = any(own.rows.num_computed > computed[own.id] for own in behind)
             if any(own.finish_reason == "error" for _, own in following):
                 self._warn_of_failure()
             return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
@@ -106,17 +106,18 @@ class DraftCore:
         core.scheduler.park(own)  # an interrupt may have left it running
         if alike < len(own.tokens) or alike < len(text.tokens):
             core.scheduler.rewind(own, alike, text.tokens[alike:])
-        if follower.given is not text.params:
-            follower.given, own.params = text.params, replace(text.params, logprobs=None)
+        if follower.given is not text.choosing:  # its own rows report no log-probabilities
+            own.choosing = replace(text.choosing, params=replace(text.choosing.params, logprobs=None))
+            follower.given = text.choosing
         own.num_prompt_tokens, own.max_tokens = text.num_prompt_tokens, length
-        own.seed, own.stop_ids, own.counted_from = text.seed, text.stop_ids, text.counted_from
-        own.client, own.priority, own.salt, own.bad_words = text.client, text.priority, text.salt, text.bad_words
+        own.client, own.priority = text.client, text.priority
         follower.num_known = len(text.tokens)
         return own
 
     def _new_follower(self, text: Sequence) -> Follower:
         core, own = self._core, self._core.inputs.kept([])
-        weakref.finalize(text, core.abandoned.append, (own, None)).atexit = False
+        weakref.finalize(text, core.to_cancel.append, (own, None)).atexit = False
+        own.rows.salt = text.rows.salt
         core.scheduler.park(own)
         self._followers[text] = follower = Follower(own)
         return follower

@@ -5,13 +5,11 @@ step, while the scheduler holds a placeholder for each, the mark of the row that
 flight.
 """
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
-from tokenmill.sample.state import ChoiceKind, Row, SamplerState, choice_kind
+from tokenmill.sample.state import ChoiceKind, Row, choice_kind, rows_of
 from tokenmill.schedule.sequence import Plan, Work, unread_mark
 
 __all__ = ["InFlight"]
@@ -36,7 +34,7 @@ class InFlight:
             if work.sequence.score_from is not None:
                 _collect(work, logits_RV[wanted.start : wanted.stop])
             elif wanted:
-                self._rows += _sampled_rows(work)
+                self._rows += rows_of(work.sequence, work.drafts[: work.num_logits - 1])
                 picked += wanted
             self.rows_of.append(range(num_before, len(self._rows)))
         self._logits_RV = take(logits_RV, picked) if 0 < len(picked) < first else logits_RV
@@ -79,22 +77,13 @@ class InFlight:
 
 def _collect(work: Work, logits_RV: Tensor) -> None:
     sequence = work.sequence
-    if sequence.collect is not None and work.num_logits:
-        sequence.collect(work, logits_RV)
+    if sequence.on_logits is not None and work.num_logits:
+        sequence.on_logits(work, logits_RV)
         sequence.score_from = work.start + work.count  # no row is handed over twice, even if preempted
-
-
-def _sampled_rows(work: Work) -> Iterator[Row]:
-    """The choice after the sequence's own tokens, and after each of its drafts."""
-    state = SamplerState(work.sequence)
-    yield state.row()
-    for draft in work.drafts[: work.num_logits - 1]:
-        state.accept(draft)
-        yield state.row()
 
 
 def _can_go_unread(work: Work) -> bool:
     """Whether the next token can be chosen before this one is read: there are no drafts, penalties or logprobs."""
     sequence = work.sequence
-    kind = choice_kind(sequence.params, len(sequence.tokens) - sequence.num_prompt_tokens)
+    kind = choice_kind(sequence.choosing.params, len(sequence.tokens) - sequence.num_prompt_tokens)
     return sequence.score_from is None and not work.drafts and kind is not ChoiceKind.HISTORY

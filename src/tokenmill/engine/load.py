@@ -7,10 +7,10 @@ from typing import Any
 
 from tokenmill.engine.build import with_loop
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.packed_copy import load_with_copy, open_model
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.loader.packed_copy import load_with_copy, open_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader

@@ -15,10 +15,11 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.engine.loaded import LoadedModel
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.schedule.choosing import Choosing
+from tokenmill.schedule.sequence import Rows, Sequence
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
@@ -42,10 +43,11 @@ NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in 
 
 @dataclass(eq=False)
 class Request:
-    """Continuations of a prompt, or of several, checked and not yet queued. `Core.submit` queues them.
+    """Continuations of a prompt, or of several. Made by `Core.request`, queued by `Core.submit`, once.
 
-    deadline_s: the core's clock when it fails if it has not ended. trackers: one for each continuation, once it is
-    queued.
+    sequences: one for each continuation, prompt by prompt, as Piece.index counts them. deadline_s: the reading of
+    Core.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
+    continuation, once it is queued; `error` is what ended it, `completion` its result.
     """
 
     sequences: list[Sequence]
@@ -132,7 +134,7 @@ class InputProcessor:
     def sequences(
         self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
     ) -> Iterator[Sequence]:
-        """The n continuations of a prompt. priority and salt: see Sequence."""
+        """The n continuations of a prompt. priority: see Sequence. salt: see Rows."""
         max_tokens = self._max_tokens(len(tokens), params)
         if params.stop and self._tokenizer is None:
             raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
@@ -144,16 +146,15 @@ class InputProcessor:
         seed = secrets.randbelow(2**32) if params.seed is None else params.seed
         salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)
         for number in range(params.n):
-            prompt, own_seed = (next(self._ids), list(tokens), len(tokens)), (seed + number) % 2**63
-            yield Sequence(
-                *prompt, max_tokens, params, own_seed, stops, priority=priority, salt=salt, bad_words=bad_words
-            )
+            choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words)
+            prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
+            yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
 
     def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
         """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
         self.check_length(len(tokens))
         prompt = next(self._ids), tokens, len(tokens)
-        return Sequence(*prompt, len(tokens), score_from=score_from, keep=True, salt=salt_of(salt))
+        return Sequence(*prompt, len(tokens), rows=Rows(salt=salt_of(salt)), score_from=score_from, keep=True)
 
     def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
         """The tokens that end a text, with the reason that each gives."""
@@ -167,7 +168,7 @@ class InputProcessor:
         """
         if self._tokenizer is None:
             return None
-        params, earlier = sequence.params, sequence.earlier
+        params, earlier = sequence.choosing.params, sequence.earlier
         prompt = sequence.tokens[: sequence.num_prompt_tokens]
         found = self._detokenizer(params, prompt) if earlier is None else self._replayed(params, prompt, *earlier)
         found.go_on(stop=params.stop, include_stop=params.include_stop, min_tokens=params.min_new_tokens)

@@ -25,11 +25,11 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     rows: dict[int, Tensor] = {}
     sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
     try:
-        sequence.collect = lambda work, logits_RV: rows.update(_by_position(work, logits_RV.float().cpu()))
+        sequence.on_logits = lambda work, logits_RV: rows.update(_by_position(work, logits_RV.float().cpu()))
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.abandoned.append((sequence, None))
+        core.to_cancel.append((sequence, None))
     with torch_threads(core.loaded.config.threads):
         return torch.stack([rows[position] for position in sorted(rows)])
 
@@ -79,7 +79,7 @@ def prompt_logprobs(
             entries = token_logprobs(logits_RV[start : start + len(ids_R)].float(), ids_R, num_top)
             logprobs.update(enumerate(entries, start=first + 1 + start))
 
-    sequence.collect = collect
+    sequence.on_logits = collect
     return sequence, logprobs
 
 

@@ -29,14 +29,9 @@ __all__ = ["Session"]
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
 
-REQUEST = (
-    "tokens", "num_prompt_tokens", "max_tokens", "params", "seed", "stop_ids", "counted_from", "bad_words", "earlier",
-)  # fmt: skip
-"""The fields of a sequence that a request sets; the others describe its rows."""
-
 
 class Session:
-    """Made by Engine.session and Engine.open.
+    """Made by Engine.session and Engine.open_session.
 
         session = engine.session("Once upon a time")
         session.generate(max_new_tokens=20)
@@ -52,10 +47,11 @@ class Session:
         self.core, self.params = core, params or core.inputs.params({})
         self.notes: dict[str, Any] = {}
         self._end: int | None = None  # where the last answer ended; tokens after it are still to be removed
+        self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
         # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
-        self._finalizer = weakref.finalize(self, core.abandoned.append, (self._sequence, None))
+        self._finalizer = weakref.finalize(self, core.to_cancel.append, (self._sequence, None))
         with core.lock, core.transaction:
             core.scheduler.park(self._sequence)
 
@@ -78,8 +74,8 @@ class Session:
         """Tokens whose rows are in the cache, or in the file that the session was opened from."""
         sequence, end = self._sequence, self._end
         if end is None:
-            return max(sequence.num_computed_tokens, sequence.num_saved)
-        return max(min(sequence.num_computed_tokens, max(end - 1, 0)), min(sequence.num_saved, end))
+            return max(sequence.rows.num_computed, sequence.rows.num_saved)
+        return max(min(sequence.rows.num_computed, max(end - 1, 0)), min(sequence.rows.num_saved, end))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -110,7 +106,7 @@ class Session:
             if place < len(sequence.tokens):
                 self.core.scheduler.rewind(sequence, place)
             sequence.tokens.extend(tokens)
-            sequence.counted_from = len(sequence.tokens)
+            self._answer_from = len(sequence.tokens)
 
     def generate(
         self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any
@@ -139,23 +135,28 @@ class Session:
             raise RequestError("the session is empty: give a prompt")
         (wanted,) = self.core.inputs.sequences(tokens, params)  # the only place where it may be refused
         self.core.scheduler.check_length(wanted.max_tokens)
-        wanted.counted_from = len(tokens) if prompt is not None else self._counted_from
-        wanted.earlier = (wanted.counted_from, self.params) if wanted.counted_from < len(tokens) else None
-        self.params = replace(params, seed=wanted.seed)
+        start = len(tokens) if prompt is not None else self._penalties_from
+        wanted.choosing = replace(wanted.choosing, penalties_from=start)
+        wanted.earlier = (start, self.params) if start < len(tokens) else None
+        self.params = replace(params, seed=wanted.choosing.seed)
         request = Request([sequence])
         return Stream(self._follow(request, wanted, len(sequence.tokens)), partial(self.core.cancel, request))
 
     def _follow(self, request: Request, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
         sequence, stream = self._sequence, object()
         shown: int | None = None
-        counted_from = sequence.counted_from
+        answer_from = self._answer_from
 
         def prepare() -> None:
             if self._open().tokens != wanted.tokens[:before]:
                 raise RequestError("the session has changed since this stream was asked for: ask again")
-            self._stream = stream
-            for name in REQUEST:
-                setattr(sequence, name, getattr(wanted, name))
+            self._stream, self._answer_from = stream, wanted.choosing.penalties_from
+            sequence.tokens, sequence.num_prompt_tokens = wanted.tokens, wanted.num_prompt_tokens
+            sequence.max_tokens, sequence.choosing, sequence.earlier = (
+                wanted.max_tokens,
+                wanted.choosing,
+                wanted.earlier,
+            )
 
         try:
             for piece in self.core.follow(request, prepare):
@@ -166,16 +167,16 @@ class Session:
         finally:
             if self._stream is stream:
                 if shown is None:
-                    sequence.counted_from = counted_from
+                    self._answer_from = answer_from
                 # The sequence may be longer than what was shown, by drafts or a stop text; it is cut by `_settled`. Not
                 # here, because an iterator may be garbage-collected in the middle of a step.
                 self._end = before if shown is None else wanted.num_prompt_tokens + shown
                 self._stream = None
 
     @property
-    def _counted_from(self) -> int:
+    def _penalties_from(self) -> int:
         """Where the last prompt ends. Penalties count from there, and so are the same in one call and in several."""
-        start, length = self._sequence.counted_from, len(self._sequence.tokens)
+        start, length = self._answer_from, len(self._sequence.tokens)
         return length if start is None else min(start, length)
 
     def _settled(self) -> Sequence:
@@ -195,14 +196,14 @@ class Session:
 
     def load(self) -> None:
         """As prefill, with rows that lie in a file loaded now, and not with the next call."""
-        self._compute(lambda: self._sequence.num_computed_tokens)
+        self._compute(lambda: self._sequence.rows.num_computed)
 
-    def begin_load(self, client: bytes = b"") -> Sequence | None:
-        """Queue what `load` waits for, so that steps which are made for others do it; None if there is nothing to do.
-
-        Until it has ended the session can do nothing else. client: see Sequence.
+    def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
+        """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
+        that has ended; until then the session can do nothing else. client: see Sequence.
         """
-        return self._queue(lambda: self._sequence.num_computed_tokens, client)
+        sequence = self._queue(lambda: self._sequence.rows.num_computed, client)
+        return lambda: sequence is None or sequence.finish_reason is not None
 
     def _queue(self, num_there: Callable[[], int], client: bytes = b"") -> Sequence | None:
         """Queue it to compute or load all rows, unless so many are there already."""
@@ -229,7 +230,7 @@ class Session:
         with self.core.lock, self.core.transaction:
             other = Session(self.core, self.params)
             self.core.scheduler.share(self._open(), other._open())
-        other.notes = dict(self.notes)
+        other.notes, other._answer_from = dict(self.notes), self._answer_from
         return other
 
     def rewind(self, num_tokens: int) -> None:
@@ -260,27 +261,30 @@ class Session:
             if not isinstance(self.notes, dict):
                 raise RequestError(f"notes = {self.notes!r}: give a dict of what JSON has")
             self.prefill()
-            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
+            held, num_rows = (
+                sequence.rows,
+                min(self.num_cached, len(sequence.tokens) - 1),
+            )  # the last token is fed by the next call
             header = {
                 **loaded.compatibility,
                 # Rows that were computed under other conditions are saved with a build that equals no engine's own.
-                **({} if sequence.shares else {"build": "mixed"}),
+                **({} if sequence.rows.is_own else {"build": "mixed"}),
                 "tokens": list(sequence.tokens),
                 "num_rows": num_rows,
-                "answer_from": self._counted_from,
+                "answer_from": self._penalties_from,
                 "sampling": asdict(self.params),
                 "notes": self.notes,
             }
             with torch_threads(loaded.config.threads):
-                if sequence.saved is not None and sequence.num_computed_tokens < sequence.num_saved:  # not loaded yet
-                    rows = loaded.pool.converted(sequence.saved(0, num_rows))
+                if held.saved is not None and held.num_computed < held.num_saved:  # not loaded yet
+                    rows = loaded.pool.converted(held.saved(0, num_rows))
                 else:
-                    rows = loaded.pool.read(loaded.pool.slots_of(sequence.blocks, num_rows))
+                    rows = loaded.pool.read(loaded.pool.slots_of(held.blocks, num_rows))
         return write_snapshot(file, header, rows)
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
-        """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
+        """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
@@ -293,9 +297,10 @@ class Session:
             core.scheduler.check_length(len(saved.tokens))
             with core.lock, core.transaction:
                 sequence = session._open()
-                sequence.counted_from = saved.answer_from
+                session._answer_from = saved.answer_from
                 if core.scheduler.cache:  # rows that are not its own are never shared with another text
-                    sequence.saved, sequence.num_saved, sequence.shares = saved.rows, saved.num_rows, saved.is_own
+                    rows = sequence.rows
+                    rows.saved, rows.num_saved, rows.is_own = saved.rows, saved.num_rows, saved.is_own
         except BaseException:
             session.close()
             raise
@@ -304,7 +309,7 @@ class Session:
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
         if self._finalizer.alive:
-            self.core.abandoned.append((self._sequence, None))
+            self.core.to_cancel.append((self._sequence, None))
             self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
     def _open(self) -> Sequence:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.cache.formats import find_format
-from tokenmill.engine.resolve import cache_spec, choose_forms
+from tokenmill.loader.resolve import cache_spec, choose_forms
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
 from tokenmill.quant.schemes import find_scheme

@@ -17,7 +17,7 @@ from operator import attrgetter
 from tokenmill.errors import CapacityError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.fairness import Clients, shares
-from tokenmill.schedule.prefixes import Prefixes
+from tokenmill.schedule.prefixes import PrefixCache
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 
 __all__ = ["Scheduler"]
@@ -42,7 +42,7 @@ class Scheduler:
         self.allocator = allocator
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
-        self.prefixes = Prefixes(allocator, prefix_cache and cache)
+        self.prefixes = PrefixCache(allocator, prefix_cache and cache)
         self.cache = cache  # False: after each token, no row counts as computed
         self.waiting: deque[Sequence] = deque()  # this and the next sorted by _ORDER
         self.running: list[Sequence] = []
@@ -74,7 +74,7 @@ class Scheduler:
         """End a waiting or running sequence; its blocks are released unless it is to be kept."""
         sequence.finish_reason = reason
         if not sequence.keep:
-            self.allocator.cut(sequence.blocks, 0)  # while it is in a list: `recover` counts only those tables
+            self.allocator.cut(sequence.rows.blocks, 0)  # while it is in a list: `recover` counts only those tables
         elif sequence not in self.parked:
             self.parked.append(sequence)
         for place in (self.running, self.waiting):
@@ -101,24 +101,21 @@ class Scheduler:
 
     def share(self, sequence: Sequence, child: Sequence) -> None:
         """Give an empty sequence the past of another; blocks are shared until one of the two writes."""
-        for block in sequence.blocks:
+        rows = sequence.rows.copy()
+        for block in rows.blocks:
             self.allocator.share(block)
-            child.blocks.append(block)
-        child.digests, child.num_published = list(sequence.digests), sequence.num_published
-        child.saved, child.num_saved = sequence.saved, sequence.num_saved
-        child.salt, child.shares, child.priority = sequence.salt, sequence.shares, sequence.priority
-        child.counted_from, child.tokens = sequence.counted_from, list(sequence.tokens)
-        child.num_computed_tokens = sequence.num_computed_tokens
+        child.choosing, child.priority, child.tokens = sequence.choosing, sequence.priority, list(sequence.tokens)
+        child.rows = rows
 
     def rewind(self, sequence: Sequence, num_tokens: int, new: List[int] = ()) -> None:
         """Put `new` tokens in the place of all from `num_tokens` on. Without any, the last that stays is fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
-        self._keep_rows(sequence, min(sequence.num_computed_tokens, max(num_tokens - (not new), 0)))
-        sequence.num_saved = min(sequence.num_saved, num_tokens)
+        self._keep_rows(sequence, min(sequence.rows.num_computed, max(num_tokens - (not new), 0)))
+        sequence.rows.num_saved = min(sequence.rows.num_saved, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
         sequence.tokens[num_tokens:] = new
-        if not sequence.num_computed_tokens and not sequence.num_saved:
-            sequence.saved, sequence.shares = None, True  # no rows computed under other conditions are left
+        if not sequence.rows.num_computed and not sequence.rows.num_saved:
+            sequence.rows.saved, sequence.rows.is_own = None, True  # no rows computed under other conditions are left
 
     def recover(self) -> None:
         """Restore the invariants after an operation that was interrupted at any point (Ctrl-C, no memory).
@@ -133,8 +130,8 @@ class Scheduler:
                 sequence.finish_reason = "abort"
         unfinished = (*self.running, *self.waiting)
         for sequence in unfinished:
-            sequence.blocks = []
-        self.allocator.recount(sequence.blocks for sequence in self.parked)
+            sequence.rows.blocks = []
+        self.allocator.recount(sequence.rows.blocks for sequence in self.parked)
         for sequence in unfinished:
             self._drop_unread(sequence)
             self._keep_rows(sequence, 0)
@@ -172,7 +169,7 @@ class Scheduler:
     def withdraw(self, plan: Plan, sequences: List[Sequence]) -> Plan:
         """The plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
         for sequence in sequences:
-            sequence.saved, sequence.num_saved = None, 0
+            sequence.rows.saved, sequence.rows.num_saved = None, 0
             if sequence in self.running:
                 self._preempt(sequence)
         return Plan([work for work in plan.work if work.sequence not in sequences])
@@ -184,7 +181,7 @@ class Scheduler:
         """
         for (sequence, start, count, *_), tokens in zip(plan.work, unread, strict=True):
             sequence.tokens += tokens
-            sequence.num_computed_tokens = start + count if self.cache or not tokens else 0
+            sequence.rows.num_computed = start + count if self.cache or not tokens else 0
 
     def commit(self, plan: Plan, accepted: List[List[int]], is_advanced: bool = False) -> list[tuple[bytes, int]]:
         """Append accepted tokens: for each work item, the tokens chosen there (none inside a prompt).
@@ -198,7 +195,7 @@ class Scheduler:
                 self._drop_unread(sequence)
                 continue
             if not is_advanced:
-                sequence.num_computed_tokens = start + count
+                sequence.rows.num_computed = start + count
             elif sequence.has_unread_token:
                 sequence.tokens.pop()
             reason = None
@@ -207,8 +204,8 @@ class Scheduler:
                 if reason := sequence.end_reason:
                     break
             if tokens:  # what was fed for drafts that were not accepted does not count
-                computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
-                sequence.num_computed_tokens = computed if self.cache else 0
+                computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)
+                sequence.rows.num_computed = computed if self.cache else 0
             stores += self.prefixes.publish(sequence)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
@@ -219,11 +216,11 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants of the blocks and of every sequence; for tests."""
         sequences = [*self.running, *self.waiting, *self.parked]
-        self.allocator.check_integrity(sequence.blocks for sequence in sequences)
+        self.allocator.check_integrity(sequence.rows.blocks for sequence in sequences)
         for sequence in sequences:
-            computed, length = sequence.num_computed_tokens, len(sequence.tokens)
+            computed, length = sequence.rows.num_computed, len(sequence.tokens)
             assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
-            assert len(sequence.blocks) >= self.allocator.count(computed)
+            assert len(sequence.rows.blocks) >= self.allocator.count(computed)
 
     # ---- inside a step
 
@@ -238,7 +235,7 @@ class Scheduler:
         count = min(sequence.num_pending_tokens, budget) + len(drafts)
         if not self._take_blocks(sequence, count, plan):
             return 0
-        start, end = sequence.num_computed_tokens, sequence.num_computed_tokens + count
+        start, end = sequence.rows.num_computed, sequence.rows.num_computed + count
         num_logits = min(count, max(end - sequence.first_logits, 0))
         self._clients.charge(sequence.client, count)
         plan.work.append(Work(sequence, start, count, num_logits, drafts))
@@ -262,7 +259,7 @@ class Scheduler:
         """Let waiting sequences run, as long as there are places, budget and blocks."""
         while self.waiting and len(self.running) < self.max_sequences and budget > 0:
             sequence = self._clients.next_of(self.waiting, self.running)
-            loads = self.prefixes.take_over(sequence, self.allocator.count(len(sequence.tokens)))
+            loads = self.prefixes.match_prefix(sequence, self.allocator.count(len(sequence.tokens)))
             if loads is None:
                 if self._reclaim():
                     continue
@@ -271,20 +268,20 @@ class Scheduler:
             self.waiting.remove(sequence)
             plan.loads += loads
             if sequence.num_cached_tokens is None:
-                sequence.num_cached_tokens = sequence.num_computed_tokens
+                sequence.num_cached_tokens = sequence.rows.num_computed
             budget -= self._feed(sequence, budget, plan)
 
     def _take_blocks(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False if it was itself preempted."""
-        start, size = sequence.num_computed_tokens, self.allocator.block_size
+        start, size = sequence.rows.num_computed, self.allocator.block_size
         needed = self.allocator.count(start + count)
-        while len(sequence.blocks) < needed:
+        while len(sequence.rows.blocks) < needed:
             block = self._take_block(sequence, plan)
             if block is None:
                 return False
-            sequence.blocks.append(block)
+            sequence.rows.blocks.append(block)
         for index in range(start // size, needed):
-            old = sequence.blocks[index]
+            old = sequence.rows.blocks[index]
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
                 continue
@@ -294,7 +291,7 @@ class Scheduler:
             if index * size < start:
                 plan.copies.append((old, new))
             self.allocator.release(old)
-            sequence.blocks[index] = new
+            sequence.rows.blocks[index] = new
         return True
 
     def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
@@ -311,7 +308,7 @@ class Scheduler:
 
     def _reclaim(self) -> bool:
         """Take the blocks of parked and waiting sequences; their rows are recomputed when they run."""
-        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.blocks]
+        holders = [sequence for sequence in (*self.parked, *self.waiting) if sequence.rows.blocks]
         for sequence in holders:
             self._keep_rows(sequence, 0)
         return bool(holders)
@@ -325,13 +322,13 @@ class Scheduler:
     def _keep_rows(self, sequence: Sequence, num_rows: int) -> None:
         """Forget all rows but the first, with their blocks and digests."""
         num_full = num_rows // self.allocator.block_size
-        sequence.num_computed_tokens = num_rows
-        sequence.num_published = min(sequence.num_published, num_full)
-        del sequence.digests[num_full:]
-        self.allocator.cut(sequence.blocks, self.allocator.count(num_rows))
+        sequence.rows.num_computed = num_rows
+        sequence.rows.num_published = min(sequence.rows.num_published, num_full)
+        del sequence.rows.block_hashes[num_full:]
+        self.allocator.cut(sequence.rows.blocks, self.allocator.count(num_rows))
 
     def _drop_unread(self, sequence: Sequence) -> None:
         """Remove the unread token of a sequence; it will be chosen again, with the same result."""
         if sequence.has_unread_token:
             sequence.tokens.pop()
-            sequence.num_computed_tokens = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
+            sequence.rows.num_computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)

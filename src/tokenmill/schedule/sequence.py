@@ -1,16 +1,17 @@
 """One sequence: its tokens, how far the cache has caught up with them, and the blocks that hold its rows.
 
-There are no phases. A step lets `num_computed_tokens` catch up with the tokens: prefill, a chunk of it, decode (one
+There are no phases. A step lets `rows.num_computed` catch up with the tokens: prefill, a chunk of it, decode (one
 behind), verification (1 + k behind) and re-prefill after preemption all are the same record (sequence, start, count).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Sequence", "Work", "unread_mark"]
+__all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Rows", "Sequence", "Work", "unread_mark"]
 
 RowSource = Callable[[int, int], Mapping[str, Any]]
 """Reads K and V rows that were computed earlier and lie on disk: tensors by name, for positions [first, last) of the
@@ -25,58 +26,65 @@ def unread_mark(row: int) -> int:
     return UNKNOWN - 1 - row
 
 
+@dataclass(slots=True)
+class Rows:
+    """The K and V rows of a sequence: in blocks of the cache, or still in a file.
+
+    blocks: its block table. block_hashes: chained hashes of its leading blocks; the first num_published of them were
+    offered for sharing. salt: starts that chain, so that only sequences with the same salt (a tenant, an adapter) share
+    blocks. saved: rows of its first num_saved positions in a file, loaded when the sequence next gets blocks. is_own:
+    False if they come from another program, dtype or scheme; then the sequence neither takes nor offers blocks.
+    """
+
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    salt: bytes = b""
+    saved: RowSource | None = None
+    num_saved: int = 0
+    is_own: bool = True
+
+    def copy(self) -> "Rows":
+        """The same rows for another sequence. The caller counts the references of the blocks."""
+        return replace(self, blocks=list(self.blocks), block_hashes=list(self.block_hashes))
+
+
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Sequence:
-    """Prompt and output of one text.
+    """Prompt and output of one text: its tokens, what decides the next one, and its rows in the cache.
 
     tokens: prompt and output. While a step is in flight the last one may be an `unread_mark`.
-    max_tokens: the length, prompt included, at which it ends. stop_ids: token id → the finish reason it gives.
+    max_tokens: the length, prompt included, at which it ends.
     score_from: set when nothing is sampled and the logits of every position from this one on are still wanted.
-    digests: chained hashes of its leading blocks; the first num_published of them were offered for sharing.
-    keep: keep the blocks after the end, so that the sequence can be resumed.
-    counted_from: where presence and frequency penalties begin to count; None is the end of the prompt.
-    bad_words: token ids of each word that the output must not hold.
+    keep: keep the rows after the end, so that the sequence can be resumed.
     earlier: if its prompt ends in the midst of a text that it continues, where that text begins and its settings.
     client: who it is for; clients share the places in equal parts.
     priority: lower runs first; arrival orders sequences of equal priority and is set by the scheduler.
-    salt: starts the chain of digests, so that only sequences with the same salt (a tenant, an adapter) share blocks.
-    saved: rows of its first num_saved positions in a file, loaded when the sequence next gets blocks.
-    shares: False if its rows come from another program, dtype or scheme; then it neither takes nor offers blocks.
     num_cached_tokens: rows that it found, in the cache or in a file, when it first ran; None before that.
-    collect: called with each work item and the logits that it wanted, when the sequence is scored.
+    on_logits: called with each work item and the logits that it wanted, when the sequence is scored.
     """
 
     id: int
     tokens: list[int]
     num_prompt_tokens: int
     max_tokens: int
-    params: SamplingParams = field(default_factory=SamplingParams)
-    seed: int = 0
-    stop_ids: Mapping[int, str] = field(default_factory=dict)
+    choosing: Choosing = field(default_factory=Choosing)
+    rows: Rows = field(default_factory=Rows)
     score_from: int | None = None
-    num_computed_tokens: int = 0
-    blocks: list[int] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
-    num_published: int = 0
     finish_reason: str | None = None
     keep: bool = False
-    counted_from: int | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
     earlier: tuple[int, SamplingParams] | None = None
     client: bytes = b""
     priority: int = 0
     arrival: int = 0
-    salt: bytes = b""
-    saved: RowSource | None = None
-    num_saved: int = 0
     num_cached_tokens: int | None = None
-    shares: bool = True
-    collect: "Callable[[Work, Any], None] | None" = None
+    on_logits: "Callable[[Work, Any], None] | None" = None
 
     @property
     def num_pending_tokens(self) -> int:
         """Tokens whose rows are not computed yet."""
-        return len(self.tokens) - self.num_computed_tokens
+        return len(self.tokens) - self.rows.num_computed
 
     @property
     def has_unread_token(self) -> bool:
@@ -93,7 +101,9 @@ class Sequence:
         """Why its tokens end the text, if they do: a stop token that was generated, or the length."""
         if self.score_from is not None or len(self.tokens) <= self.num_prompt_tokens or self.has_unread_token:
             return None
-        return self.stop_ids.get(self.tokens[-1]) or ("length" if len(self.tokens) >= self.max_tokens else None)
+        return self.choosing.stop_ids.get(self.tokens[-1]) or (
+            "length" if len(self.tokens) >= self.max_tokens else None
+        )
 
 
 class Work(NamedTuple):

@@ -31,7 +31,7 @@ def cache_view(scheduler: Scheduler, answers: Mapping[int, str], client: bytes) 
 
 
 def _counted(sequences: Collection[Sequence]) -> Json:
-    return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.blocks})}
+    return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.rows.blocks})}
 
 
 def _described(scheduler: Scheduler, state: str, sequence: Sequence, answer: str | None) -> Json:
@@ -42,6 +42,6 @@ def _described(scheduler: Scheduler, state: str, sequence: Sequence, answer: str
         "tokens": len(sequence.tokens),
         "prompt_tokens": sequence.num_prompt_tokens,
         "cached_tokens": sequence.num_cached_tokens,
-        "blocks": len(sequence.blocks),
-        "shared": sum(references[block] > 1 for block in sequence.blocks),
+        "blocks": len(sequence.rows.blocks),
+        "shared": sum(references[block] > 1 for block in sequence.rows.blocks),
     }

@@ -111,7 +111,7 @@ class Metrics(Observer):
 
     def request_ended(self, trackers: List[Tracker]) -> None:
         """All sequences of a request have ended. Each prompt counts as a request, unless it was broken off."""
-        num_each = trackers[0].sequence.params.n if trackers else 1
+        num_each = trackers[0].sequence.choosing.params.n if trackers else 1
         for first in range(0, len(trackers), num_each):
             group = trackers[first : first + num_each]
             if all(each.completion is not None for each in group):

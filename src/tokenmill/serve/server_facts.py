@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from tokenmill.engine.loaded import LoadedModel
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.service import Service
 
 __all__ = ["engine_facts", "server_facts"]

@@ -174,7 +174,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ResolvedConfig(EngineConfig):
-    """An EngineConfig with a value in the place of every default. Made by engine/resolve.py."""
+    """An EngineConfig with a value in the place of every default. Made by loader/resolve.py."""
 
     max_length: int = DEFAULT_MAX_LENGTH
     block_size: int = DEFAULT_MAX_LENGTH

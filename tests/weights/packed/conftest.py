@@ -3,8 +3,8 @@
 import pytest
 
 from tests.tiny_models import prompt, save
-from tokenmill.engine import packed_copy
 from tokenmill.kernels import native_library
+from tokenmill.loader import packed_copy
 from tokenmill.weights.packed import verified
 
 LONG = prompt(60, seed=5)

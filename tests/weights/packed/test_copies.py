@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
-from tokenmill.engine import packed_copy
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.loader import packed_copy
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed import copies, reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
@@ -283,7 +283,8 @@ def test_two_at_once(llama, folder):
 
 KILLED = """
 import os, sys
-from tokenmill.engine import load, packed_copy
+from tokenmill.engine import load
+from tokenmill.loader import packed_copy
 from tokenmill.weights.packed import writer
 packed_copy.SMALLEST = 0
 left, write = int(sys.argv[2]), os.pwrite

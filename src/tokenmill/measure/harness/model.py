@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from tokenmill.engine.batch import generate_each, score_each
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.fit import fit_for_many
 from tokenmill.engine.load import load
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress
+from tokenmill.loader.fit import fit_for_many
 from tokenmill.measure.harness.generation import GenerationSettings, read_settings
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from tokenmill.engine.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.resolve import cache_spec, choose_forms, resolve_config
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.engine.runner import Runner
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import find_spec
 from tokenmill.program.forward import Program
+from tokenmill.program.runner import Runner
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.text.tokenizer import Tokenizer

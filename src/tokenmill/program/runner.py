@@ -66,13 +66,13 @@ class Runner:
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts in plan.work:
-            end, first, blocks = start + count, len(token_ids), sequence.blocks
+            end, first, blocks = start + count, len(token_ids), sequence.rows.blocks
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
                 if drafts[0] == UNKNOWN:
                     has_unknown = True
-                    stop_ids.update(sequence.stop_ids)
+                    stop_ids.update(sequence.choosing.stop_ids)
             positions += range(start, end)
             rows += range(first + count - num_logits, first + count)
             if end <= size:

@@ -6,11 +6,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tokenmill.engine.load_model import load_model
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.pack import finish_packed
-from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
+from tokenmill.loader.load_model import load_model
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.pack import finish_packed
+from tokenmill.loader.resolve import foresee
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.engine.build import build
 from tokenmill.hub.progress import Progress
+from tokenmill.loader.load_model import load_model
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.package import made_for
 from tokenmill.program.compiled.micro_batches import MicroBatched
@@ -20,14 +20,12 @@ __all__ = ["save_aot_package"]
 def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Progress) -> int:
     """Compile a model and write the code; its size in bytes. PackageMismatch where `folder` cannot be written."""
     config = replace(config, program="compiled", compile="no", max_sequences=1)
-    engine = build(checkpoint, config, progress.advance)
+    loaded = load_model(checkpoint, config, progress.advance)
     facts = {
-        **made_for(engine.config, engine.fingerprint, torch.device(engine.config.device)),
+        **made_for(loaded.config, loaded.fingerprint, torch.device(loaded.config.device)),
         "source": str(checkpoint.path.resolve()),
         "tokenmill": __version__,
     }
-    program = engine.core.loaded.program
+    program = loaded.program
     assert isinstance(program, MicroBatched), "program compiled is one"
-    return write_package(
-        folder, program.decoder, engine.core.loaded.pool, program.padded, config.compile_phases, facts, progress
-    )
+    return write_package(folder, program.decoder, loaded.pool, program.padded, config.compile_phases, facts, progress)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.engine.load_model import load_model
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import foresee
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.loader.load_model import load_model
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import foresee
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__

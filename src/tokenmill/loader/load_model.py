@@ -12,12 +12,11 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.engine.loaded import LoadedModel
-from tokenmill.engine.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
-from tokenmill.engine.runner import Runner
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig
@@ -25,6 +24,7 @@ from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
+from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig

@@ -1,0 +1,1 @@
+"""NAME -> LOADED MODEL: settings and a checkpoint resolved once, then loaded, copied or packed."""
