@@ -6,6 +6,7 @@ from os import PathLike
 from typing import Any, get_type_hints
 
 import pytest
+from mypy import api
 
 from tokenmill.errors import ConfigError
 from tokenmill.serve.schema import ChatBody, CompletionBody
@@ -23,11 +24,9 @@ TAKES = {
 """The type of a field → what its check takes."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "keywords", "left_out"), [(EngineConfig, EngineKeywords, "model"), (SamplingParams, SamplingKeywords, "n")]
-)
-def test_the_keywords_are_the_fields_and_their_aliases(kind, keywords, left_out):
-    wanted = {entry.name: TAKES.get(entry.type, entry.type) for entry in fields(kind) if entry.name != left_out}
+@pytest.mark.parametrize(("kind", "keywords"), [(EngineConfig, EngineKeywords), (SamplingParams, SamplingKeywords)])
+def test_the_keywords_are_the_fields_and_their_aliases(kind, keywords):
+    wanted = {entry.name: TAKES.get(entry.type, entry.type) for entry in fields(kind) if entry.name != "model"}
     wanted |= {alias: wanted[name] for alias, name in aliases_of(kind).items()}
     wanted |= dict.fromkeys(wanted.keys() & {"dtype", "device"}, Any)  # those of torch
     assert get_type_hints(keywords) == wanted
@@ -61,3 +60,22 @@ def test_a_field_is_checked_by_its_type_and_limits_under_all_of_its_names():
 def test_a_name_that_no_registry_has_is_refused_with_the_one_that_is_meant():
     with pytest.raises(ConfigError, match=r"use one of auto, off, .* \(did you mean 'suffix'\?\)"):
         EngineConfig(speculate="ngram")
+
+
+SNIPPET = """
+from tokenmill import load
+engine = load("smollm2-135m", max_length=64, dtype="float32")
+engine.generate("a", max_tokens=3, stop=["b"], logit_bias={5: -1.0}, n=2)
+load(max_lenght=64)
+engine.generate("a", temprature=1.0)
+engine.session().generate("a", top_k="many")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_keywords(tmp_path):
+    file = tmp_path / "snippet.py"
+    file.write_text(SNIPPET)
+    said, _, _ = api.run([str(file), "--no-error-summary", "--hide-error-context"])
+    lines = {line.partition(": error: ")[0].rpartition(":")[2] for line in said.splitlines() if ": error: " in line}
+    assert lines == {"5", "6", "7"}, said

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import ConfigError
 from tokenmill.settings.checks import check_flag
-from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
@@ -74,10 +74,14 @@ class Engine:
         self.core.close()
 
     @overload
-    def generate(self, prompt: One, params: SamplingParams | None = None, **settings: Any) -> Completion: ...
+    def generate(  # type: ignore[overload-overlap] # a text is a sequence of texts too: the first form is meant
+        self, prompt: One, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Completion: ...
     @overload
-    def generate(self, prompt: Many, params: SamplingParams | None = None, **settings: Any) -> list[Completion]: ...
-    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
+    def generate(
+        self, prompt: Many, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> list[Completion]: ...
+    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]) -> Any:
         """Continue a prompt, or each of a list of prompts, ragged as they come: a completion for each.
 
         `settings` are the fields of SamplingParams; they go over those of `params`. With n above 1
@@ -91,7 +95,10 @@ class Engine:
         return found if many else found[0]
 
     def stream(
-        self, prompt: Prompt | List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+        self,
+        prompt: Prompt | List[str] | List[List[int]],
+        params: SamplingParams | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> Stream:
         """As generate, piece by piece: text as it becomes safe to show. Read it with `for`, or with `async for`.
 
@@ -104,11 +111,15 @@ class Engine:
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
-    def chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Completion:
+    def chat(
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Completion:
         """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
         return self.generate(self.chat_prompt(messages), params, **settings)
 
-    def stream_chat(self, messages: Messages, params: SamplingParams | None = None, **settings: Any) -> Stream:
+    def stream_chat(
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Stream:
         """As chat, piece by piece."""
         return self.stream(self.chat_prompt(messages), params, **settings)
 

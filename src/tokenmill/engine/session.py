@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
@@ -21,7 +21,7 @@ from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Session"]
@@ -109,7 +109,7 @@ class Session:
             self._answer_from = len(sequence.tokens)
 
     def generate(
-        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any
+        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Completion:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
@@ -121,7 +121,9 @@ class Session:
         assert last.done is not None, "a stream ends with its completion"
         return last.done
 
-    def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any) -> Stream:
+    def stream(
+        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Stream:
         """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
         sequence = self._open()
         last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})

@@ -104,7 +104,7 @@ HTTP_FIELDS = {name: told.http or name for name, told in settings_of(SamplingPar
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The settings as keywords of `generate` and others, all but n, for type checkers."""
+    """The settings as keywords of `generate` and others, for type checkers."""
 
     max_new_tokens: int | None
     max_tokens: int | None
@@ -126,3 +126,4 @@ class SamplingKeywords(TypedDict, total=False):
     skip_special_tokens: bool
     seed: int | None
     logprobs: int | None
+    n: int
