@@ -111,8 +111,8 @@ def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
     """Program compiled, static shapes."""
     from tokenmill.bench.random_weights import fill_random
     from tokenmill.bench.shapes import find_shape
-    from tokenmill.config import EngineConfig
     from tokenmill.engine.build import build
+    from tokenmill.settings.engine_config import EngineConfig
 
     config = EngineConfig(
         device=device,

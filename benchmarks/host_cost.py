@@ -16,7 +16,6 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import Step
-from tokenmill.config import ResolvedConfig
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.hub.names import locate
@@ -30,6 +29,7 @@ from tokenmill.program.spec import EagerSpec
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.speculate.proposer import Facts, NoProposer
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer

@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 from tokenmill.bench.plot.frame import GREY, legend, legend_inches, new_figure, plain, save, style, styled
 from tokenmill.calibrate.run import quantize_calibrated
 from tokenmill.calibrate.texts import written_texts
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.hub.names import locate
@@ -34,6 +33,7 @@ from tokenmill.hub.progress import Silent
 from tokenmill.measure.memory import peak_bytes, reset_peak
 from tokenmill.measure.perplexity import compare, read_text
 from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.write.quantize import quantize
 

@@ -26,7 +26,7 @@ from urllib.request import urlopen
 
 import tokenmill
 from tokenmill.bench.rows import provenance
-from tokenmill.config import SamplingParams
+from tokenmill.settings.sampling_params import SamplingParams
 
 MODEL, MAX_LENGTH = "smollm2-135m", 2048
 PEER = """

@@ -34,13 +34,13 @@ from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import provenance
 from tokenmill.bench.run import make_prompts
 from tokenmill.bench.shapes import find_shape
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.registry import lookup
+from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
-from tokenmill.speculate.proposer import PROPOSERS, Facts, Proposer, default_drafts
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.speculate.proposer import Facts, Proposer, default_drafts
 from tokenmill.speculate.speculation import described
 
 FORCED = (1, 3, 7, 15, 31)  # drafts

@@ -18,8 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tokenmill.config import EngineConfig, SamplingParams
     from tokenmill.engine.batch import Score
+    from tokenmill.engine.core import Core
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.load import load
     from tokenmill.engine.outputs import Completion, Piece, Timing
@@ -37,8 +37,11 @@ if TYPE_CHECKING:
         RequestError,
         SnapshotError,
         TokenmillError,
+        WrongText,
     )
     from tokenmill.sample.sampler import TokenLogprobs
+    from tokenmill.settings.engine_config import EngineConfig
+    from tokenmill.settings.sampling_params import SamplingParams
 
 
 __all__ = [
@@ -46,6 +49,7 @@ __all__ = [
     "CheckpointError",
     "Completion",
     "ConfigError",
+    "Core",
     "DeadlinePassed",
     "Engine",
     "EngineConfig",
@@ -63,16 +67,18 @@ __all__ = [
     "Timing",
     "TokenLogprobs",
     "TokenmillError",
+    "WrongText",
     "load",
 ]
 
 _ELSEWHERE = {
     "Completion": "tokenmill.engine.outputs:Completion",
+    "Core": "tokenmill.engine.core:Core",
     "Engine": "tokenmill.engine.engine:Engine",
-    "EngineConfig": "tokenmill.config:EngineConfig",
+    "EngineConfig": "tokenmill.settings.engine_config:EngineConfig",
     "Piece": "tokenmill.engine.outputs:Piece",
     "Request": "tokenmill.engine.requests:Request",
-    "SamplingParams": "tokenmill.config:SamplingParams",
+    "SamplingParams": "tokenmill.settings.sampling_params:SamplingParams",
     "Score": "tokenmill.engine.batch:Score",
     "Session": "tokenmill.engine.session:Session",
     "Stream": "tokenmill.engine.stream:Stream",

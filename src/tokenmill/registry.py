@@ -1,25 +1,164 @@
-"""Registries: plain dicts of "name": "module:object", or of "name": "module", resolved on first use.
+"""What can be plugged in: every table of names, with one line of help for each, and the look-up of an object by name.
 
-A family, scheme, proposer, cache format, attention kernel, program or verb is one file and one line in its room's dict.
-Naming the object as text keeps start-up light: nothing is imported until it is chosen.
+A new family, scheme, program, cache format, attention kernel, proposer or export is a file and a line here. Options,
+refusals and documents read these tables. An object is named as text, "module:object", so that nothing is imported until
+it is chosen: this module imports no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["lookup"]
+__all__ = [
+    "ATTEND", "CHECKPOINTS", "CHECKPOINT_CHECKS", "EXPORTS", "FAMILIES", "FORMATS", "HUBS", "MATRICES", "PICTURES",
+    "PROGRAMS", "PROPOSERS", "SCHEMES", "TEMPLATES", "TENSOR_FILES", "TENSOR_READERS", "Entry", "Names",
+    "check_name", "either", "help_of", "lookup",
+]  # fmt: skip
 
 
-def lookup(registry: Mapping[str, str], name: str, setting: str) -> Any:
-    """The object or module registered under `name`; ConfigError with the valid names when there is none."""
-    if name not in registry:
-        near = get_close_matches(str(name), registry, n=1)
+class Entry(NamedTuple):
+    """One name of a table. place: what is known of it. computes: what computes with it, where a module apart does that,
+    so that the facts need no torch. also: what other programs call it, which a refusal hints at.
+    """
+
+    help: str
+    place: str
+    computes: str = ""
+    also: tuple[str, ...] = ()
+
+
+Names = dict[str, Entry | str]
+
+# fmt: off
+# Fastest first: "auto" takes the first that does not refuse.
+PROGRAMS: Names = {
+    "native": Entry("C++ for this processor, the same bits for any batch and chunk",
+        "tokenmill.program.native.spec:NativeSpec", "tokenmill.program.native.program:Native"),
+    "aot": Entry("compiled ahead of time, from a package on disk", "tokenmill.program.spec:AotSpec",
+        "tokenmill.program.aot.program:Aot"),
+    "compiled": Entry("torch.compile of the PyTorch modules", "tokenmill.program.spec:CompiledSpec",
+        "tokenmill.program.compiled.program:Compiled", ("inductor",)),
+    "eager": Entry("PyTorch modules as they stand", "tokenmill.program.spec:EagerSpec",
+        "tokenmill.program.eager:Eager"),
+}
+
+# In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse.
+SCHEMES: Names = {
+    "packed": Entry("plain matrices in oneDNN's layout, on a CPU", "tokenmill.quant.schemes:Packed"),
+    "dense": Entry("plain matrices, on every device", "tokenmill.quant.schemes:Scheme"),
+    "q8": Entry("8 bits, a scale for each 32 inputs", "tokenmill.quant.schemes:Q8", also=("q8_0", "int8")),
+    "q4": Entry("4 bits, a scale and minimum for each 32 inputs", "tokenmill.quant.schemes:Q4", also=("q4_0", "int4")),
+    "file": Entry("as the model's files have them", "tokenmill.quant.schemes:AsStored"),
+}
+# The modules of matrices; a scheme names one.
+MATRICES: Names = {
+    "plain": "tokenmill.quant.matrix:Matrix",
+    "packed": "tokenmill.quant.packed:PackedLinear",
+    "codes": "tokenmill.quant.quantized:QuantizedLinear",
+}
+
+FORMATS: Names = {
+    "dense": Entry("rows in the cache's dtype", "tokenmill.cache.formats.dense:Dense",
+        "tokenmill.cache.formats.dense_layer:DenseLayer"),
+    "int8": Entry("8 bits, a scale for each token and head", "tokenmill.cache.formats.int8:Int8",
+        "tokenmill.cache.formats.int8_layer:Int8Layer"),
+}
+
+# Attention kernels in the order of preference.
+ATTEND: Names = {
+    "rows": Entry("views of one contiguous block", "tokenmill.kernels.attend.gather:Rows"),
+    "gather": Entry("rows of any blocks, gathered", "tokenmill.kernels.attend.gather:Gather"),
+    "padded": Entry("steps of a fixed shape, for a compiler", "tokenmill.kernels.attend.padded:Padded"),
+}
+
+PROPOSERS: Names = {
+    "off": Entry("no drafts", "tokenmill.speculate.proposer:NoProposer", also=("none",)),
+    "adaptive": Entry("whatever pays here, measured as it runs", "tokenmill.speculate.controller:Controller"),
+    "multi_step": Entry("several greedy steps in one call", "tokenmill.speculate.multi_step:MultiStep"),
+    "suffix": Entry("what followed the same tokens before", "tokenmill.speculate.suffix:Suffix",
+        also=("prompt_lookup", "prompt-lookup", "ngram", "lookup")),
+    "draft_model": Entry("a second, smaller model", "tokenmill.speculate.draft_model:DraftModel"),
+}
+
+# Under the `model_type` of their config.json.
+FAMILIES: Names = {
+    "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
+    "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),
+    "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
+    "llama": Entry("Llama, SmolLM2", "tokenmill.model.families.llama:LLAMA"),
+    "mistral": Entry("Mistral", "tokenmill.model.families.llama:MISTRAL"),
+    "mixtral": Entry("Mixtral", "tokenmill.model.families.llama:MIXTRAL"),
+    "qwen2": Entry("Qwen2, Qwen2.5", "tokenmill.model.families.qwen:QWEN2"),
+    "qwen3": Entry("Qwen3", "tokenmill.model.families.qwen:QWEN3"),
+}
+
+EXPORTS: Names = {
+    "tokenmill": Entry("a directory of our own", "tokenmill.weights.write.export_directory:OwnExport"),
+    "gptq": Entry("a directory for other engines", "tokenmill.weights.write.export_directory:GPTQExport"),
+    "gguf": Entry("a file for llama.cpp", "tokenmill.weights.write.export_gguf:GGUFExport"),
+}
+
+PICTURES: Names = {
+    "sweep": "tokenmill.bench.plot.sweep:draw",
+    "latency": "tokenmill.bench.plot.latency:draw",
+    "roofline": "tokenmill.bench.plot.roofline:draw",
+    "ladder": "tokenmill.bench.plot.ladder:draw",
+    "load": "tokenmill.bench.plot.load:draw",
+}
+
+# What is chosen by the kind of a file, and imported when one is there: it needs torch, or is slow to import.
+HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
+CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
+CHECKPOINT_CHECKS: Names = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
+TENSOR_FILES: Names = {
+    "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile",
+    "bin": "tokenmill.weights.bin_file:BinFile",
+}
+TENSOR_READERS: Names = {
+    "codes": "tokenmill.weights.codes:CodesReader",
+    "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
+}
+TEMPLATES: Names = {
+    "jinja": "tokenmill.text.chat:render_chat",
+    "names": "tokenmill.text.chat:names_in",
+}
+# fmt: on
+
+
+def either(words: Sequence[str]) -> str:
+    """a, b or c."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def help_of(entry: Entry | str) -> str:
+    """What an entry is, in a few words."""
+    return entry if isinstance(entry, str) else entry.help
+
+
+def lookup(table: Mapping[str, Entry | str], name: str, setting: str, computes: bool = False) -> Any:
+    """The object or module under `name`; ConfigError with the valid names when there is none.
+
+    computes: what computes with it, in the place of its facts.
+    """
+    if name not in table:
+        near = get_close_matches(str(name), table, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(setting, name, f"use one of {', '.join(sorted(registry))}{hint}")
-    module, _, attribute = registry[name].partition(":")
+        raise ConfigError(setting, name, f"use one of {', '.join(sorted(table))}{hint}")
+    entry = table[name]
+    place = entry if isinstance(entry, str) else entry.computes if computes else entry.place
+    module, _, attribute = place.partition(":")
     found = import_module(module)
     return getattr(found, attribute) if attribute else found
+
+
+def check_name(setting: str, name: str, table: Mapping[str, Entry | str]) -> None:
+    """ConfigError, with the names and the one that is meant, for a name that is neither "auto" nor in the table."""
+    if name in ("auto", *table):
+        return
+    meant = [key for key, entry in table.items() if isinstance(entry, Entry) and name in entry.also]
+    near = meant or get_close_matches(name, ("auto", *table), n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ConfigError(setting, name, f"use one of auto, {', '.join(table)}{hint}")

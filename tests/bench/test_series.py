@@ -16,7 +16,6 @@ from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import COLUMNS
 from tokenmill.bench.series import Series
 from tokenmill.bench.shapes import SHAPES, find_shape
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Silent
@@ -24,6 +23,7 @@ from tokenmill.measure import machine
 from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 LIMITS = Limits("cpu", "a processor", 2, 2, 40.0, 30.0, 160.0, 90.0, 200.0, 400.0, 800.0)

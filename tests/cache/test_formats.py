@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from tests.tiny_models import CONTEXT, prompt, save
-from tokenmill.cache.formats import FORMATS
-from tokenmill.cache.formats.layer import LAYERS, find_layer
+from tokenmill.cache.formats.layer import find_layer
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DTYPES
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library, native_structs
 from tokenmill.program.native.layouts import KV_FIELDS, kv_number
+from tokenmill.registry import FORMATS, Entry
+from tokenmill.settings.engine_config import DTYPES
 
 CPU = torch.device("cpu")
 START = prompt(40, seed=3)
@@ -55,12 +55,7 @@ class Range8Layer:
 
 @pytest.fixture
 def range8(monkeypatch):
-    monkeypatch.setitem(FORMATS, "range8", f"{__name__}:Range8")
-    monkeypatch.setitem(LAYERS, "range8", f"{__name__}:Range8Layer")
-
-
-def test_every_format_has_facts_and_layers():
-    assert list(FORMATS) == list(LAYERS)
+    monkeypatch.setitem(FORMATS, "range8", Entry("", f"{__name__}:Range8", f"{__name__}:Range8Layer"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -90,7 +85,7 @@ def test_a_new_format_is_its_facts_and_its_layers(how, range8, tmp_path):
     with ours.session(START) as session:
         begun = session.generate(max_new_tokens=5, ignore_eos=True).tokens
         session.save(tmp_path / "x.kv")
-    with load(path, cache_format="range8", **settings).open(tmp_path / "x.kv") as session:
+    with load(path, cache_format="range8", **settings).open_session(tmp_path / "x.kv") as session:
         assert begun + session.generate(max_new_tokens=7, ignore_eos=True).tokens == wanted
 
 

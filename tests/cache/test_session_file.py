@@ -30,7 +30,7 @@ def saved(engine, tmp_path):
 def opened(engine, path, facts, rows):
     facts = {name: value for name, value in facts.items() if name not in ("format", "byteorder", "data_checksum")}
     write_snapshot(path, {name: value for name, value in facts.items() if value is not ...}, rows)
-    return engine.open(path)
+    return engine.open_session(path)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_interrupt_while_a_file_is_read_stays_one(number, engine, tmp_path, m
         monkeypatch.setattr(reader, "safe_open", Interrupted)
     if number < 2:
         with pytest.raises(KeyboardInterrupt):
-            engine.open(file)
+            engine.open_session(file)
         assert len(calls) == number + 1
     assert signal.getsignal(signal.SIGINT) is before
-    assert engine.open(file).tokens == (1, 2, 3)
+    assert engine.open_session(file).tokens == (1, 2, 3)

@@ -15,13 +15,13 @@ from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.rounding import Rounding
 from tokenmill.calibrate.texts import cut_text, written_texts
 from tokenmill.cli.main import main
-from tokenmill.config import FUSIBLE
 from tokenmill.errors import CheckpointError, RequestError
 from tokenmill.hub.progress import Silent
 from tokenmill.model.families import read_config
 from tokenmill.quant.gptq import NotInvertible, compensation, gptq
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import Scheme
+from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.load import empty_decoder, load_decoder
 

@@ -135,8 +135,6 @@ def test_a_history_that_cannot_be_kept_costs_a_remark(model, tmp_path):
 
 @pytest.mark.slow
 def test_the_history_follows_xdg_data_home_and_ctrl_c_at_the_prompt_says_how_to_leave(model, tmp_path):
-    """The lines that an earlier version kept in the cache folder are there too."""
-    (tmp_path / "chat_history").write_text("typed long ago\n")
     places = {"TOKENMILL_DATA": "", "XDG_DATA_HOME": str(tmp_path), "TOKENMILL_CACHE": str(tmp_path)}
     with Terminal("chat", model, env=places) as terminal:
         terminal.wait(PROMPT)
@@ -147,8 +145,7 @@ def test_the_history_follows_xdg_data_home_and_ctrl_c_at_the_prompt_says_how_to_
         assert "0 messages" in terminal.wait(PROMPT)
         terminal.send("\x04")
         assert terminal.end()[1] == 0
-    kept = (tmp_path / "tokenmill" / "chat_history").read_text()
-    assert "/stats" in kept and "typed long ago" in kept
+    assert "/stats" in (tmp_path / "tokenmill" / "chat_history").read_text()
 
 
 # ---- piped

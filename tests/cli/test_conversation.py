@@ -9,10 +9,11 @@ from tests.word_model import save_chat_model
 from tokenmill.cli.chat import with_room_for_forks
 from tokenmill.cli.conversation import Conversation
 from tokenmill.cli.report import cut_by, summary
-from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.engine.load import load
 from tokenmill.engine.observers import Observer
 from tokenmill.errors import ConfigError, RequestError, SnapshotError, TokenmillError
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(max_new_tokens=6)
 

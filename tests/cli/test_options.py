@@ -9,16 +9,12 @@ import pytest
 import typer
 
 from tests.cli.test_cli import commands
-from tokenmill.cache.formats import FORMATS
 from tokenmill.cli.display import table_text
 from tokenmill.cli.main import app
-from tokenmill.cli.options import HELP, NAMES
 from tokenmill.cli.other_names import ALIASES, with_hyphens
-from tokenmill.config import EngineConfig
-from tokenmill.kernels.attend import ATTEND
-from tokenmill.program import PROGRAMS
-from tokenmill.quant.schemes import SCHEMES
-from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.field import settings_of
 
 REGISTRIES = {
     "program": PROGRAMS,
@@ -29,11 +25,11 @@ REGISTRIES = {
 }
 
 
-@pytest.mark.parametrize("setting", NAMES)
+@pytest.mark.parametrize("setting", REGISTRIES)
 def test_the_names_of_the_help_are_those_of_the_registries(setting):
-    assert NAMES[setting] == tuple(REGISTRIES[setting])
-    words = re.findall(r"\w+", HELP[EngineConfig][setting])
-    assert set(NAMES[setting]) <= set(words)
+    told = settings_of(EngineConfig)[setting]
+    assert told.names is REGISTRIES[setting]
+    assert set(REGISTRIES[setting]) <= set(re.findall(r"\w+", told.help))
 
 
 REFUSED = [

@@ -10,8 +10,8 @@ import tokenmill
 from tokenmill.cli import eval_perplexity as evaluation
 from tokenmill.cli import models, prompt_progress
 from tokenmill.cli.generate import show
-from tokenmill.config import EngineConfig
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import EngineConfig
 
 NAMES_A_MODEL = "was read as the name of a model; if it is the prompt, type -p"
 
@@ -173,7 +173,7 @@ def test_a_saved_cache_does_not_replace_another_file(tm, model, tmp_path):
     for arguments in (
         [*prefill, "-o", notes],
         ["decode", file, "-n", 2, "-o", notes],
-        ["decode", file, "--save", notes],
+        ["decode", file, "--output", notes],
     ):
         code, out, err = tm(*arguments)
         assert (code, out, notes.read_text()) == (2, "", "important")

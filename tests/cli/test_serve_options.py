@@ -53,21 +53,19 @@ def test_names_of_other_servers(asked, typed, setting, value):
     assert getattr(engine, setting) == value
 
 
-def folders(asked, *arguments):
+def folder(asked, *arguments):
     *_, options, _, _ = asked(*arguments)
-    return options.session_dir, options.old_session_dir
+    return options.session_dir
 
 
 def test_where_sessions_are_kept(asked, monkeypatch, tmp_path):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TOKENMILL_DATA", str(tmp_path / "data"))
-    assert folders(asked) == (tmp_path / "data" / "sessions", None)
-    (old := tmp_path / "cache" / "sessions").mkdir(parents=True)
-    assert folders(asked) == (tmp_path / "data" / "sessions", old)
-    assert folders(asked, "--session-dir", str(tmp_path)) == (tmp_path, None)
+    assert folder(asked) == tmp_path / "data" / "sessions"
+    assert folder(asked, "--session-dir", str(tmp_path)) == tmp_path
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TOKENMILL_DATA", str(tmp_path / "file" / "data"))
-    assert folders(asked) == (old, None)
+    assert folder(asked) == tmp_path / "cache" / "sessions"
 
 
 def test_a_cache_format_that_there_is_not(asked):

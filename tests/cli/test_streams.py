@@ -81,7 +81,7 @@ def test_a_full_disk_under_prefix_dir_is_one_line(model, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stdout.split())) == (0, 3)
     lines = done.stderr.splitlines()
-    assert [line for line in lines if line.startswith("warning: no more blocks are kept on disk")]
+    assert [line for line in lines if line.startswith("warning: no more blocks are kept in ")]
     assert len(lines) == 3  # loading, the warning, the figures
 
 
@@ -136,7 +136,7 @@ run()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-@pytest.mark.parametrize("module", ["tokenmill.config", "tokenmill.cli.main"])
+@pytest.mark.parametrize("module", ["tokenmill.settings.engine_config", "tokenmill.cli.main"])
 @pytest.mark.parametrize(
     "how", ["from tokenmill.cli.start import run; run()", "runpy.run_module('tokenmill', None, '__main__')"]
 )

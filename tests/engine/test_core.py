@@ -245,7 +245,7 @@ def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama, monkeypat
     monkeypatch.setattr(engine.core, "step", closing)
     with pytest.raises(RequestError, match="this engine is closed"):
         use(engine)
-    for later in (lambda: engine.memory, engine.session, lambda: engine.open("x.kv"), engine.core.step):
+    for later in (lambda: engine.memory, engine.session, lambda: engine.open_session("x.kv"), engine.core.step):
         with pytest.raises(RequestError, match="this engine is closed"):
             later()
 
@@ -317,7 +317,7 @@ def test_a_salt_is_not_the_name_of_a_block(llama):
 def test_seeds_of_continuations_stay_seeds(llama):
     params = SamplingParams(n=3, seed=2**63 - 1, temperature=1.0, max_new_tokens=2)
     done = load(llama, max_length=64).generate(START, params)
-    assert [each.seed for each in done] == [2**63 - 1, 0, 1]
+    assert [each.seed for each in done.completions] == [2**63 - 1, 0, 1]
 
 
 def test_a_request_that_is_overdue_takes_no_place_in_the_queue(llama):

@@ -92,8 +92,8 @@ def test_n_continuations_use_consecutive_seeds(path):
     engine = tokenmill.load(path, max_sequences=3, block_size=4)
     settings = {"max_new_tokens": 9, "temperature": 1.0}
     three = engine.generate(prompt(5), n=3, seed=40, **settings)
-    assert [done.seed for done in three] == [40, 41, 42]
-    assert [done.tokens for done in three] == [
+    assert [done.seed for done in three.completions] == [40, 41, 42]
+    assert [done.tokens for done in three.completions] == [
         engine.generate(prompt(5), seed=seed, **settings).tokens for seed in (40, 41, 42)
     ]
 

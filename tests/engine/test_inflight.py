@@ -10,11 +10,11 @@ from tests.interrupts import lines
 from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, SamplingParams, load
-from tokenmill.config import EngineConfig
 from tokenmill.engine.observers import Observer
 from tokenmill.loader import resolve as module_of_devices
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 PROMPTS = [prompt(length, seed=length) for length in (9, 1, 23, 14)]
@@ -43,7 +43,7 @@ def counted(engine):
 
 
 def tokens(done):
-    return [each.tokens for each in done]
+    return [each.tokens for one in done for each in one.completions]
 
 
 @pytest.mark.parametrize("sampling", SAMPLING)
@@ -154,7 +154,7 @@ def test_sessions_go_on_from_where_they_had_ended(llama, tmp_path):
             fork.generate(PROMPTS[1], max_new_tokens=6)
             told.append((session.tokens, fork.tokens))
             fork.close()
-        with one.open(tmp_path / "x.kv") as session:
+        with one.open_session(tmp_path / "x.kv") as session:
             told[-1] += (session.generate(max_new_tokens=6).tokens,)
         check_empty(one.core)
     assert told[0] == told[1]

@@ -85,7 +85,7 @@ def test_a_flag_is_true_or_false(engine):
     with pytest.raises(ConfigError, match="allow_special"):
         engine.chat_prompt([{"role": "user", "content": "w5"}], np.array([1, 2]))
     with pytest.raises(ConfigError, match="convert"):
-        engine.open("x.kv", "no")
+        engine.open_session("x.kv", "no")
 
 
 def test_an_empty_batch_is_an_empty_list(engine):

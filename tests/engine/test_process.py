@@ -6,8 +6,8 @@ import torch
 from tests.forked import in_fork
 from tests.laws.test_law_06_programs import needs_native
 from tests.tiny_models import prompt
-from tokenmill.config import SamplingParams
 from tokenmill.engine.load import load
+from tokenmill.settings.sampling_params import SamplingParams
 
 START = prompt(30, seed=8)
 PLAIN = SamplingParams(max_new_tokens=4, ignore_eos=True)
@@ -29,7 +29,7 @@ def test_torch_has_the_threads_that_it_had(program, settings, llama, tmp_path):
     with engine.session(START) as session:
         session.generate(params=PLAIN)
         session.save(tmp_path / "x.kv")
-    engine.open(tmp_path / "x.kv").close()
+    engine.open_session(tmp_path / "x.kv").close()
     engine.logits(START)
     engine.score(START, [[1, 2]])
     assert torch.get_num_threads() == 3
@@ -77,7 +77,7 @@ def test_other_engines_go_on_in_a_fork(how, llama, tmp_path):
     def child():
         told = session.generate(params=PLAIN).tokens
         session.save(file)
-        engine.open(file).close()
+        engine.open_session(file).close()
         engine.logits(START)
         return told
 

@@ -26,13 +26,13 @@ from tokenmill.cache.header import KEY, read_facts
 from tokenmill.cache.session_file import SavedSession
 from tokenmill.cache.snapshot import read_snapshot
 from tokenmill.cli.main import main
-from tokenmill.config import SamplingParams
 from tokenmill.engine.load import load
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import last_logits
 from tokenmill.engine.session import Session
 from tokenmill.errors import CapacityError, RequestError, SnapshotError, TokenmillError
 from tokenmill.memory import atomic_file as whole_file
+from tokenmill.settings.sampling_params import SamplingParams
 
 START = prompt(20, seed=3)
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_a_place_may_be_a_number_of_numpy_or_torch(llama):
 @pytest.mark.parametrize("wrong", ["x\0y", "x" * 5000, "\ud800", "~nobody-of-that-name/x", None, 5, b"x"])
 def test_a_path_that_no_file_can_have_is_refused(wrong, llama):
     engine = engine_for(llama)
-    for call in (engine.open, engine.session(START).save):
+    for call in (engine.open_session, engine.session(START).save):
         with pytest.raises(SnapshotError, match="cannot be used: "):
             call(wrong)
 
@@ -111,7 +111,7 @@ def test_a_path_may_begin_with_the_home_directory(llama, tmp_path, monkeypatch):
     engine = engine_for(llama)
     engine.session(START).save("~/x.kv")
     assert (tmp_path / "x.kv").is_file()
-    assert engine.open("~/x.kv").tokens == tuple(START)
+    assert engine.open_session("~/x.kv").tokens == tuple(START)
 
 
 @pytest.mark.parametrize("wrong", [None, [1], {"a": object()}, {"a": {1}}, {(1, 2): 3}])
@@ -129,7 +129,7 @@ def test_a_file_that_changes_after_it_was_opened_changes_no_text(llama, tmp_path
     engine.session(prompt(20, seed=4)).save(path)
     other = path.read_bytes()
     engine.session(START).save(path)
-    session = engine.open(path)
+    session = engine.open_session(path)
     with path.open("r+b") as file:  # in place, as `cp` does
         file.write(other)
     with session.fork() as fork:
@@ -152,7 +152,7 @@ def test_penalties_count_what_earlier_calls_answered(penalty, llama, tmp_path):
         second = session.fork().generate(max_new_tokens=5).tokens
         assert first + second + engine.generate(START, max_new_tokens=24, **settings).tokens[14:] == wanted
         assert first + session.generate(max_new_tokens=15).tokens == wanted
-    with engine.open(tmp_path / "x.kv") as session:
+    with engine.open_session(tmp_path / "x.kv") as session:
         assert first + session.generate(max_new_tokens=5).tokens + session.generate(max_new_tokens=10).tokens == wanted
         session.append(wanted[:3])  # what is given counts only where it repeats
         again = engine.generate(list(session.tokens), max_new_tokens=5, **settings).tokens
@@ -169,7 +169,7 @@ def test_rows_are_those_that_were_saved(cache_format, program, dtype, llama, tmp
     spec = engine.core.loaded.pool.spec
     assert sum(tensor.nbytes for tensor in rows.values()) == spec.bytes_per_token * (len(START) - 1)
     other = engine_for(llama, cache_format=cache_format, program=program, dtype=dtype, block_size=3)
-    other.open(tmp_path / "x.kv").save(tmp_path / "y.kv")
+    other.open_session(tmp_path / "x.kv").save(tmp_path / "y.kv")
     again = read_snapshot(tmp_path / "y.kv").rows
     assert all(torch.equal(again[name], tensor) for name, tensor in rows.items())
 
@@ -295,7 +295,7 @@ def test_without_a_cache_only_tokens_are_saved(llama, tmp_path):
     session.save(tmp_path / "x.kv")
     wanted = session.generate(max_new_tokens=5, ignore_eos=True).tokens
     for how in ({}, {"cache": False}):
-        opened = engine_for(llama, **how).open(tmp_path / "x.kv")
+        opened = engine_for(llama, **how).open_session(tmp_path / "x.kv")
         assert opened.num_cached == 0
         assert opened.generate(max_new_tokens=5, ignore_eos=True).tokens == wanted
 
@@ -380,7 +380,7 @@ def test_nobody_takes_the_rows_of_a_session_that_is_being_saved(llama, tmp_path,
     others[0].join()
     assert read_facts(tmp_path / "x.kv")["num_rows"] == len(START) - 1
     wanted = engine.generate(START, max_new_tokens=8, ignore_eos=True).tokens
-    with engine_for(llama).open(tmp_path / "x.kv") as opened:
+    with engine_for(llama).open_session(tmp_path / "x.kv") as opened:
         assert opened.generate(max_new_tokens=8, ignore_eos=True).tokens == wanted
 
 
@@ -390,7 +390,7 @@ def test_a_session_that_is_opened_under_load_waits_for_its_blocks(llama, tmp_pat
     wanted = engine_for(llama).generate([prompt(30), START], max_new_tokens=12, ignore_eos=True)
     stream = engine.stream(prompt(30), max_new_tokens=12, ignore_eos=True)
     shown = next(stream).tokens
-    with engine.open(tmp_path / "x.kv") as session, engine.open(tmp_path / "x.kv") as other:
+    with engine.open_session(tmp_path / "x.kv") as session, engine.open_session(tmp_path / "x.kv") as other:
         assert engine.core.num_used_blocks == 4  # the stream's: a session takes blocks when it runs
         assert session.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
         assert other.generate(max_new_tokens=12, ignore_eos=True).tokens == wanted[1].tokens
@@ -407,7 +407,7 @@ def saved(llama, tmp_path):
 
 
 def test_settings_travel(saved, llama):
-    params = engine_for(llama).open(saved).params
+    params = engine_for(llama).open_session(saved).params
     assert isinstance(params, SamplingParams)
     assert (params.temperature, params.logit_bias, params.stop_token_ids) == (0.5, {3: 1.0}, (95,))
     assert params.seed is not None
@@ -423,7 +423,7 @@ def test_flipped_bytes_are_refused_and_leave_no_trace(saved, llama, tmp_path):
         flipped[at] ^= 1 << at % 8
         bad.write_bytes(flipped)
         with pytest.raises(SnapshotError, match=str(bad)):
-            engine.open(bad)
+            engine.open_session(bad)
     check_empty(engine.core)
     assert engine.generate(START, max_new_tokens=8).tokens == wanted
 
@@ -434,31 +434,31 @@ def test_cut_files_are_refused(saved, llama, tmp_path):
     for size in random.Random(2).sample(range(len(data)), 100):
         bad.write_bytes(data[:size])
         with pytest.raises(SnapshotError, match="damaged"):
-            engine.open(bad)
+            engine.open_session(bad)
     check_empty(engine.core)
 
 
 def test_other_models_and_settings_are_refused_by_field(saved, llama, models, tmp_path):
     with pytest.raises(SnapshotError, match=r"fingerprint: config .*weights "):
-        engine_for(save("qwen3", models)).open(saved)
+        engine_for(save("qwen3", models)).open_session(saved)
     with pytest.raises(SnapshotError, match="cache_format is 'dense', here 'int8'"):
-        engine_for(llama, cache_format="int8").open(saved)
+        engine_for(llama, cache_format="int8").open_session(saved)
     with pytest.raises(SnapshotError, match=r"dtype 'float32' and this engine 'bfloat16'.*convert"):
-        engine_for(llama, dtype="bfloat16").open(saved)
+        engine_for(llama, dtype="bfloat16").open_session(saved)
     with pytest.raises(SnapshotError, match="scheme 'dense' and this engine 'q8'"):
-        engine_for(llama, scheme="q8").open(saved)
-    assert engine_for(llama, dtype="bfloat16").open(saved, convert=True).generate(max_new_tokens=3).tokens
+        engine_for(llama, scheme="q8").open_session(saved)
+    assert engine_for(llama, dtype="bfloat16").open_session(saved, convert=True).generate(max_new_tokens=3).tokens
     with pytest.raises(RequestError, match="over max_length of 16"):
-        engine_for(llama, max_length=16).open(saved)
+        engine_for(llama, max_length=16).open_session(saved)
     with pytest.raises(CapacityError, match="cache_tokens"):
-        engine_for(llama, max_sequences=1, cache_tokens=16).open(saved)
+        engine_for(llama, max_sequences=1, cache_tokens=16).open_session(saved)
     for name, value in {"format": 99, "byteorder": "big"}.items():
         rewrite(saved, tmp_path / "other.kv", **{name: value})
         with pytest.raises(SnapshotError, match=rf"has {name} {value!r}, and this tokenmill reads"):
-            engine_for(llama).open(tmp_path / "other.kv")
+            engine_for(llama).open_session(tmp_path / "other.kv")
     rewrite(saved, tmp_path / "other.kv", rope="Rope(dim=8)")
     with pytest.raises(SnapshotError, match="rope is 'Rope"):
-        engine_for(llama).open(tmp_path / "other.kv")
+        engine_for(llama).open_session(tmp_path / "other.kv")
 
 
 FOREIGN = {
@@ -486,7 +486,7 @@ def test_rows_of_other_conditions_stay_in_their_own_session(theirs, llama, tmp_p
             found, alone = last_logits(engine.core, tokens, 1), last_logits(quiet.core, tokens, 1)
             torch.testing.assert_close(found, alone, rtol=0, atol=0 if target["program"] == "native" else 1e-5)
 
-    with engine.open(tmp_path / "x.kv", convert=True) as session:
+    with engine.open_session(tmp_path / "x.kv", convert=True) as session:
         session.generate(max_new_tokens=9, ignore_eos=True)
         with session.fork() as fork:
             fork.generate([1, 2], max_new_tokens=9)
@@ -496,7 +496,7 @@ def test_rows_of_other_conditions_stay_in_their_own_session(theirs, llama, tmp_p
     facts = read_facts(tmp_path / "y.kv")
     assert facts["build"] == "mixed" and facts["num_rows"] == len(facts["tokens"]) - 1
     third = engine_for(llama, **target)
-    with third.open(tmp_path / "y.kv") as session:
+    with third.open_session(tmp_path / "y.kv") as session:
         session.generate(max_new_tokens=9, ignore_eos=True)
         assert third.core.scheduler.allocator.num_named == 0
         no_other_text_changes(third, session)
@@ -505,7 +505,7 @@ def test_rows_of_other_conditions_stay_in_their_own_session(theirs, llama, tmp_p
 def test_rows_of_ones_own_conditions_are_shared(llama, tmp_path):
     engine_for(llama).session(START).save(tmp_path / "x.kv")
     engine = engine_for(llama)
-    with engine.open(tmp_path / "x.kv") as session:
+    with engine.open_session(tmp_path / "x.kv") as session:
         assert engine.core.scheduler.allocator.num_named == 0  # nothing is there before it runs
         session.generate(max_new_tokens=2, ignore_eos=True)
         assert engine.core.scheduler.allocator.num_named == (len(START) + 1) // 8
@@ -522,7 +522,7 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Session, "append", no_memory)
         with pytest.raises(MemoryError) as caught:
-            engine.open(saved)
+            engine.open_session(saved)
     assert engine.core.scheduler.allocator.num_named == 0
     check_empty(engine.core)
     assert caught.tb  # whose frames still hold the session: it was closed, not collected
@@ -530,7 +530,7 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(saved, llama, monkeypatc
 
 def test_a_file_that_is_damaged_after_it_was_opened_costs_time_alone(saved, llama, monkeypatch):
     engine = engine_for(llama)
-    with engine.open(saved) as session:
+    with engine.open_session(saved) as session:
         wanted = engine.generate(list(session.tokens), max_new_tokens=8, ignore_eos=True).tokens
         engine.core.clear_prefix_cache()
 
@@ -551,9 +551,9 @@ def test_a_model_that_was_updated_under_its_name(llama, tmp_path):
     weights.write_bytes(old[:-64] + bytes(64))
     engine.session(START).save(tmp_path / "x.kv")  # rows of the weights that the engine has, not of the file's
     with pytest.raises(SnapshotError, match="fingerprint: weights "):
-        engine_for(path).open(tmp_path / "x.kv")
+        engine_for(path).open_session(tmp_path / "x.kv")
     weights.write_bytes(old)
-    assert len(engine_for(path).open(tmp_path / "x.kv")) == len(START)
+    assert len(engine_for(path).open_session(tmp_path / "x.kv")) == len(START)
 
 
 def rewrite(source, target, **facts):
@@ -573,7 +573,7 @@ def test_no_snapshot_at_all(llama, tmp_path):
         (llama / "config.json", "no saved cache, or is damaged"),
     ):
         with pytest.raises(SnapshotError, match=message):
-            engine.open(path)
+            engine.open_session(path)
 
 
 def test_a_full_disk_leaves_the_old_file_whole(saved, llama, monkeypatch):
@@ -603,7 +603,7 @@ def test_killed_while_saving_leaves_the_old_file_whole(saved, llama):
     ended = subprocess.run([sys.executable, "-c", KILLED, str(llama), str(saved)], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert saved.read_bytes() == before
-    assert len(engine_for(llama).open(saved)) == len(read_facts(saved)["tokens"])
+    assert len(engine_for(llama).open_session(saved)) == len(read_facts(saved)["tokens"])
 
 
 def test_the_verbs(llama, tmp_path, capsys):
@@ -615,7 +615,7 @@ def test_the_verbs(llama, tmp_path, capsys):
     assert main(["prefill", str(llama), "--tokens", ids, "-o", file, "--json", "-q"]) == 0
     assert json.loads(capsys.readouterr().out)["num_tokens"] == len(START)
     how = ["--ignore-eos", "--block-size", "5", "--json", "-q"]
-    assert main(["decode", file, "-n", "4", "--save", file, "--seed", "4", *how]) == 0
+    assert main(["decode", file, "-n", "4", "--output", file, "--seed", "4", *how]) == 0
     first = json.loads(capsys.readouterr().out)["tokens"]
     assert main(["decode", file, "-n", "5", *how]) == 0
     assert first + json.loads(capsys.readouterr().out)["tokens"] == wanted
@@ -688,7 +688,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         elif name == "save":
             session.save(tmp_path / "x.kv")
         elif name == "open" and (tmp_path / "x.kv").exists():
-            sessions.append(engine.open(tmp_path / "x.kv"))
+            sessions.append(engine.open_session(tmp_path / "x.kv"))
         elif name in ("close", "lose"):
             sessions.remove(session)
             if name == "close":
@@ -729,7 +729,7 @@ def test_an_answer_whose_last_piece_was_not_read_is_not_over(llama):
 def test_a_pipe_is_not_waited_for(llama, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SnapshotError, match="pipe is a device or a pipe, not a snapshot"):
-        engine_for(llama).open(tmp_path / "pipe")
+        engine_for(llama).open_session(tmp_path / "pipe")
 
 
 def test_a_name_that_could_not_be_opened_is_not_saved_to(llama, tmp_path):

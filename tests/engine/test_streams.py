@@ -48,7 +48,7 @@ def test_pieces_of_several_prompts_carry_the_prompts_number(engine):
 
 def test_several_continuations_are_numbered_as_generate_orders_them(engine):
     prompts, settings = [prompt(3), prompt(5)], {"max_new_tokens": 5, "n": 2, "temperature": 1.0, "seed": 4}
-    wanted = [each.tokens for each in engine.generate(prompts, **settings)]
+    wanted = [each.tokens for done in engine.generate(prompts, **settings) for each in done.completions]
     tokens = [[] for _ in wanted]
     for piece in engine.stream(prompts, **settings):
         tokens[piece.index] += piece.tokens
@@ -107,8 +107,8 @@ def test_more_requests_than_run_at_a_time(engine):
 
     assert asyncio.run(all_of_them()) == wanted
     params = SamplingParams(max_new_tokens=4, n=3, temperature=1.0, seed=2)
-    done = engine.generate(prompts[0], params)
-    assert asyncio.run(completions(core, core.request(prompts[0], params))) == dict(enumerate(d.tokens for d in done))
+    found = asyncio.run(completions(core, core.request(prompts[0], params)))
+    assert [*found.values()] == [each.tokens for each in engine.generate(prompts[0], params).completions]
     assert used(engine) == 0
 
 

@@ -9,9 +9,10 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import NoKernel
-from tokenmill.kernels.attend import ATTEND, AttentionShape
+from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.gather import attend_written_out
 from tokenmill.kernels.attend.kernel import choose
+from tokenmill.registry import ATTEND
 
 LENGTH, HEADS, KV_HEADS, HEAD_DIM = 29, 6, 2, 10
 SHAPES = [

@@ -8,7 +8,7 @@ import torch
 
 from tests.tiny_models import CONTEXT, FAMILY_NAMES, TINY, prompt, reference, save
 from tokenmill import load
-from tokenmill.model.families import FAMILIES
+from tokenmill.registry import FAMILIES
 
 
 def expected_logits(name: str, tokens: list[int]) -> torch.Tensor:

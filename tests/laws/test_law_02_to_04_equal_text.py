@@ -11,7 +11,7 @@ from tests.marks import crossed
 from tests.tiny_models import CONTEXT, FAMILY_NAMES, TINY, prompt, reference, save
 from tokenmill import load
 from tokenmill.errors import NoKernel
-from tokenmill.kernels.attend import ATTEND
+from tokenmill.registry import ATTEND
 
 SAMPLING = {"greedy": {}, "sampled": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11}}
 PROMPTS = [prompt(length, seed=3) for length in (1, 5, 8, 13, 16, 17, 30, 41)]

@@ -73,7 +73,9 @@ def test_drafted_tokens_come_as_often_as_the_model_says(llama):
     settings = {"temperature": 1.0, "max_new_tokens": 4, "n": 1000, "ignore_eos": True}
     start = prompt(5, seed=3)
     drawn = Counter(
-        done.tokens[1] for thousand in range(20) for done in engine.generate(start, seed=1000 * thousand, **settings)
+        done.tokens[1]
+        for thousand in range(20)
+        for done in engine.generate(start, seed=1000 * thousand, **settings).completions
     )
     assert engine.core.speculation.stats.num_accepted > 10_000
     first_V = engine.logits(start)[-1].double().softmax(-1)

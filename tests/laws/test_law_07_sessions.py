@@ -34,7 +34,7 @@ def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, te
     check_empty(engine.core)
     for how in ({"block_size": 5}, {"block_size": None, "max_sequences": 1}, {"max_step_tokens": 3}):
         other = engine_for(path, **how)
-        with other.open(tmp_path / "x.kv") as session:
+        with other.open_session(tmp_path / "x.kv") as session:
             assert session.tokens == tuple(START) + first
             assert session.num_cached == len(session) - 1
             assert first + session.generate(max_new_tokens=15).tokens == wanted
@@ -52,9 +52,9 @@ def test_rows_of_other_conditions_change_no_other_text(family, theirs, ours, mod
     for number, dtype in enumerate(("float32", "bfloat16")):
         with engine_for(path, program=theirs, dtype=dtype).session(START) as session:
             session.save(tmp_path / f"{number}.kv")
-        with engine.open(tmp_path / f"{number}.kv", convert=True) as session:
+        with engine.open_session(tmp_path / f"{number}.kv", convert=True) as session:
             session.generate(**settings)
             assert engine.generate([*START, 3], **settings).tokens == wanted
     with pytest.raises(SnapshotError, match="convert"):
-        engine.open(tmp_path / "1.kv")
+        engine.open_session(tmp_path / "1.kv")
     check_empty(engine.core)

@@ -296,7 +296,7 @@ def goes_on(session, how: str, file, engine):
         session.params = params
     else:
         session.save(file)
-        other = engine.open(file)
+        other = engine.open_session(file)
     if other is not session:
         session.close()
     return other

@@ -206,18 +206,18 @@ class Worker:
     def do_save_and_open(self):
         session, path = self.session(), self.folder / f"{self.number}.kv"
         session.save(path)
-        other = self.engine.open(path)
+        other = self.engine.open_session(path)
         assert other.tokens == session.tokens
         self.answer(other)
         self.answer(session)
 
     def do_open_what_others_computed(self):
         """Rows of another dtype: their own text may differ, and no other text may."""
-        with self.engine.open(self.foreign, convert=True) as session:
+        with self.engine.open_session(self.foreign, convert=True) as session:
             self.answer(session, compare=False)
             if self.random.random() < 0.5:
                 session.save(self.folder / f"foreign {self.number}.kv")
-                self.engine.open(self.folder / f"foreign {self.number}.kv").generate(max_new_tokens=2)
+                self.engine.open_session(self.folder / f"foreign {self.number}.kv").generate(max_new_tokens=2)
 
     def do_the_prompt_of_what_others_computed(self):
         sampling = self.sampling()
@@ -289,5 +289,5 @@ def test_a_full_queue_refuses_whole_requests(llama):
     next(stream)
     with pytest.raises(CapacityError, match="max_waiting"):
         engine.generate(prompt(4), n=3, max_new_tokens=2)
-    assert len(engine.generate(prompt(4), n=2, max_new_tokens=2)) == 2
+    assert len(engine.generate(prompt(4), n=2, max_new_tokens=2).completions) == 2
     assert len(sum((piece.tokens for piece in stream), ())) == 8

@@ -2,11 +2,11 @@
 
 import pytest
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError
 from tokenmill.loader import fit
 from tokenmill.loader.fit import fit_for_many
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import read_config_json
 
 

@@ -5,7 +5,6 @@ import torch
 
 import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
-from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
@@ -13,8 +12,9 @@ from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
-from tokenmill.program import PROGRAMS, preferred_schemes
-from tokenmill.registry import lookup
+from tokenmill.program import preferred_schemes
+from tokenmill.registry import PROGRAMS, lookup
+from tokenmill.settings.engine_config import DTYPES, EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 FORMS = [(name, scheme) for name in PROGRAMS for scheme in preferred_schemes(lookup(PROGRAMS, name, "program"))]

@@ -14,11 +14,11 @@ from tests.tiny_models import prompt, save
 from tokenmill import ConfigError
 from tokenmill.cli import profile as verb
 from tokenmill.cli.main import main
-from tokenmill.config import SamplingParams
 from tokenmill.measure.operations import costliest
 from tokenmill.measure.profile import LEVELS, Profile, breakdown, check_level, profile
 from tokenmill.measure.recorder import StepRecord
 from tokenmill.measure.trace import FORWARD, PHASES, MemoryReading, as_bytes, merge, trace_events
+from tokenmill.settings.sampling_params import SamplingParams
 
 NEW = 6
 

@@ -8,13 +8,13 @@ import torch
 from tests.model.departures import MODELS
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
-from tokenmill.config import FUSIBLE
 from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters, describe
-from tokenmill.model.families import FAMILIES
 from tokenmill.quant.schemes import Scheme
+from tokenmill.registry import FAMILIES
+from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.load import empty_decoder
 
 PLAIN = ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 128, rope=Rope(8, 10000.0))

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
-from tokenmill.config import FUSIBLE
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.model.rope import apply_rotary, apply_rotary_in_halves
+from tokenmill.settings.engine_config import FUSIBLE
 
 WAYS = ["none", "all", *FUSIBLE]
 

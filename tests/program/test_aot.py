@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tests.program.test_compiled import engine_for, same
 from tests.tiny_models import save
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, PackageMismatch
 from tokenmill.hub.progress import Silent
 from tokenmill.loader.compile import save_aot_package
 from tokenmill.memory import atomic_file as whole
 from tokenmill.program.aot import exporting, package
 from tokenmill.program.aot.manifest import MANIFEST, read_manifest
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 ROOT = Path(__file__).parents[2]

@@ -9,11 +9,11 @@ from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
-from tokenmill.program import PROGRAMS, preferred_schemes
+from tokenmill.program import preferred_schemes
 from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
-from tokenmill.quant.matrix import MATRICES, Matrix
-from tokenmill.quant.schemes import AS_STORED, REFERENCE, SCHEMES, Scheme, find_scheme
-from tokenmill.registry import lookup
+from tokenmill.quant.matrix import Matrix
+from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, find_scheme
+from tokenmill.registry import MATRICES, PROGRAMS, SCHEMES, lookup
 
 LONG = prompt(60, seed=5)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers.generation import logits_process as reference
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
 from tokenmill.sample.sampler import Row, Sampled, TokenLogprobs, choose
 from tokenmill.schedule.choosing import Choosing
+from tokenmill.settings.sampling_params import SamplingParams
 
 INF = float("inf")
 PROMPT = (3, 1, 4, 1, 5)

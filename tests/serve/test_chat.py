@@ -40,7 +40,7 @@ def test_usage_of_a_stream(client):
 def test_several_continuations(client, quiet):
     settings = {**ASK, "temperature": 0.9, "seed": 2, "n": 3}
     texts = [choice.message.content for choice in client.chat.completions.create(**settings).choices]
-    assert texts == [each.text for each in quiet.chat(MESSAGES, max_new_tokens=8, temperature=0.9, seed=2, n=3)]
+    assert texts == [*quiet.chat(MESSAGES, max_new_tokens=8, temperature=0.9, seed=2, n=3).texts]
     streamed = ["", "", ""]
     for chunk in client.chat.completions.create(**settings, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""

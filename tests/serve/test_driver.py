@@ -11,12 +11,12 @@ import pytest
 from tests.empty import check_empty
 from tests.serve.conftest import served
 from tokenmill import load
-from tokenmill.config import SamplingParams
 from tokenmill.errors import CapacityError
 from tokenmill.serve import driver as driver_module
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.metrics import Metrics
+from tokenmill.settings.sampling_params import SamplingParams
 
 LONG = {"prompt": "w1 w2", "max_tokens": 90, "temperature": 0}
 

@@ -84,8 +84,9 @@ def test_the_best_of_several(http, quiet, shown):
     made = [quiet.generate(each, max_new_tokens=8, n=5, logprobs=0, **settings) for each in (PROMPT, "w4 w5")]
     wanted = []
     for each in made:
-        each.sort(key=lambda done: sum(entry.logprob for entry in done.logprobs) / len(done.tokens), reverse=True)
-        wanted += [done.text for done in each[:shown]]
+        mean = [sum(entry.logprob for entry in done.logprobs) / len(done.tokens) for done in each.completions]
+        best = sorted(range(5), key=mean.__getitem__, reverse=True)
+        wanted += [each.texts[number] for number in best[:shown]]
     done = post(http, prompt=[PROMPT, "w4 w5"], n=shown, best_of=5, echo=True, **settings)
     prompts = [PROMPT] * shown + ["w4 w5"] * shown
     texts = [choice["text"] for choice in done["choices"]]

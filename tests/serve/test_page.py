@@ -7,9 +7,10 @@ import httpx2
 import pytest
 
 from tests.serve.conftest import served
-from tokenmill.config import SamplingParams
 from tokenmill.serve.cache_view import cache_view
 from tokenmill.serve.page import FILES
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 
 VENDORED = {
     "marked.mjs": "c622dc6824a1c92c2d10ea9ede2fc872e46128afcc34b298e6ddee6f387ace8e",
@@ -31,17 +32,20 @@ def test_the_page_and_its_files_may_load_nothing_from_elsewhere(http):
     assert "javascript" in http.get("/page/main.mjs").headers["content-type"]
 
 
-def test_no_file_asks_another_host_or_has_script_in_html():
-    for file in FILES.glob("*.*"):
+def test_no_file_asks_another_host_or_has_script_in_html(http):
+    for file in (*FILES.glob("*.*"), FILES.with_name("page.html")):
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://", text), file
-    index = (FILES / "index.html").read_text(encoding="utf-8")
+    index = http.get("/").text
     assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=", index)
 
 
-def test_numbers_of_any_step_can_be_set():
+def test_numbers_of_any_step_can_be_set(http):
     """A browser counts a number that misses the step of its field as none."""
-    index = (FILES / "index.html").read_text(encoding="utf-8")
+    index = http.get("/").text
+    assert {told.page.label for told in settings_of(SamplingParams).values() if told.page} <= set(
+        re.findall(r"<label>(.+?) <input", index)
+    )
     fields = re.findall(r"<input[^>]*type=\"number\"[^>]*>", index)
     assert len(fields) == 7 and all('step="any"' in field and "min=" not in field for field in fields)
 

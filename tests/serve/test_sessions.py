@@ -49,21 +49,6 @@ def test_a_restart_finds_the_rows(kept):
         assert post(server, "/v1/sessions/tale/erase").status_code == 404
 
 
-def test_what_an_earlier_version_saved_is_found(kept, chat_model, tmp_path):
-    old = tmp_path / "old"
-    with served(chat_model, session_dir=old) as server:
-        for name in ("tale", "other"):
-            assert post(server, f"/v1/sessions/{name}/save", {"prompt": "w1 w2"}).status_code == 200
-    with kept(old_session_dir=old) as server:
-        assert post(server, "/v1/sessions/tale/restore").json()["tokens"] == 2
-        assert post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2 w3"}).json()["tokens"] == 3
-        assert post(server, "/v1/sessions/tale/restore").json()["tokens"] == 3
-        assert len([*old.rglob("*.kv")]) == 2  # nothing is written there
-        assert post(server, "/v1/sessions/tale/erase").json() == {"name": "tale", "erased": True}
-        assert post(server, "/v1/sessions/tale/restore").status_code == 404
-    assert [file.name for file in tmp_path.rglob("*.kv")] == ["other.kv"]
-
-
 def test_a_prompt_is_kept_too_and_a_name_is_used_again(kept):
     with kept() as server:
         assert post(server, "/v1/sessions/a/save", {"prompt": "w1 w2"}).json()["tokens"] == 2

@@ -53,10 +53,10 @@ def test_a_session_of_the_model_before_the_edit_is_refused(edited, tmp_path):
     path, other = edited
     load(path, fingerprint="full").session(prompt(9)).save(tmp_path / "x.kv")
     with pytest.raises(SnapshotError, match="fingerprint: weights 'full "):
-        load(other, fingerprint="full").open(tmp_path / "x.kv")
+        load(other, fingerprint="full").open_session(tmp_path / "x.kv")
     with pytest.raises(SnapshotError, match="fingerprint: "):
-        load(path).open(tmp_path / "x.kv")
-    assert len(load(path, fingerprint="full").open(tmp_path / "x.kv")) == 9
+        load(path).open_session(tmp_path / "x.kv")
+    assert len(load(path, fingerprint="full").open_session(tmp_path / "x.kv")) == 9
 
 
 def test_the_setting_is_checked():

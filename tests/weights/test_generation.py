@@ -11,8 +11,8 @@ from tests import gguf_files
 from tests.tiny_models import prompt
 from tokenmill import CheckpointError, load
 from tokenmill.cli.main import app
-from tokenmill.config import EngineConfig
 from tokenmill.loader.pack import save_packed_model
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
 
 QWEN = {  # Qwen2.5-0.5B-Instruct's

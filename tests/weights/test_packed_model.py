@@ -11,14 +11,14 @@ import torch
 from tests.text.test_sentencepiece_file import directory, trained_file
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.memory import atomic_file as whole
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed.reader import BEGIN, MAGIC, begin_file, read_header
+from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 
 LONG = prompt(60, seed=5)
 
@@ -141,14 +141,6 @@ def test_cut_files_are_refused(packed, tmp_path):
             load(cut)
 
 
-def test_the_earlier_format_is_named(packed, tmp_path):
-    data = packed.read_bytes()
-    at, earlier = BEGIN + read_header(packed)[0]["payload_bytes"], tmp_path / "earlier.packed"
-    earlier.write_bytes(MAGIC + (len(data) - at).to_bytes(8, "little") + data[at:])
-    with pytest.raises(CheckpointError, match="has the format of an earlier tokenmill; make it again"):
-        load(earlier)
-
-
 def test_other_versions_are_refused_by_field(packed, tmp_path):
     other = tmp_path / "other.packed"
     for name, value in {"format": 99, "byteorder": "big"}.items():
@@ -198,13 +190,10 @@ def test_there_is_no_way_back(llama, packed, tmp_path, capsys):
     assert f"give the model, {llama}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["pack", "image"])
-def test_the_verb(verb, llama, tmp_path, capsys):
+def test_the_verb(llama, tmp_path, capsys):
     packed = tmp_path / "x.packed"
-    assert main([verb, str(llama), "-o", str(packed), "--scheme", "q8", "--json", "-q"]) == 0
-    out, err = capsys.readouterr()
-    assert ("`tokenmill image` is now `tokenmill pack`" in err) == (verb == "image")
-    assert json.loads(out)["num_bytes"] == packed.stat().st_size
+    assert main(["pack", str(llama), "-o", str(packed), "--scheme", "q8", "--json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_bytes"] == packed.stat().st_size
     assert main(["info", str(packed), "--json", "-q"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["packed_from"] == str(llama)

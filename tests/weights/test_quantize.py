@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
 from tokenmill.hub.progress import Silent
@@ -16,6 +15,7 @@ from tokenmill.kernels import native_library
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config
 from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
 from tokenmill.weights.codes import pack, unpack
 from tokenmill.weights.quantized import Layout
@@ -242,7 +242,7 @@ def test_the_verb_reports_and_refuses(llama, tmp_path, capsys):
     assert main(["quantize", str(llama), "-q", "-o", str(tmp_path / "table")]) == 0
     assert "--algorithm gptq" in capsys.readouterr().out
     assert main(["quantize", str(llama)]) == 2
-    assert "--out" in capsys.readouterr().err
+    assert "--output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
-from tokenmill.config import EngineConfig
 from tokenmill.hub.progress import Silent
 from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import foreseen_config, open_checkpoint
 from tokenmill.weights.write.convert import convert
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.bench.points import Point
-from tokenmill.config import EngineConfig
 from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters
+from tokenmill.settings.engine_config import EngineConfig
 
 __all__ = ["card_of", "card_rows"]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from tokenmill.bench.points import Point
 from tokenmill.bench.series import Series
-from tokenmill.config import FUSIBLE, EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.loader.resolve import resolve
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import PROGRAMS, find_spec, preferred_schemes
+from tokenmill.program import find_spec, preferred_schemes
 from tokenmill.quant.schemes import REFERENCE
-from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.registry import PROGRAMS, PROPOSERS
+from tokenmill.settings.engine_config import FUSIBLE, EngineConfig
 
 __all__ = ["Rung", "climb", "rungs"]
 

@@ -20,7 +20,6 @@ from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
@@ -32,6 +31,7 @@ from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import load_decoder

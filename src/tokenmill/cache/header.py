@@ -41,13 +41,13 @@ MEANING = ("fingerprint", "shape", "rope", "cache_format")
 PRECISION = ("dtype", "scheme")
 
 
-def begins_with(path: Path, *fronts: bytes) -> bool:
-    """Whether one of these follows the length of the header: the file is ours then, even if it is cut or damaged."""
+def begins_with(path: Path, front: bytes) -> bool:
+    """Whether this follows the length of the header: the file is ours then, even if it is cut or damaged."""
     try:
         if not path.is_file():  # a pipe would be waited for
             return False
         with path.open("rb") as opened:
-            return opened.read(8 + max(map(len, fronts)))[8:].startswith(fronts)
+            return opened.read(8 + len(front))[8:] == front
     except OSError:
         return False
 

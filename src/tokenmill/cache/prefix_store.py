@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -23,7 +22,6 @@ from tokenmill.cache.header import FRONT, begins_with
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.snapshot import read_snapshot, serialise_bytes, write_buffers
 from tokenmill.errors import CapacityError, SnapshotError
-from tokenmill.memory.atomic_file import remove_leftovers
 from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.schedule.sequence import RowSource
 from tokenmill.value_reader import brief
@@ -33,8 +31,8 @@ __all__ = ["PrefixStore"]
 LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
 BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
 LOCK = ".tokenmill-blocks"
-OWN_FRONTS = tuple(FRONT + json.dumps(f'"{fact}": ')[1:-1].encode() for fact in ("block", "data_checksum"))
-"""How blocks begin: with their name, or as layout 2, which had none."""
+OWN_FRONT = FRONT + json.dumps('"block": ')[1:-1].encode()
+"""How blocks begin: with their name."""
 
 
 class PrefixStore:
@@ -55,16 +53,15 @@ class PrefixStore:
         except OSError as error:
             if not self._root.is_dir():  # neither written nor read
                 raise SnapshotError(f"{self._folder} cannot be made: {error.strerror}") from error
-        self._failed = not os.access(self._folder, os.W_OK)
         self._damaged: set[bytes] = set()
-        self._blocks = BoundedFolder(self._root, LOCK, "*/*.kv", _is_block, limit_bytes)
+        self._blocks = BoundedFolder(self._root, "blocks", BLOCKS, _is_block, limit_bytes, LOCK, in_folders=True)
+        self._blocks.can_write = os.access(self._folder, os.W_OK)
         if (size := pool.spec.bytes_per_token * pool.spec.block_size) > limit_bytes:
             what, setting = "prefix_limit for one block", "prefix_limit or block_size"
             raise CapacityError(what, size, limit_bytes, setting, in_bytes=True)
-        if not self._failed:
-            remove_leftovers(self._root, BLOCKS, lambda path: begins_with(path, *OWN_FRONTS))
-            with suppress(OSError):  # which the first block says
-                self._blocks.recount()
+        if self._blocks.can_write:
+            self._blocks.remove_leftovers()
+            self._blocks.recount()
 
     def find(self, digest: bytes) -> RowSource | None:
         """What reads the rows of that block, or None if there is no file of it."""
@@ -94,19 +91,15 @@ class PrefixStore:
         Where something lies in the place of the file that no store has written, only that block is not written.
         """
         path = self._path(digest)
-        if self._failed or self.find(digest) or (os.path.lexists(path) and not _is_block(path)):
+        if not self._blocks.can_write or self.find(digest) or (os.path.lexists(path) and not _is_block(path)):
             return
         buffers = serialise_bytes(self._facts(digest), NAME, self._pool.block_bytes(block))
-        try:
-            num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
-            if self._blocks.add(num_bytes, partial(write_buffers, path, buffers)):
-                self._damaged.discard(digest)
-        except (SnapshotError, OSError) as error:
-            self._failed = True
-            warnings.warn(f"no more blocks are kept on disk: {error}", stacklevel=2)
+        num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if self._blocks.add(num_bytes, partial(write_buffers, path, buffers)):
+            self._damaged.discard(digest)
 
     def _facts(self, digest: bytes) -> dict[str, Any]:
-        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONTS."""
+        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONT."""
         return {"block": digest.hex(), "store": self._store}
 
     def _path(self, digest: bytes) -> Path:
@@ -114,5 +107,5 @@ class PrefixStore:
 
 
 def _is_block(path: Path) -> bool:
-    """Whether a store has written the file: it has a block's name, and begins as a block does."""
-    return BLOCKS.fullmatch(f"{path.parent.name}/{path.name}") is not None and begins_with(path, *OWN_FRONTS)
+    """Whether a store has written the file: it begins as a block does."""
+    return begins_with(path, OWN_FRONT)

@@ -14,8 +14,8 @@ from tokenmill.cache.header import check_compatible
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.session_header import checked_header
 from tokenmill.cache.snapshot import read_snapshot
-from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError, SnapshotError
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
 __all__ = ["SavedSession", "read_session"]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tokenmill.cache.step import Span, Step
-from tokenmill.config import FUSIBLE
 from tokenmill.kernels.attend.gather import Gather
 from tokenmill.model.families import read_config
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
+from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import Loader, allocate, empty_decoder, read_values
 from tokenmill.weights.names import TRANSFORMS, part_of

@@ -23,7 +23,7 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.memory.file_lock import locked
 from tokenmill.memory.interrupts import held_interrupts
-from tokenmill.memory.marked_folder import is_marked, make_marked, remove_marked
+from tokenmill.memory.marked_folder import MarkedFolder
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
@@ -33,7 +33,6 @@ __all__ = ["Partial"]
 log = logging.getLogger(__name__)
 
 LOCK, FORMAT = ".lock", 1
-WHAT = "calibration"  # what the directory is for
 NAMES = re.compile(r"\.lock|(settings|texts|eight_bits)\.json|layer-\d{4,}\.safetensors")
 
 
@@ -45,6 +44,7 @@ class Partial:
 
     def __init__(self, out: Path, settings: Mapping[str, Any], group: int, has_minimums: bool) -> None:
         self.path, self._out = out.with_name(f"{out.name}.partial"), out
+        self._folder = MarkedFolder(self.path, "calibration", NAMES)
         self._group, self._has_minimums = group, has_minimums
         self._settings = json.loads(json.dumps(settings))
         which = json.dumps([self._settings, group, has_minimums], sort_keys=True)
@@ -59,8 +59,8 @@ class Partial:
         with ExitStack() as stack:
             with file_errors(self.path, "written"):
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                make_marked(self.path, WHAT)
-                if self.path.exists() and not is_marked(self.path, WHAT):
+                self._folder.make()
+                if self.path.exists() and not self._folder.is_marked():
                     allowed = f"a name beside which no other {self.path.name} lies: that is not of a calibration"
                     raise ConfigError("output", str(self._out), allowed)
                 try:
@@ -195,7 +195,7 @@ class Partial:
     def remove(self) -> None:
         """Everything is written elsewhere. What tokenmill has not written into the directory stays, and is named."""
         with file_errors(self.path, "deleted"):
-            others = remove_marked(self.path, WHAT, NAMES)
+            others = self._folder.remove()
         if others:
             log.warning("%s stays, with what is not of the calibration: %s", self.path, ", ".join(others[:5]))
 

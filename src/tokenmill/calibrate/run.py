@@ -14,10 +14,10 @@ from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.partial import Partial
 from tokenmill.calibrate.rounding import ALGORITHMS, Rounding
 from tokenmill.calibrate.texts import Texts
-from tokenmill.checks import check_choice
 from tokenmill.errors import RequestError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.quant.stored import Stored
+from tokenmill.settings.checks import check_choice
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint
 from tokenmill.weights.write.convert import check_space

@@ -7,10 +7,10 @@ whatever languages the model knows, and is the same every time, since the seed d
 
 from typing import NamedTuple
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 
 __all__ = ["Texts", "cut_text", "written_texts"]

@@ -23,7 +23,7 @@ from tokenmill.cli.bench_rows import (
 from tokenmill.cli.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -8,22 +8,23 @@ import typer
 from tokenmill.cli.bench_rows import MEASURED
 from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
-from tokenmill.cli.options import HELP, Json, Quiet, examples
-from tokenmill.config import EngineConfig
+from tokenmill.cli.options import Json, Quiet, examples
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.field import settings_of
 from tokenmill.units import counted
 
 __all__ = ["EXAMPLES", "command"]
+
+SETTINGS = settings_of(EngineConfig)
 
 EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")
 
 
 def command(
     device: Annotated[
-        str, typer.Option(metavar="NAME", help=HELP[EngineConfig]["device"], rich_help_panel=MEASURED)
+        str, typer.Option(metavar="NAME", help=SETTINGS["device"].help, rich_help_panel=MEASURED)
     ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help=HELP[EngineConfig]["threads"], rich_help_panel=MEASURED)
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help=SETTINGS["threads"].help, rich_help_panel=MEASURED)] = None,
     again: Annotated[
         bool, typer.Option("--again", help="Measure now, whatever is kept from before.", rich_help_panel=MEASURED)
     ] = False,

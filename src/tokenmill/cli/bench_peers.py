@@ -13,8 +13,8 @@ from tokenmill.cli.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint

@@ -12,9 +12,9 @@ from tokenmill.cli.display import print_json, print_table, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.bench.series import Series

@@ -22,7 +22,7 @@ from tokenmill.cli.bench_rows import (
 )
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -26,8 +26,8 @@ from tokenmill.cli.bench_rows import (
 )
 from tokenmill.cli.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.options import Json, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.bench.series import Series

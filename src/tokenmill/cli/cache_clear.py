@@ -10,7 +10,7 @@ from tokenmill.cli.options import Json, Quiet, examples
 from tokenmill.errors import RequestError
 from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.units import size
-from tokenmill.weights.packed.copies import Copy, copies, copies_folder, delete_copy, delete_leftovers
+from tokenmill.weights.packed.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -39,7 +39,7 @@ def command(
     for copy in chosen:
         delete_copy(copy.path)
     if not models:
-        delete_leftovers()
+        CopiesFolder().remove_leftovers()
     freed = sum(copy.num_bytes for copy in chosen)
     if json:
         print_json({"deleted": [copy.path.name for copy in chosen], "num_bytes": freed})

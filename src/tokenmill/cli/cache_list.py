@@ -22,8 +22,7 @@ OTHERS = {
     "machine": "measured limits of this machine",
     "prefixes": "blocks of prompts of `tokenmill serve`",
     "packed": "verified packed models",
-    "sessions": "texts saved by clients of an earlier `tokenmill serve`: nothing makes them again",
-    "chat_history": "lines typed in an earlier `tokenmill chat`",
+    "sessions": "texts saved by clients of `tokenmill serve`, which had no data folder: nothing makes them again",
 }
 
 

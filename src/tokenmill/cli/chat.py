@@ -17,8 +17,9 @@ from tokenmill.cli.models import load_engine
 from tokenmill.cli.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.watch import prompt_progress
-from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine

@@ -4,12 +4,13 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from tokenmill.config import ALIASES, SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.settings.field import setting_of
+from tokenmill.settings.sampling_params import ALIASES, SamplingParams
 
 __all__ = ["meant", "read_setting"]
 
-NOT_TYPED = {"n", "logit_bias", "logprobs", "stop_token_ids", "allowed_token_ids", "skip_special_tokens"}
+KINDS = {field.name: field.type for field in fields(SamplingParams) if setting_of(field).in_chat}
 
 
 def read_setting(words: str) -> tuple[str, Any]:
@@ -17,11 +18,11 @@ def read_setting(words: str) -> tuple[str, Any]:
     name, _, value = words.partition(" ")
     name, value = name.replace("-", "_").lstrip("_"), value.strip()
     name = ALIASES.get(name, name)
-    known = sorted(field.name for field in fields(SamplingParams) if field.name not in NOT_TYPED)
+    known = sorted(KINDS)
     if name not in known or not value:
         problem = f"no setting {name!r}{meant(name, known)}" if name and name not in known else "/set NAME VALUE"
         raise TokenmillError(f"{problem}; the settings are {', '.join(known)}")
-    if name in ("stop", "bad_words"):
+    if KINDS[name] == tuple[str, ...]:
         return name, () if value.lower() == "none" else (value,)
     return name, _parsed(value)
 

@@ -101,8 +101,6 @@ class VerbGroup(TyperGroup):
     """
 
     names: tuple[str, ...] = ()
-    unlisted: tuple[str, ...] = ()
-    """Those of the names that --help does not show."""
 
     def __init__(self, **settings: Any) -> None:
         """As typer's."""
@@ -172,7 +170,7 @@ def _make(group: VerbGroup, name: str) -> Any:
     if isinstance(module.command, VerbGroup):
         return module.command
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Verb, epilog=module.EXAMPLES, hidden=name in group.unlisted)(module.command)
+    alone.command(name, cls=Verb, epilog=module.EXAMPLES)(module.command)
     return typer.main.get_command(alone)
 
 
@@ -291,8 +289,7 @@ def _help_page(command: Any, ctx: Any) -> str:
     for name, rows in panels.items():
         _write_rows(page, name, rows)
     if isinstance(command, VerbGroup):
-        listed = (name for name in command.names if name not in command.unlisted)
-        _write_rows(page, "Commands", [(name, _summary(command.module(name).command)) for name in listed])
+        _write_rows(page, "Commands", [(name, _summary(command.module(name).command)) for name in command.names])
     if command.epilog:
         page.write_paragraph()
         page.write(command.epilog)

@@ -24,8 +24,8 @@ from tokenmill.cli.messages import (
 )
 from tokenmill.cli.report import cut_by
 from tokenmill.cli.room import room_of
-from tokenmill.config import SamplingParams
 from tokenmill.errors import TokenmillError
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
 from tokenmill.value_reader import path_of
 
@@ -282,7 +282,7 @@ class Conversation:
         """Go on with the conversation in a file."""
         if not file:
             raise TokenmillError("/open needs the name of a file that /save wrote: /open talk.kv")
-        session = self.engine.open(path_of(file))
+        session = self.engine.open_session(path_of(file))
         try:
             messages = check_messages(session.notes, file)
             for message in messages:

@@ -18,9 +18,10 @@ from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.prompts import Ids, Text, gather
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress
-from tokenmill.config import DEFAULT_MAX_LENGTH, DEFAULT_MAX_NEW_TOKENS, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
+from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -84,7 +85,7 @@ def command(
         config = _as_saved(replace(engine, model=model or facts["model"]), facts, sampling, progress)
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
-        session = loaded.open(file, convert)
+        session = loaded.open_session(file, convert)
     given = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
     started_s = time.perf_counter()
     with prompt_progress(loaded, quiet):

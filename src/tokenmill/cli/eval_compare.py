@@ -21,7 +21,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, Json, Quiet, examples, with_settings
 from tokenmill.cli.report import versions
-from tokenmill.config import EngineConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Text

@@ -12,9 +12,9 @@ from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, Json, Quiet, examples, with_settings
 from tokenmill.cli.prompts import read_stdin, read_text
 from tokenmill.cli.report import program_facts, versions
-from tokenmill.config import EngineConfig
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine

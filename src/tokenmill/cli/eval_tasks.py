@@ -22,8 +22,8 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Quiet, examples, with_settings
 from tokenmill.cli.report import program_facts, versions
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.harness.model import TokenmillLM

@@ -15,8 +15,9 @@ from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Model, Quiet, exam
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
@@ -149,7 +150,8 @@ def _serve(
         completions = [show(loaded, loaded.stream(prompts[0], **asdict(sampling)))]
     else:
         # One list may hold texts and ids, which the overloads do not say.
-        completions = loaded.generate(cast("list[str]", prompts), **asdict(sampling))
+        done = loaded.generate(cast("list[str]", prompts), **asdict(sampling))
+        completions = [each for one in done for each in one.completions]
         if not json:
             _print_all(completions, sampling.n)
     return completions, time.perf_counter() - started_s

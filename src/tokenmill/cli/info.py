@@ -15,8 +15,9 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
 if TYPE_CHECKING:

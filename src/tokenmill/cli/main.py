@@ -37,7 +37,6 @@ VERBS = {
     "plan": "tokenmill.cli.plan",
     "profile": "tokenmill.cli.profile",
     "cache": "tokenmill.cli.cache",
-    "image": "tokenmill.cli.image",
     "bench": "tokenmill.cli.bench",
     "eval": "tokenmill.cli.eval",
 }
@@ -47,7 +46,6 @@ class _Tokenmill(VerbGroup):
     """All verbs."""
 
     names = tuple(VERBS)
-    unlisted = ("image",)
 
     def module(self, name: str) -> Any:
         """See VerbGroup."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from tokenmill.cli.display import remark, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.torch_import import without_meta_kernels
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine

@@ -1,28 +1,27 @@
 """Options that verbs share. The fields of EngineConfig and SamplingParams become options by themselves.
 
-Name, type and default come from the dataclass, help and order from the tables here; a test holds the two together. A
-verb decorated with `with_settings` is handed finished settings objects.
+Everything of such an option comes from its field. A verb decorated with `with_settings` is handed finished settings
+objects.
 """
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from tokenmill.cli.command import is_given
 from tokenmill.cli.imports import uninterrupted
-from tokenmill.config import DTYPES, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.field import setting_of
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = [
-    "HELP",
     "MODEL",
-    "NAMES",
     "OUTPUT",
     "PROMPT",
     "ChatTemplate",
@@ -60,82 +59,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.", rich_help_panel=OUTPUT)
 ]
-
-NAMES = {
-    "program": ("native", "aot", "compiled", "eager"),
-    "kernel": ("rows", "gather", "padded"),
-    "cache_format": ("dense", "int8"),
-    "scheme": ("packed", "dense", "q8", "q4", "file"),
-    "speculate": ("off", "adaptive", "multi_step", "suffix", "draft_model"),
-}
-"""What the registries hold, which are in modules that import torch. A test holds the two together."""
-
-
-def _named(setting: str) -> str:
-    *first, last = ["auto", *NAMES[setting]]
-    return f"{', '.join(first)} or {last}"
-
-
-HELP: dict[type, dict[str, str]] = {
-    EngineConfig: {
-        "program": f"What computes the forward pass: {_named('program')}. Auto takes the fastest that runs here.",
-        "dtype": f"Data type of weights and cache: auto, {', '.join(DTYPES)}. Auto keeps the checkpoint's own.",
-        "device": "cpu, cuda, cuda:1, … Auto takes cuda where there is one.",
-        "max_length": "Longest sequence in tokens, prompt included. Default: the model's context, at most 2048.",
-        "max_sequences": "Maximum number of sequences in one step.",
-        "block_size": "Tokens per cache block. Default: one sequence; 32 with program native, prefix-dir and in chat.",
-        "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length.",
-        "max_step_tokens": "Maximum number of tokens in one step; longer prompts are prefilled in chunks.",
-        "prefix_cache": "Share cache blocks between equal prefixes (needs a block-size below max-length).",
-        "prefix_dir": "Also keep shared blocks in this directory, for use after a restart.",
-        "prefix_limit": "Size limit of that directory in MB; least recently used blocks are deleted.",
-        "cache": "Keep K and V of past tokens. Without it every step computes all of them again (a slow baseline).",
-        "kernel": f"How attention reads the cache: {_named('kernel')}. Program native reads it by itself.",
-        "cache_format": f"How the cache stores a row: {_named('cache_format')} (half the memory). Auto is dense.",
-        "scheme": f"How matrices are stored: {_named('scheme')} (as the model's files have them).",
-        "speculate": f"Who proposes draft tokens: {_named('speculate')}. Auto: adaptive with program native.",
-        "num_draft_tokens": "Maximum number of draft tokens per sequence and step. Default: by proposer.",
-        "draft_model": "A second, smaller model that proposes: its name, or q8 or q4 for this one with such weights.",
-        "suffix_dir": "Keep finished texts in this directory, as tokens, and draft from them, also after a restart.",
-        "suffix_limit": "Size limit of that directory in MB; the oldest texts are deleted.",
-        "threads": "CPU threads. Default: torch's choice.",
-        "fingerprint": "How a saved cache knows its model: sampled (some pages of its files) or full (every byte).",
-        "packed_cache": "Keep a packed copy of the model in the cache folder: the next start takes a fraction.",
-        "packed_limit": "Size limit of all such copies in MB; least recently used ones are deleted.",
-        "compile": "Program compiled: auto, no, static (few shapes), dynamic (any length), fullgraph (as static).",
-        "compile_phases": "Which steps are compiled: decode, prefill, or both.",
-        "compile_backend": "A backend of torch.compile, by name.",
-        "compile_in_background": "The plain modules serve until the compiled form is ready.",
-        "max_waiting": "Sequences that may wait to run; one more is refused. Default: any number.",
-        "async_scheduling": "Begin each step before the last one's tokens are read: on, off, or auto (on a GPU).",
-        "fuse": "Operations that are fused: qkv, gate_up, norm, rotary, separated by commas; all, or none.",
-        "aot_package": "An AOT package of this model: a directory of compiled code from `tokenmill compile`.",
-        "aot_fallback": "Where the AOT package does not fit, warn and go on with the plain modules.",
-        "generation_config": "Sample as the model's files recommend, where no option says otherwise.",
-    },
-    SamplingParams: {
-        "max_new_tokens": "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.",
-        "min_new_tokens": "Minimum number of new tokens before the text may end.",
-        "temperature": "0 takes the likeliest token; higher is more random.",
-        "top_k": "Sample from the k likeliest tokens. 0 and -1: off.",
-        "top_p": "Sample from the likeliest tokens that together have this probability. 1: off.",
-        "min_p": "Drop tokens less likely than this times the likeliest one. 0: off.",
-        "repetition_penalty": "Above 1: tokens of prompt and output become less likely.",
-        "presence_penalty": "Subtracted from the logit of every token that is in the output.",
-        "frequency_penalty": "Subtracted from a token's logit for each time it is in the output.",
-        "logit_bias": "ID=AMOUNT, added to that token's logit. May be repeated.",
-        "allowed_token_ids": "The only ids that may be chosen, as 1,2,3.",
-        "bad_words": "A word that the output must not hold. May be repeated.",
-        "stop": "Text that ends the output. May be repeated.",
-        "include_stop": "Keep the text that stopped the output.",
-        "stop_token_ids": "Ids that end the output, as 1,2,3.",
-        "ignore_eos": "Continue past the model's end-of-text token.",
-        "skip_special_tokens": "Leave special tokens out of the text.",
-        "seed": "The same seed gives the same tokens. Default: a new one each time, which --json reports.",
-        "logprobs": "Show the log-probability of each token, and the N likeliest tokens in its place.",
-        "n": "Continuations of each prompt.",
-    },
-}
 
 
 def option_name(field: str) -> str:
@@ -190,43 +113,29 @@ def with_settings(
     return decorate
 
 
-_SHORT = {"max_new_tokens": "-n"}
-_METAVARS = {
-    "logit_bias": "ID=AMOUNT",
-    "stop_token_ids": "IDS",
-    "allowed_token_ids": "IDS",
-    "bad_words": "TEXT",
-    "fuse": "NAMES",
-    "prefix_dir": "DIR",
-    "suffix_dir": "DIR",
-    "aot_package": "DIR",
-    "stop": "TEXT",
-}
-
-
 def _options(kind: type[Any], words: Mapping[str, str]) -> list[inspect.Parameter]:
-    """The options of a settings class in the order of HELP, by which people look for them."""
-    hints, defaults = get_type_hints(kind), {field.name: field.default for field in fields(kind)}
+    """The options of a settings class in the order of its fields. EngineConfig's model is no option."""
     parameters = []
-    for field, text in HELP[kind].items():
-        listed, default = field in LISTED, defaults[field]
-        annotation = list[str] if listed else hints[field]
-        name = option_name(field)
+    for field in fields(kind):
+        told, name = setting_of(field), option_name(field.name)
+        listed, default = LISTED.get(field.type), field.default
+        shown = words.get(field.name, told.help)
         if default is True:
             name += f"/--no-{name[2:]}"
-        is_name = annotation in (str, str | None) and field not in _METAVARS
-        shown = words.get(field, text)
+        metavar = told.metavar or (listed.metavar if listed else "NAME" if field.type in (str, str | None) else None)
         option = typer.Option(
             name,
-            *([_SHORT[field]] if field in _SHORT else []),
+            *([told.short] if told.short else []),
             help=shown,
-            metavar="NAME" if is_name else _METAVARS.get(field),
+            metavar=metavar,
             rich_help_panel=ENGINE if kind is EngineConfig else SAMPLING,
             show_default=not (default is None or isinstance(default, bool) or listed or "Default:" in shown),
         )
-        kind_of = inspect.Parameter.KEYWORD_ONLY
+        annotation: Any = Annotated[list[str] if listed else field.type, option]
         given = [] if listed else default
-        parameters.append(inspect.Parameter(field, kind_of, default=given, annotation=Annotated[annotation, option]))
+        if field.name != "model":
+            only_keyword = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(inspect.Parameter(field.name, only_keyword, default=given, annotation=annotation))
     return parameters
 
 
@@ -237,41 +146,19 @@ def with_defaults(context: typer.Context, sampling: SamplingParams, defaults: Ma
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     """The settings object, its names checked before anything is loaded."""
-    settings = {field.name: values[field.name] for field in fields(kind) if values.get(field.name) is not None}
-    if kind is SamplingParams:
-        given = {name: settings.pop(name) for name in LISTED if name in settings}
-        settings |= {name: LISTED[name](texts, option_name(name)) for name, texts in given.items() if texts}
-    for name in settings.keys() & NAMES.keys():
-        _check_name(name, settings[name])
+    settings = {}
+    for field in fields(kind):
+        value, listed = values.get(field.name), LISTED.get(field.type)
+        if listed is not None and value:
+            settings[field.name] = listed.parse(value, option_name(field.name))
+        elif listed is None and value is not None:
+            settings[field.name] = value
     built = kind(**settings)
     if settings.get("device", "auto") not in ("auto", "cpu"):
         with uninterrupted():
             from tokenmill.kernels.devices import find_device
         find_device(settings["device"])
     return built
-
-
-CALLED_ELSEWHERE = {
-    "prompt_lookup": "suffix",
-    "prompt-lookup": "suffix",
-    "ngram": "suffix",
-    "lookup": "suffix",
-    "none": "off",
-    "q8_0": "q8",
-    "int8": "q8",
-    "q4_0": "q4",
-    "int4": "q4",
-    "inductor": "compiled",
-}
-"""What names of ours are called elsewhere: hinted at, where the name beside it is one of the setting."""
-
-
-def _check_name(setting: str, name: str) -> None:
-    allowed = ("auto", *NAMES[setting])
-    if name not in allowed:
-        near = [meant] if (meant := CALLED_ELSEWHERE.get(name)) in allowed else get_close_matches(name, allowed, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ConfigError(setting, name, f"use one of {', '.join(allowed)}{hint}")
 
 
 def _parse_bias(texts: Iterable[str], option: str) -> dict[int, float]:
@@ -285,11 +172,18 @@ def _parse_bias(texts: Iterable[str], option: str) -> dict[int, float]:
     return biases
 
 
-LISTED: Mapping[str, Callable[[list[str], str], Any]] = {
-    "logit_bias": _parse_bias,
-    "allowed_token_ids": parse_ids,
-    "bad_words": lambda texts, _: texts,
-    "stop": lambda texts, _: texts,
-    "stop_token_ids": parse_ids,
+class _Listed(NamedTuple):
+    """An option that may be repeated: how its values are called, and what is made of them."""
+
+    metavar: str
+    parse: Callable[[list[str], str], Any]
+
+
+_IDS = _Listed("IDS", parse_ids)
+LISTED: Mapping[Any, _Listed] = {
+    tuple[str, ...]: _Listed("TEXT", lambda texts, _: texts),
+    tuple[int, ...]: _IDS,
+    tuple[int, ...] | None: _IDS,
+    Mapping[int, float]: _Listed("ID=AMOUNT", _parse_bias),
 }
-"""Settings whose options may be repeated, and what is made of the texts."""
+"""By the type of their settings."""

@@ -1,33 +1,23 @@
 """What options and verbs of ours are called by other programs, and other ways to write them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["ALIASES", "ELSEWHERE", "VERBS_ELSEWHERE", "with_hyphens"]
 
-ALIASES = {
-    "--temp": "--temperature",
-    "--max-tokens": "--max-new-tokens",
-    "--num-predict": "--max-new-tokens",
-    "--n-predict": "--max-new-tokens",
-    "--predict": "--max-new-tokens",
-    "--assistant-model": "--draft-model",
-    "--model-draft": "--draft-model",
-    "-c": "--max-length",
-    "--ctx-size": "--max-length",
-    "--max-model-len": "--max-length",
-    "--max-num-seqs": "--max-sequences",
-    "--parallel": "--max-sequences",
-    "--batch-size": "--max-sequences",
-    "--max-num-batched-tokens": "--max-step-tokens",
-    "--kv-cache-dtype": "--cache-format",
-    "--enable-prefix-caching": "--prefix-cache",
-    "--no-enable-prefix-caching": "--no-prefix-cache",
-    "--no-prefix-caching": "--no-prefix-cache",
-    "-t": "--threads",
+
+def _of_settings() -> Iterator[tuple[str, str]]:
+    for name, told in (settings_of(EngineConfig) | settings_of(SamplingParams)).items():
+        for option in told.options:
+            yield option, f"--{'no-' * option.startswith('--no-')}{name.replace('_', '-')}"
+
+
+ALIASES = dict(_of_settings()) | {
     "-f": "--prompt-file",
     "--file": "--prompt-file",
-    "--out": "--output",
-    "--save": "--output",
     "-m": "--model",
 }
 """Names that llama.cpp, Ollama, vLLM and mlx-lm have for options of ours. A verb takes those whose option it has and

@@ -11,7 +11,7 @@ from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prefill import check_target
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
 __all__ = ["EXAMPLES", "command", "write"]

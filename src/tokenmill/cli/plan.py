@@ -9,7 +9,7 @@ from tokenmill.cli.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
 from tokenmill.cli.watch import prompt_progress
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.memory.atomic_file import beside, make_folder
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
 
 __all__ = ["EXAMPLES", "Force", "check_target", "command"]

@@ -14,9 +14,10 @@ from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_def
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
 from tokenmill.cli.report import program_facts, versions
-from tokenmill.config import DEFAULT_MODEL, EngineConfig, SamplingParams
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.atomic_file import writing
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # imports torch

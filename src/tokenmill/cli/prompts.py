@@ -11,8 +11,8 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from tokenmill.cli.options import PROMPT, parse_ids
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
 __all__ = [

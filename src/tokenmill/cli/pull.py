@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.checks import check_choice
 from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
-from tokenmill.config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
 from tokenmill.errors import ConfigError
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
 
 __all__ = ["EXAMPLES", "command"]
 

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.checks import check_choice
 from tokenmill.cli.display import print_json, progress_on_stderr, say_on_stderr
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.options import MODEL, OUTPUT, Json, Model, Quiet, examples
 from tokenmill.cli.prompts import read_text
-from tokenmill.config import DEFAULT_MODEL
 from tokenmill.errors import ConfigError
+from tokenmill.registry import EXPORTS, either, help_of
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.engine_config import DEFAULT_MODEL
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -58,12 +59,13 @@ Head = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+_EXPORTS = ["tokenmill's own", *(f"{name} ({help_of(EXPORTS[name])})" for name in EXPORTS if name != "tokenmill")]
 ExportName = Annotated[
     str,
     typer.Option(
         "--export",
         metavar="NAME",
-        help="The format: tokenmill's own, gptq (a directory for other engines) or gguf (a file for llama.cpp).",
+        help=f"The format: {either(_EXPORTS)}.",
         rich_help_panel=OUTPUT,
     ),
 ]

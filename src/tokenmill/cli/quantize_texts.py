@@ -9,12 +9,12 @@ from typing import Any
 
 from tokenmill.calibrate.texts import Texts, cut_text, written_texts
 from tokenmill.cli.eval_perplexity import load_to_read
-from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import RequestError
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.perplexity import Comparison, compare
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 
 __all__ = ["TextSettings", "compared", "held_out"]

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.options import option_name
-from tokenmill.config import EngineConfig, SamplingParams
 from tokenmill.measure.memory import peak_bytes
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
 from tokenmill.version import __version__
 

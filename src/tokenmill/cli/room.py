@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import RequestError
+from tokenmill.settings.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine

@@ -13,9 +13,9 @@ from tokenmill.cli.display import progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.options import ChatTemplate, Model, Quiet, examples, with_settings
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
 if TYPE_CHECKING:  # these import torch and the server
@@ -136,7 +136,7 @@ def command(
             from tokenmill.serve.run import Address
         except ModuleNotFoundError as error:
             raise TokenmillError(f"serve needs {error.name}: pip install 'tokenmill[serve]'") from None
-    sessions, old_sessions = (session_dir, None) if session_dir is not None else _session_folders()
+    sessions = _session_folder() if session_dir is None else session_dir
     options = Options(
         name=name or model,
         keys=read_keys(api_key or os.environ.get(KEY), api_key_file),
@@ -150,7 +150,6 @@ def command(
         certificate=ssl_certfile,
         key_file=ssl_keyfile,
         session_dir=sessions,
-        old_session_dir=old_sessions,
         seed=seed,
     )
     engine = replace(engine, model=model, generation_config=generation_config)
@@ -183,17 +182,16 @@ def _serve(
     return Server(loaded, taken, options, None if quiet else remark).serve_to_end()
 
 
-def _session_folders() -> tuple[Path, Path | None]:
-    """Where sessions are kept, and where earlier versions kept them, if there is such a folder: in the cache folder."""
-    old = cache_folder() / "sessions"
+def _session_folder() -> Path:
+    """Where sessions are kept."""
     try:
         folder = data_folder() / "sessions"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         why = getattr(error, "strerror", None) or error
-        remark(f"warning: sessions are kept in {old}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
-        return old, None
-    return folder, old if old.is_dir() else None
+        folder = cache_folder() / "sessions"
+        remark(f"warning: sessions are kept in {folder}, a cache ({why}): set TOKENMILL_DATA or --session-dir")
+    return folder
 
 
 def _with_prefixes(engine: EngineConfig) -> EngineConfig:

@@ -136,11 +136,9 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 def _read_history(readline: ModuleType) -> bool:
     """Whether it can be read and may be written."""
-    from tokenmill.hub.download import cache_folder
-
     with _history_file() as file:
-        if found := next((each for each in (file, cache_folder() / file.name) if each.exists()), None):
-            readline.read_history_file(found)  # in the cache folder earlier versions kept it
+        if file.exists():
+            readline.read_history_file(file)
         return True
     return False
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from tokenmill.cli.display import remark, table_text
 from tokenmill.cli.models import load_engine
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
+from tokenmill.settings.engine_config import EngineConfig
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from tokenmill.cache.header import shared_fields
 from tokenmill.cache.prefix_store import PrefixStore
-from tokenmill.config import EngineConfig
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
@@ -16,11 +15,12 @@ from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import load_with_copy, open_model
 from tokenmill.loader.resolve import ResolvedModel
-from tokenmill.registry import lookup
+from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.speculate.multi_step import MultiStep
-from tokenmill.speculate.proposer import PROPOSERS, Facts, NoProposer, Proposer
+from tokenmill.speculate.proposer import Facts, NoProposer, Proposer
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.value_reader import path_of

@@ -3,11 +3,7 @@
     drafts → plan → copy and load → run → sample → verify → commit → store → deliver
 
 `_step` is the loop's body. Single stream, batch, continuous batching, chunked prefill and speculation are settings of
-it. A request is checked by `request`, queued by `submit`, moved by `step` (whichever thread calls it moves all of
-them), and what is new of it is taken by `take`; `follow` and `finish` do these for one thread that waits. Everything
-may be called from several threads, one step at a time.
-
-Changes to the scheduler or to requests are made inside `with core.lock, core.transaction:` (engine/transaction.py).
+it. Changes to the scheduler or to requests are made inside `with core.lock, core.transaction:` (transaction.py).
 """
 
 import os
@@ -22,7 +18,6 @@ from weakref import WeakMethod
 
 from torch import Tensor
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.inflight import InFlight
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
@@ -33,6 +28,7 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.verify import verify
 
@@ -40,11 +36,15 @@ __all__ = ["Core"]
 
 
 class Core:
-    """One loaded model, its scheduler and the requests that are queued or running.
+    """One loaded model, its scheduler and the requests that are queued or running: `core` of an Engine.
 
-    trackers: of those that have not ended, by the id of their sequence. observers: see `observed_by`. to_cancel:
-    sequences that the next transaction ends, each with the tracker that is cancelled, or None if it is to go for good.
-    Finalizers append to it: the garbage collector may run them in a thread that holds a lock, so they wait for none.
+        core.submit(request := core.request("Once upon a time", SamplingParams(max_new_tokens=20), priority=1))
+        while not request.is_done:
+            core.step()
+        print(core.take(request))
+
+    trackers: of requests that have not ended, by sequence id. to_cancel: sequences that the next transaction ends, with
+    the tracker that is cancelled, or None if they go for good; finalizers, which may wait for no lock, append to it.
     """
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
@@ -65,10 +65,10 @@ class Core:
     def request(
         self, prompt: Prompt, params: SamplingParams, *, priority: int = 0, timeout_s: float = inf, salt: bytes = b""
     ) -> Request:
-        """A checked request, not queued yet. RequestError or CapacityError if it could never be served.
+        """A checked request, not queued yet: params.n continuations of a text or of token ids.
 
-        Requests of a lower `priority` run first. timeout_s counts from now. Only requests of equal salt share rows of
-        the cache.
+        priority: a lower one runs first. timeout_s: seconds from now until it fails with DeadlinePassed. salt: only
+        requests of equal salt share rows of the cache. RequestError or CapacityError if it could never be served.
         """
         self.check_open()
         sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
@@ -77,7 +77,7 @@ class Core:
         return Request(sequences, self.clock() + timeout_s)
 
     def submit(self, request: Request) -> None:
-        """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`)."""
+        """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`). Only once."""
         with self.lock, self.transaction:
             self._fail_overdue()
             limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
@@ -105,7 +105,7 @@ class Core:
             raise RequestError("this was cancelled before its end")
 
     def take(self, request: Request) -> list[Piece]:
-        """What is new of each continuation since the last call. Raises the error that ended one, once."""
+        """A piece of each continuation that has something new. Raises the error that ended one, once."""
         with self.lock, self.transaction:
             return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
 
@@ -129,7 +129,7 @@ class Core:
             self.cancel(request)
 
     def finish(self, requests: List[Request]) -> list[Completion]:
-        """Queue requests and wait for all of them; their completions in order. At an error the others are cancelled."""
+        """Queue requests and wait for all completions, in order. At an error the others are cancelled."""
         try:
             for request in requests:
                 self.submit(request)
@@ -144,7 +144,7 @@ class Core:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
-        """The next transaction ends the request; `follow` and `finish` in another thread raise RequestError."""
+        """End a request before the next step; `follow` and `finish` in another thread raise RequestError."""
         self.to_cancel.extend((each.sequence, each) for each in request.trackers if not each.has_ended)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class Core:
     # ---- the loop
 
     def step(self) -> None:
-        """Move every running sequence by one step."""
+        """Move every running sequence by one step. What ends a request alone is raised by `take`."""
         with self.lock, self.transaction:
             self.check_open()
             try:

@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as List
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Unpack, overload
 
 from torch import Tensor
 
-from tokenmill.checks import check_flag
-from tokenmill.config import SamplingParams
 from tokenmill.engine.batch import Score
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
@@ -19,6 +19,8 @@ from tokenmill.engine.scoring import last_logits, score, score_pairs
 from tokenmill.engine.session import Session
 from tokenmill.engine.stream import Stream
 from tokenmill.errors import ConfigError
+from tokenmill.settings.checks import check_flag
+from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Engine"]
@@ -28,8 +30,6 @@ log = logging.getLogger(__name__)
 One = str | List[int]
 Many = List[str] | List[List[int]]
 Messages = List[Mapping[str, Any]]
-Several = Literal[2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
-"""Numbers of continuations for which a type checker knows that they are a list, as it is from 2 on."""
 
 
 class Engine:
@@ -74,38 +74,35 @@ class Engine:
         self.core.close()
 
     @overload
-    def generate(self, prompt: One, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
-    @overload
-    def generate(
-        self, prompt: One, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
+    def generate(  # type: ignore[overload-overlap] # a text is a sequence of texts too: the first form is meant
+        self, prompt: One, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompt: One, params: SamplingParams | None = None, *, n: Several, **settings: Any
+        self, prompt: Many, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> list[Completion]: ...
-    @overload
-    def generate(
-        self, prompt: One, params: SamplingParams | None = None, **settings: Any
-    ) -> Completion | list[Completion]: ...
-    @overload
-    def generate(self, prompt: Many, params: SamplingParams | None = None, **settings: Any) -> list[Completion]: ...
-    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
-        """Continue a prompt, or each of a list of prompts, ragged as they come.
+    def generate(self, prompt: Any, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]) -> Any:
+        """Continue a prompt, or each of a list of prompts, ragged as they come: a completion for each.
 
-        `settings` are the fields of SamplingParams; they go over those of `params`. With n above 1 every prompt gives n
-        completions, in order. Raises RequestError if one of the prompts cannot be served; then none of them is run.
+        `settings` are the fields of SamplingParams; they go over those of `params`. With n above 1
+        `Completion.completions` has all n of a prompt. Raises RequestError if one of the prompts cannot be served; then
+        none of them is run.
         """
         params = self.core.inputs.params(settings, params)
         prompts, many = batch_of(prompt)
-        done = self.core.finish(for_each("prompt", prompts, partial(self.core.request, params=params)))
-        return done if many or params.n > 1 else done[0]
+        done = iter(self.core.finish(for_each("prompt", prompts, partial(self.core.request, params=params))))
+        found = [replace(next(done), others=tuple(islice(done, params.n - 1))) for _ in prompts]
+        return found if many else found[0]
 
     def stream(
-        self, prompt: Prompt | List[str] | List[List[int]], params: SamplingParams | None = None, **settings: Any
+        self,
+        prompt: Prompt | List[str] | List[List[int]],
+        params: SamplingParams | None = None,
+        **settings: Unpack[SamplingKeywords],
     ) -> Stream:
         """As generate, piece by piece: text as it becomes safe to show. Read it with `for`, or with `async for`.
 
-        `Piece.index` says which completion, in the order of generate, a piece belongs to; its last piece carries the
+        `Piece.index` says which completion, counted prompt by prompt, a piece belongs to; its last piece carries the
         completion. Prompts are checked at once and queued with the first piece. Closing the stream early ends the
         sequences and frees their blocks.
         """
@@ -114,29 +111,14 @@ class Engine:
         request = Request([each for one in requests for each in one.sequences])
         return Stream(self.core.follow(request), partial(self.core.cancel, request))
 
-    @overload
-    def chat(self, messages: Messages, *, n: Literal[1] = 1, **settings: Any) -> Completion: ...
-    @overload
     def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, n: Literal[1], **settings: Any
-    ) -> Completion: ...
-    @overload
-    def chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, n: Several, **settings: Any
-    ) -> list[Completion]: ...
-    @overload
-    def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **settings: Any
-    ) -> Completion | list[Completion]: ...
-    def chat(self, messages: Any, params: SamplingParams | None = None, **settings: Any) -> Any:
-        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template.
-
-        With n above 1 a list of n answers.
-        """
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Completion:
+        """The model's answer to a conversation: [{"role": "user", "content": "Hello"}], through its chat template."""
         return self.generate(self.chat_prompt(messages), params, **settings)
 
     def stream_chat(
-        self, messages: List[Mapping[str, Any]], params: SamplingParams | None = None, **settings: Any
+        self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Stream:
         """As chat, piece by piece."""
         return self.stream(self.chat_prompt(messages), params, **settings)
@@ -165,7 +147,7 @@ class Engine:
             session.append(prompt)
         return session
 
-    def open(self, path: str | Path, convert: bool = False, *, salt: bytes = b"") -> Session:
+    def open_session(self, path: str | Path, convert: bool = False, *, salt: bytes = b"") -> Session:
         """A session from a file that Session.save wrote, in this process or another; its text goes on as in one run.
 
         `convert` takes rows of another dtype or weight scheme too, whose text may then differ. SnapshotError, by field,

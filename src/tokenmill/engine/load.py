@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from tokenmill.config import EngineConfig
 from tokenmill.engine.build import with_loop
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.loader.packed_copy import load_with_copy, open_model
+from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader
 
@@ -20,7 +20,9 @@ __all__ = ["load", "load_files"]
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
-def load(model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Any) -> Engine:
+def load(
+    model: str | Path | EngineConfig | None = None, *, progress: Told | None = None, **settings: Unpack[EngineKeywords]
+) -> Engine:
     """An engine for a model directory, a `.gguf` file, a hub name or a short name (default: SmolLM2-135M-Instruct).
 
     Or for an EngineConfig, over which `settings` go: its fields. `progress(done, total)` is called as tensors load,
@@ -28,9 +30,10 @@ def load(model: str | Path | EngineConfig | None = None, *, progress: Told | Non
     """
     if progress is not None and not callable(progress):
         raise ConfigError("progress", progress, "a function of how much is done and how much there is")
+    given: dict[str, Any] = {**settings}
     if model is not None and not isinstance(model, EngineConfig):
-        settings["model"] = model
-    config = replace(model, **settings) if isinstance(model, EngineConfig) else EngineConfig(**settings)
+        given["model"] = model
+    config = replace(model, **given) if isinstance(model, EngineConfig) else EngineConfig(**given)
     engine, _ = load_files(locate(config.model), config, Silent() if progress is None else _Told(progress))
     return engine
 

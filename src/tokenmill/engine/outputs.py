@@ -53,7 +53,7 @@ class Completion:
 
     tokens: the new ids only, with the end-of-sequence token if it ended the text. finish_reason: "eos" for the model's
     own end, "stop" for a stop text or id, "length" for max_new_tokens or the context. stop_reason: which stop text or
-    id it was.
+    id it was. others: what a call with n above 1 gave for the same prompt besides; they have none themselves.
     """
 
     text: str
@@ -64,6 +64,17 @@ class Completion:
     seed: int
     logprobs: tuple[TokenLogprobs, ...] | None = None
     stop_reason: int | str | None = None
+    others: tuple["Completion", ...] = ()
+
+    @property
+    def completions(self) -> tuple["Completion", ...]:
+        """All n completions of the prompt, this one first: `for each in done.completions` is right for every n."""
+        return (self, *self.others)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of `completions`."""
+        return tuple(each.text for each in self.completions)
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= MAX_SHOWN else f"{self.text[:MAX_SHOWN]} …"

@@ -15,12 +15,12 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from tokenmill.config import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.engine.outputs import Tracker
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
@@ -43,10 +43,11 @@ NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in 
 
 @dataclass(eq=False)
 class Request:
-    """Continuations of a prompt, or of several, checked and not yet queued. `Core.submit` queues them.
+    """Continuations of a prompt, or of several. Made by `Core.request`, queued by `Core.submit`, once.
 
-    deadline_s: the core's clock when it fails if it has not ended. trackers: one for each continuation, once it is
-    queued.
+    sequences: one for each continuation, prompt by prompt, as Piece.index counts them. deadline_s: the reading of
+    Core.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
+    continuation, once it is queued; `error` is what ended it, `completion` its result.
     """
 
     sequences: list[Sequence]

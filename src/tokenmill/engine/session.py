@@ -10,11 +10,10 @@ from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
@@ -22,6 +21,7 @@ from tokenmill.engine.stream import Stream
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
 __all__ = ["Session"]
@@ -31,7 +31,7 @@ PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 
 
 class Session:
-    """Made by Engine.session and Engine.open.
+    """Made by Engine.session and Engine.open_session.
 
         session = engine.session("Once upon a time")
         session.generate(max_new_tokens=20)
@@ -109,7 +109,7 @@ class Session:
             self._answer_from = len(sequence.tokens)
 
     def generate(
-        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any
+        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Completion:
         """Append `prompt`, if there is one, and continue the text; the answer becomes part of the session.
 
@@ -121,7 +121,9 @@ class Session:
         assert last.done is not None, "a stream ends with its completion"
         return last.done
 
-    def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Any) -> Stream:
+    def stream(
+        self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
+    ) -> Stream:
         """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
         sequence = self._open()
         last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})
@@ -198,12 +200,12 @@ class Session:
         """As prefill, with rows that lie in a file loaded now, and not with the next call."""
         self._compute(lambda: self._sequence.rows.num_computed)
 
-    def begin_load(self, client: bytes = b"") -> Sequence | None:
-        """Queue what `load` waits for, so that steps which are made for others do it; None if there is nothing to do.
-
-        Until it has ended the session can do nothing else. client: see Sequence.
+    def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
+        """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
+        that has ended; until then the session can do nothing else. client: see Sequence.
         """
-        return self._queue(lambda: self._sequence.rows.num_computed, client)
+        sequence = self._queue(lambda: self._sequence.rows.num_computed, client)
+        return lambda: sequence is None or sequence.finish_reason is not None
 
     def _queue(self, num_there: Callable[[], int], client: bytes = b"") -> Sequence | None:
         """Queue it to compute or load all rows, unless so many are there already."""
@@ -284,7 +286,7 @@ class Session:
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
-        """See Engine.open. The rows are loaded when the session first runs; only then does it take blocks."""
+        """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
         with core.lock:
             core.check_open()
             ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool

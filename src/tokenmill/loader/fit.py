@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
 from tokenmill.loader.resolve import ResolvedModel, resolve
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 __all__ = ["fit_for_many"]
 

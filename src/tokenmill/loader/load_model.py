@@ -12,7 +12,6 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import EngineConfig, ResolvedConfig
 from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
@@ -26,8 +25,8 @@ from tokenmill.program.aot.package import made_for, open_package
 from tokenmill.program.forward import ModelParts, find_program
 from tokenmill.program.runner import Runner
 from tokenmill.quant.schemes import REFERENCE, find_scheme
-from tokenmill.registry import lookup
-from tokenmill.speculate.proposer import PROPOSERS
+from tokenmill.registry import PROPOSERS, lookup
+from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import choose as choose_proposer
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.config import ResolvedConfig
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.resolve import ResolvedModel
@@ -17,6 +16,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Program
 from tokenmill.program.runner import Runner
 from tokenmill.program.spec import ProgramSpec
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
 

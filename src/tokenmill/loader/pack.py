@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.quant.schemes import find_scheme
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.generation import usable

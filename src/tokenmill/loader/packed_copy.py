@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.pack import finish_packed
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.load import Progress, return_memory
 from tokenmill.weights.packed.copies import (

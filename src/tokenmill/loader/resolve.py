@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
@@ -14,6 +13,7 @@ from tokenmill.program import choose as choose_program
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.cache.formats import find_format
-from tokenmill.config import DTYPES, EngineConfig, ResolvedConfig
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
 from tokenmill.quant.schemes import find_scheme
+from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfig
 
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine

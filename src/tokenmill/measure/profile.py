@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import torch
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.observers import Observer
@@ -26,6 +25,7 @@ from tokenmill.measure.operations import Operation, Watch
 from tokenmill.measure.recorder import StepRecord, record
 from tokenmill.measure.trace import PHASES, MemoryReading, kind_of, merge, phase_times, trace_events
 from tokenmill.schedule.sequence import Plan
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["LEVELS", "NUM_OPERATIONS", "Profile", "breakdown", "check_level", "profile"]
 

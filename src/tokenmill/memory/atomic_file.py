@@ -4,17 +4,15 @@ import json
 import os
 import re
 import sys
-import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from errno import EINVAL, ENOTDIR
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["beside", "make_folder", "refuse_other", "remove_leftovers", "seal", "unseal", "writing"]
+__all__ = ["beside", "make_folder", "refuse_other", "seal", "unseal", "writing"]
 
-LEFT_S = 3600.0  # nobody writes one file for so long
 TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
 """The names that `beside` gives."""
 
@@ -30,21 +28,6 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(folder)) from None
-
-
-def remove_leftovers(directory: Path, names: re.Pattern[str], is_own: Callable[[Path], bool]) -> None:
-    """Delete what `writing` left in the folders of a directory when its process was killed, an hour later.
-
-    names: of the files and their folders, as "folder/file". is_own: whether a file begins as those that are written.
-    """
-    for path in directory.glob("*/.*"):
-        found = TEMPORARY.fullmatch(path.name)
-        if found is None or names.fullmatch(f"{path.parent.name}/{found[1]}") is None:
-            continue
-        with suppress(OSError):  # another process was faster
-            status = path.lstat()
-            if time.time() - status.st_mtime > LEFT_S and (not status.st_size or is_own(path)):
-                path.unlink()
 
 
 def refuse_other(path: Path) -> None:

@@ -4,49 +4,50 @@ import os
 import re
 from pathlib import Path
 
-from tokenmill.memory.atomic_file import TEMPORARY, beside, seal, unseal
+from tokenmill.memory.atomic_file import beside, seal, unseal
+from tokenmill.memory.bounded_folder import BoundedFolder
 
-__all__ = ["is_marked", "make_marked", "remove_marked"]
+__all__ = ["MarkedFolder"]
 
 MARK, FORMAT = ".tokenmill", 1
 
 
-def make_marked(folder: Path, what: str) -> None:
-    """Make a folder for that purpose, with its mark, at once. Leaves alone whatever has that name already; OSError."""
-    if os.path.lexists(folder):
-        return
-    new = beside(folder)
-    new.mkdir()
-    try:
-        (new / MARK).write_text(seal({"folder": what}, FORMAT), encoding="utf-8")
-        new.rename(folder)
-    except OSError:
-        (new / MARK).unlink(missing_ok=True)
-        new.rmdir()
-        if not os.path.lexists(folder):  # otherwise another process was faster
-            raise
+class MarkedFolder(BoundedFolder):
+    """A folder without limit. what: it is for, as its mark says. names: of the files that belong to it."""
 
+    def __init__(self, root: Path, what: str, names: re.Pattern[str]) -> None:
+        super().__init__(root, what, names, lambda _: self.is_marked())
 
-def is_marked(folder: Path, what: str) -> bool:
-    """Whether `make_marked` has made it, for that purpose."""
-    try:
-        return unseal((folder / MARK).read_bytes(), FORMAT).get("folder") == what
-    except (OSError, ValueError):
-        return False
+    def make(self) -> None:
+        """Make the folder with its mark, at once. Leaves alone whatever has that name already; OSError."""
+        if os.path.lexists(self.root):
+            return
+        new = beside(self.root)
+        new.mkdir()
+        try:
+            (new / MARK).write_text(seal({"folder": self._what}, FORMAT), encoding="utf-8")
+            new.rename(self.root)
+        except OSError:
+            (new / MARK).unlink(missing_ok=True)
+            new.rmdir()
+            if not os.path.lexists(self.root):  # otherwise another process was faster
+                raise
 
+    def is_marked(self) -> bool:
+        """Whether `make` has made the folder, for the same."""
+        try:
+            return unseal((self.root / MARK).read_bytes(), FORMAT).get("folder") == self._what
+        except (OSError, ValueError):
+            return False
 
-def remove_marked(folder: Path, what: str, names: re.Pattern[str]) -> list[str]:
-    """Delete the files of such names in it, and then the folder; names of what else is in it, with which it stays."""
-    if not is_marked(folder, what):
-        return []
-    others = []
-    for path in folder.iterdir():
-        temporary = TEMPORARY.fullmatch(path.name)
-        if names.fullmatch(temporary[1] if temporary else path.name) and path.is_file():
-            path.unlink(missing_ok=True)
-        elif path.name != MARK:
-            others.append(path.name)
-    if not others:
-        (folder / MARK).unlink(missing_ok=True)
-        folder.rmdir()
-    return sorted(others)
+    def remove(self) -> list[str]:
+        """Delete the folder and the files that belong to it; names of what else is in it, with which it stays."""
+        if not self.is_marked():
+            return []
+        for file in [*self.files(), *self.begun()]:
+            file.path.unlink(missing_ok=True)
+        others = sorted(path.name for path in self.root.iterdir() if path.name != MARK)
+        if not others:
+            (self.root / MARK).unlink(missing_ok=True)
+            self.root.rmdir()
+        return others

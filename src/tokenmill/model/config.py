@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.config import DTYPES
 from tokenmill.errors import CheckpointError
+from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
 __all__ = ["MAX_LAYERS", "ConfigReader", "ModelConfig", "Rope", "quant_method"]

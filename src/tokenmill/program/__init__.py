@@ -1,29 +1,22 @@
 """ONE FORWARD, SEVERAL FORMS: which program runs a model, told before anything of it is made.
 
-A program is a room with a spec, one line in PROGRAMS, fastest first, and a class that runs, one line in forward.py's
-FORWARDS. "auto" takes the first that does not refuse, leaving out those that must compile first. Which weight schemes a
-program runs follows from the facts that a scheme gives.
+A program is a room with a spec, a class that runs, and a line of PROGRAMS in the registry. "auto" takes the first that
+does not refuse, leaving out those that must compile first. Which weight schemes a program runs follows from the facts
+that a scheme gives.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.model.config import ModelConfig
 from tokenmill.program.spec import ProgramSpec
-from tokenmill.quant.schemes import SCHEMES, find_scheme
-from tokenmill.registry import lookup
+from tokenmill.quant.schemes import find_scheme
+from tokenmill.registry import PROGRAMS, SCHEMES, help_of, lookup
+from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["PROGRAMS", "Choice", "choose", "find_spec", "preferred_schemes"]
-
-PROGRAMS = {
-    "native": "tokenmill.program.native.spec:NativeSpec",
-    "aot": "tokenmill.program.spec:AotSpec",
-    "compiled": "tokenmill.program.spec:CompiledSpec",
-    "eager": "tokenmill.program.spec:EagerSpec",
-}
+__all__ = ["Choice", "choose", "find_spec", "preferred_schemes"]
 
 
 def find_spec(name: str) -> type[ProgramSpec]:
@@ -55,7 +48,7 @@ def choose(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: s
         reason = _refuse_scheme(program, config.scheme) or program.refuse(config, model, cache, device)
         if reason is None:
             why = "as asked" if name != "auto" else "the fastest that does not refuse"
-            return Choice(candidate, f"{program.description}; {why}", program, reasons)
+            return Choice(candidate, f"{help_of(PROGRAMS[candidate])}; {why}", program, reasons)
         reasons[candidate] = reason
     refusals = "; ".join(f"{candidate}: {reason}" for candidate, reason in reasons.items())
     raise ConfigError("program", name, f"none can run this model on {device} ({refusals})")

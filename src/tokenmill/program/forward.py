@@ -10,25 +10,17 @@ from torch import Tensor
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.step import Step
-from tokenmill.config import EngineConfig
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
 from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.package import Package
-from tokenmill.registry import lookup
+from tokenmill.registry import PROGRAMS, lookup
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.load import Fill
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["FORWARDS", "ModelParts", "Output", "Program", "find_program"]
-
-FORWARDS = {
-    "native": "tokenmill.program.native.program:Native",
-    "aot": "tokenmill.program.aot.program:Aot",
-    "compiled": "tokenmill.program.compiled.program:Compiled",
-    "eager": "tokenmill.program.eager:Eager",
-}
-"""The classes of the programs of PROGRAMS."""
+__all__ = ["ModelParts", "Output", "Program", "find_program"]
 
 
 class Output(NamedTuple):
@@ -85,5 +77,5 @@ class Program(Protocol):
 
 def find_program(name: str) -> type[Program]:
     """The class of the program of that name."""
-    found: type[Program] = lookup(FORWARDS, name, "program")
+    found: type[Program] = lookup(PROGRAMS, name, "program", computes=True)
     return found

@@ -7,10 +7,10 @@ that what a model costs is known without torch. A device and a dtype are given b
 from typing import Protocol
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
 from tokenmill.quant.schemes import Scheme
+from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
 __all__ = ["AotSpec", "CompiledSpec", "EagerSpec", "ProgramSpec"]
 
@@ -18,7 +18,6 @@ __all__ = ["AotSpec", "CompiledSpec", "EagerSpec", "ProgramSpec"]
 class ProgramSpec(Protocol):
     """Facts of one form of the forward pass. What it cannot run is refused by name, before anything is allocated."""
 
-    description: str  # what it is, in a few words: the reason that is shown for choosing it
     attends: bool = False  # it reads the cache by itself, without a kernel of kernels/attend
     only_asked: bool = False  # "auto" never chooses it
     has_threads: bool = False  # it computes in threads of its own, and not in torch's
@@ -41,8 +40,6 @@ class ProgramSpec(Protocol):
 
 
 class EagerSpec(ProgramSpec):
-    description = "PyTorch modules as they stand"
-
     @staticmethod
     def runs(scheme: Scheme) -> bool:
         """All of them: the module of a matrix multiplies by itself."""
@@ -75,8 +72,8 @@ class _MicroBatchedSpec(EagerSpec):
 
 
 class AotSpec(_MicroBatchedSpec):
-    description = "compiled ahead of time, from a package on disk"
+    """Code from a package on disk."""
 
 
 class CompiledSpec(_MicroBatchedSpec):
-    description = "torch.compile of the PyTorch modules"
+    """Code that torch.compile makes."""

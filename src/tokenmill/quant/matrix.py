@@ -9,15 +9,9 @@ from torch import Tensor, nn
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
-from tokenmill.registry import lookup
+from tokenmill.registry import MATRICES, lookup
 
-__all__ = ["MATRICES", "Matrix", "make_matrix"]
-
-MATRICES = {
-    "plain": "tokenmill.quant.matrix:Matrix",
-    "packed": "tokenmill.quant.packed:PackedLinear",
-    "codes": "tokenmill.quant.quantized:QuantizedLinear",
-}
+__all__ = ["Matrix", "make_matrix"]
 
 
 class Matrix(nn.Module):

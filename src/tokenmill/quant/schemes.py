@@ -7,21 +7,13 @@ packed.py and quantized.py. A dtype is given by its name.
 
 from collections.abc import Sequence
 
-from tokenmill.config import DTYPES
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import kind_of, why_no_onednn
-from tokenmill.registry import lookup
+from tokenmill.registry import SCHEMES, lookup
+from tokenmill.settings.engine_config import DTYPES
 
-__all__ = ["AS_STORED", "GROUP", "REFERENCE", "SCHEMES", "Scheme", "choose", "find_scheme"]
+__all__ = ["AS_STORED", "GROUP", "REFERENCE", "Scheme", "choose", "find_scheme"]
 
-SCHEMES = {
-    "packed": "tokenmill.quant.schemes:Packed",
-    "dense": "tokenmill.quant.schemes:Scheme",
-    "q8": "tokenmill.quant.schemes:Q8",
-    "q4": "tokenmill.quant.schemes:Q4",
-    "file": "tokenmill.quant.schemes:AsStored",
-}
-"""In the order of preference: of those that a program prefers, "auto" takes the first that does not refuse."""
 GROUP = 32  # inputs of a row whose codes share a scale
 REFERENCE = "dense"  # what other schemes are compared with: plain matrices, on every device
 AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: nothing is rounded again
@@ -30,7 +22,7 @@ AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: no
 class Scheme:
     """How matrices are stored, and all that other rooms need to know about it; here dense, in the model's dtype."""
 
-    matrix: str = "plain"  # the module of a matrix, a key of MATRICES in matrix.py
+    matrix: str = "plain"  # the module of a matrix, a key of MATRICES in the registry
     bits_per_weight: float | None = None  # scales included; None where the model's dtype or the file's codes decide
     is_integer: bool = False  # may have integer codes; programs may then round activations to 8 bits for each product
     is_plain: bool = True  # `weight` stays plain after `finish`: its rows can be multiplied apart, and looked up

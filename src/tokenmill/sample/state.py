@@ -8,9 +8,9 @@ from collections.abc import Sequence as List
 from enum import Enum
 from typing import NamedTuple
 
-from tokenmill.config import SamplingParams
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["ChoiceKind", "Row", "choice_kind", "rows_of"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokenmill.config import SamplingParams
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["Choosing"]
 

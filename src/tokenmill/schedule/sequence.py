@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tokenmill.config import SamplingParams
 from tokenmill.schedule.choosing import Choosing
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Rows", "Sequence", "Work", "unread_mark"]
 

@@ -4,18 +4,17 @@ FastAPI documents a status that this server does not use, 422, and knows nothing
 document is that of one server: it names the model that is served, and wants a key only if the server does.
 """
 
-from dataclasses import fields
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from tokenmill.config import SamplingParams
 from tokenmill.serve.answer_schema import ErrorAnswer
-from tokenmill.serve.errors import FIELDS
 from tokenmill.serve.guard import OPEN_PATHS
 from tokenmill.serve.options import Options
 from tokenmill.serve.schema import ChatBody, CompletionBody
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 __all__ = ["ALWAYS", "answers", "set_document"]
 
@@ -73,9 +72,10 @@ def set_document(app: FastAPI, options: Options) -> None:
 
 def _describe_bodies(schemas: Json, model: str) -> None:
     """Ranges, which SamplingParams has; the name of the model; and the only values of fields that are not served."""
-    bounds: dict[str, Any] = {FIELDS.get(each.name, each.name): each.metadata for each in fields(SamplingParams)}
+    told = settings_of(SamplingParams)
+    bounds: dict[str, Any] = {field: told[setting].limits for setting, field in HTTP_FIELDS.items()}
     # -1 stands for as many tokens as fit, or for any seed; 0 tokens are possible with echo alone
-    bounds |= {name: {"minimum": -1} for name in ("max_tokens", "max_completion_tokens", "seed")} | {"logprobs": {}}
+    bounds |= {name: {"minimum": -1} for name in ("max_tokens", "max_completion_tokens", "seed")}
     for kind in (CompletionBody, ChatBody):
         properties = schemas[kind.__name__]["properties"]
         for name, values in kind.UNSERVED.items():

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
+from tokenmill.settings.sampling_params import HTTP_FIELDS
 
 __all__ = [
     "CLIENT_CLOSED",
@@ -83,11 +84,7 @@ def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
     return ApiError(400, message, field, "context_length_exceeded")
 
 
-FIELDS = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "include_stop": "include_stop_str_in_output",
-}
+FIELDS = {setting: field for setting, field in HTTP_FIELDS.items() if field != setting}
 """What the API calls settings that have another name in SamplingParams."""
 SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 

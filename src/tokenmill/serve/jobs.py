@@ -135,12 +135,12 @@ class Keeping(Job):
     def __init__(self, session: Session, client: bytes, do: Callable[[], Any]) -> None:
         super().__init__()
         self._session, self._client, self._do = session, client, do
-        self._sequence: Sequence | None = None
+        self._is_loaded: Callable[[], bool] = lambda: True
         self.result: Any = None
 
     def submit(self, core: Core) -> None:
         """See Job."""
-        self._sequence = self._session.begin_load(self._client)
+        self._is_loaded = self._session.begin_load(self._client)
 
     def take(self, core: Core) -> list[Piece]:
         """See Job."""
@@ -156,4 +156,4 @@ class Keeping(Job):
     @property
     def is_over(self) -> bool:
         """See Job."""
-        return self._sequence is None or self._sequence.finish_reason is not None
+        return self._is_loaded()

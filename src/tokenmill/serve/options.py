@@ -4,10 +4,10 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tokenmill.checks import check_choice
-from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import FORMATS
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["Options", "read_keys"]
 
@@ -20,7 +20,7 @@ class Options:
     keep_alive_s: how long a connection without a request stays open. is_strict: unknown fields of
     requests are refused. max_body: bytes. metrics_prefix: of the names that /metrics gives.
     log_format: of the line for each request. certificate, key_file: for TLS.
-    session_dir: where texts are kept by name. old_session_dir: where they are found too.
+    session_dir: where texts are kept by name.
     stall_s: the longest wait of a stream while prompts are computed.
     seed: of requests that name none; None takes a fresh one for each.
     """
@@ -37,7 +37,6 @@ class Options:
     certificate: Path | None = None
     key_file: Path | None = None
     session_dir: Path | None = None
-    old_session_dir: Path | None = None
     stall_s: float = 0.25
     seed: int | None = None
 

@@ -1,7 +1,7 @@
 """The page at `/`, and what it shows of the cache.
 
-Its files are static. It may load and ask nothing but this server, and run no script but its own, whatever a model
-writes.
+Its files are static, but for the fields of settings. It may load and ask nothing but this server, and run no script but
+its own, whatever a model writes.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
@@ -17,6 +17,8 @@ from tokenmill.serve.answer_schema import CacheAnswer
 from tokenmill.serve.cache_view import cache_view
 from tokenmill.serve.document import answers
 from tokenmill.serve.service import Service, tenant_of
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 __all__ = ["page"]
 
@@ -25,6 +27,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
 )
+FIELD = '<label>{label} <input id="set-{name}" type="number" step="any" placeholder="{empty}"></label>'
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -38,9 +41,11 @@ def page(service: Service) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
+    html = _index()
+
     @routes.get("/", include_in_schema=False)
     async def index() -> Response:
-        return FileResponse(FILES / "index.html", headers=HEADERS)
+        return HTMLResponse(html, headers=HEADERS)
 
     @routes.get("/v1/cache", response_model=None, responses=answers(CacheAnswer, 503))
     async def cache(request: Request) -> dict[str, Any]:
@@ -51,6 +56,15 @@ def page(service: Service) -> APIRouter:
 
     routes.mount("/page", _Files(directory=FILES), name="page")
     return routes
+
+
+def _index() -> str:
+    """The page, with a field for each setting that is shown there. settings.mjs sends what stands in them."""
+    shown = [(told.page, HTTP_FIELDS[name]) for name, told in settings_of(SamplingParams).items() if told.page]
+    shown.sort(key=lambda each: each[0].place)
+    rows = [FIELD.format(label=page.label, name=name, empty=page.empty) for page, name in shown]
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return template.replace("<!-- settings -->", "\n      ".join(rows))
 
 
 class _Files(StaticFiles):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from tokenmill.config import SamplingParams
 from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
@@ -18,16 +17,13 @@ from tokenmill.sample.sampler import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 __all__ = ["Prepared", "prepare_chat", "prepare_completion", "template_variables", "template_warnings", "warnings_of"]
 
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
-SAME_NAMES = (
-    "n temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty logit_bias "
-    "allowed_token_ids bad_words seed stop stop_token_ids ignore_eos skip_special_tokens"
-).split()
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,8 @@ def _prepared(
     settings = _settings(core.inputs.defaults, body) | more
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
-        params = SamplingParams(**settings, max_new_tokens=_clamped(core, len(tokens), field, max_tokens))
+        settings["max_new_tokens"] = _clamped(core, len(tokens), field, max_tokens)
+        params = SamplingParams(**settings)
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
@@ -154,11 +151,10 @@ def _salt(body: SamplingBody, tenant: bytes) -> bytes:
 
 def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
     """What SamplingParams calls the fields that are given, over what the model's files recommend."""
-    given = {name: value for name in SAME_NAMES if (value := getattr(body, name)) is not None}
+    given = {name: value for name, field in HTTP_FIELDS.items() if (value := getattr(body, field)) is not None}
     if given.get("seed") == -1:  # any, also where the server has one
         del given["seed"]
-    given |= {"min_new_tokens": body.min_tokens} if body.min_tokens is not None else {}
-    return {"temperature": TEMPERATURE, **defaults, **given, "include_stop": body.include_stop_str_in_output}
+    return {"temperature": TEMPERATURE, **defaults, **given}
 
 
 def _limit(core: Core) -> int:

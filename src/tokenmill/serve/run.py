@@ -79,9 +79,7 @@ class Server(uvicorn.Server):
         self._pace = Pace(engine.core.scheduler, options.stall_s)
         max_open = engine.config.max_sequences + options.max_queued
         self.driver = Driver(engine.core, metrics, max_open, self._end, len(options.keys))
-        kept = (
-            Sessions(engine, options.session_dir, options.old_session_dir) if options.session_dir is not None else None
-        )
+        kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
         self._service = Service(engine, self.driver, options, kept)
         self._app = make_app(self._service)
         self._endings = Endings(Guard(self._app, options, is_loopback(taken)))

@@ -7,14 +7,18 @@ name is almost that of another. One that is not known is accepted, and the answe
 refused at its first wrong entry: to note an error for each of a million takes the event loop for seconds.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from tokenmill.engine.requests import PARTS, WITHOUT_CONTENT
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.field_names import nearest
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
 __all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
 
@@ -60,7 +64,7 @@ def _given(name: str, kind: str) -> dict[str, Any]:
     return {"required": [name], "properties": {name: {"type": kind}}}
 
 
-# What config.py checks of a bias, entry by entry.
+# What settings/checks.py checks of a bias, entry by entry.
 _BIAS: dict[str, Any] = {"propertyNames": {"pattern": "^[0-9]{1,19}$"}, "additionalProperties": {"type": "number"}}
 Messages = Annotated[ListOf[dict[str, Any]], Field(min_length=1, json_schema_extra={"items": _MESSAGE})]
 
@@ -143,39 +147,39 @@ NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
 """Every name under which OpenAI's API, vLLM, SGLang, llama.cpp or Ollama take a constraint of the text or a tool."""
 
 
-MAX_TOKENS = ("n_predict", "num_predict", "max_new_tokens", "max_output_tokens")
+SETTINGS = settings_of(SamplingParams)
 PART_FIELDS = ("type", *PARTS.values())
+_KINDS: dict[Any, Any] = {
+    int: Int64,
+    float: float,
+    tuple[int, ...]: ListOf[Int64],
+    tuple[str, ...]: ListOf[str],
+    Mapping[int, float]: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)],
+}
+TYPES = {form: field | None for kind, field in _KINDS.items() for form in (kind, kind | None)} | {bool: bool}
+"""The types of settings → those of fields. None leaves a setting as the server has it."""
 
 
-class SamplingBody(Body):
-    """The fields that choose tokens. None leaves a setting as the server has it."""
+def _of_settings() -> Iterator[tuple[str, Any]]:
+    """A field for each setting, by the names that its Setting has for HTTP."""
+    for entry in fields(SamplingParams):
+        if (name := HTTP_FIELDS.get(entry.name)) is not None:
+            default = entry.default if entry.type is bool else None
+            also = SETTINGS[entry.name].http_aliases
+            yield name, (TYPES[entry.type], _also(name, *also, default=default) if also else default)
 
-    UNSERVED = {
+
+class SamplingBody(create_model("Settings", __base__=Body, **dict(_of_settings()))):  # type: ignore[misc]
+    """The fields that choose tokens, and how the answer comes."""
+
+    UNSERVED: ClassVar = {
         **Body.UNSERVED,
         **NO_CONSTRAINTS,
         "use_beam_search": (False,),
         **dict.fromkeys(("lora", "prompt_embeds", "prompt_token_ids"), ("", [])),
     }
 
-    n: Int64 | None = _also("n", "n_cmpl", "num_return_sequences")
-    max_tokens: Int64 | None = _also("max_tokens", *MAX_TOKENS)
-    min_tokens: Int64 | None = _also("min_tokens", "min_new_tokens")
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = _also("repetition_penalty", "repeat_penalty")
-    logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)] | None = None
-    allowed_token_ids: ListOf[Int64] | None = None
-    bad_words: ListOf[str] | None = None
-    seed: Int64 | None = _also("seed", "random_seed")
-    stop: str | ListOf[str] | None = _also("stop", "stop_sequences", "stop_strings", "stop_words")
-    stop_token_ids: ListOf[Int64] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
+    stop: str | ListOf[str] | None = _also("stop", *SETTINGS["stop"].http_aliases)
     stream: bool = False
     stream_options: StreamOptions | None = None
     priority: Int64 = 0
@@ -213,10 +217,10 @@ class SamplingBody(Body):
 class CompletionBody(SamplingBody):
     """POST /v1/completions."""
 
-    UNSERVED = SamplingBody.UNSERVED | {"suffix": ("",), "top_logprobs": (0,)}
+    UNSERVED: ClassVar = SamplingBody.UNSERVED | {"suffix": ("",), "top_logprobs": (0,)}
 
     prompt: str | ListOf[str] | ListOf[Int64] | ListOf[ListOf[Int64]] | None
-    max_tokens: Int64 | None = _also("max_tokens", *MAX_TOKENS, "max_completion_tokens")
+    max_tokens: Int64 | None = _also("max_tokens", *SETTINGS["max_new_tokens"].http_aliases, "max_completion_tokens")
     best_of: Int64 | None = None
     logprobs: NumTop | None = None
     echo: bool = False
@@ -243,7 +247,7 @@ class CompletionBody(SamplingBody):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    UNSERVED = SamplingBody.UNSERVED | {
+    UNSERVED: ClassVar = SamplingBody.UNSERVED | {
         "chat_template": (),
         "documents": ([],),
         "audio": (),

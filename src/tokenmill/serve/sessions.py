@@ -14,7 +14,7 @@ from tokenmill.cache.header import SERIALISED, begins_with
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.session import Session
 from tokenmill.errors import SnapshotError
-from tokenmill.memory.atomic_file import remove_leftovers
+from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.serve.errors import ApiError
 
 __all__ = ["NAME", "Sessions"]
@@ -26,14 +26,11 @@ Json = dict[str, Any]
 
 
 class Sessions:
-    """The sessions of one server, in a directory. Its methods are called in the driver's thread.
+    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
 
-    old: a directory in which sessions of an earlier version are found. Nothing is written there.
-    """
-
-    def __init__(self, engine: Engine, directory: Path, old: Path | None = None) -> None:
-        self._engine, self._directory, self._old = engine, directory, old
-        remove_leftovers(directory, FILES, _is_saved)
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self._engine, self._directory = engine, directory
+        BoundedFolder(directory, "sessions", FILES, _is_saved, in_folders=True).remove_leftovers()
         self._held: dict[Path, Session] = {}  # the latest used last
 
     def begin(self, tenant: bytes, name: str, tokens: list[int]) -> Session:
@@ -58,14 +55,14 @@ class Sessions:
 
     def open(self, tenant: bytes, name: str) -> Session:
         """A saved text, whose rows are to be loaded."""
-        found = self._files(tenant, name)
+        path = self._saved(tenant, name)
         try:
-            session = self._engine.open(found[0], salt=tenant)
+            session = self._engine.open_session(path, salt=tenant)
         except SnapshotError as error:
             raise ApiError(409, str(error), "name", "session_unusable") from None
-        if session.notes and session.notes != _notes(tenant, name):  # earlier versions noted nothing
+        if session.notes != _notes(tenant, name):
             session.close()
-            raise ApiError(409, f"{found[0]} was saved under another name or key", "name", "session_unusable")
+            raise ApiError(409, f"{path} was saved under another name or key", "name", "session_unusable")
         return session
 
     def hold(self, tenant: bytes, name: str, session: Session) -> Json:
@@ -78,12 +75,10 @@ class Sessions:
         held = self._held.pop(self._path(tenant, name), None)
         if held is not None:
             held.close()
-        files = self._files(tenant, name)
-        for path in files:
-            if not _is_saved(path):
-                raise ApiError(409, f"{path} is no session: it is not deleted", "name", "session_unusable")
-        for path in files:
-            path.unlink(missing_ok=True)
+        path = self._saved(tenant, name)
+        if not _is_saved(path):
+            raise ApiError(409, f"{path} is no session: it is not deleted", "name", "session_unusable")
+        path.unlink(missing_ok=True)
         return {"name": name, "erased": True}
 
     def _hold(self, path: Path, session: Session) -> None:
@@ -93,12 +88,10 @@ class Sessions:
             if each is not None:
                 each.close()
 
-    def _files(self, tenant: bytes, name: str) -> list[Path]:
-        """The files of that name, at least one: what was saved last, and what an earlier version saved."""
-        path = self._path(tenant, name)
-        old = [] if self._old is None else [self._old / path.relative_to(self._directory)]
-        if found := [each for each in (path, *old) if each.exists()]:
-            return found
+    def _saved(self, tenant: bytes, name: str) -> Path:
+        """The file of that name."""
+        if (path := self._path(tenant, name)).exists():
+            return path
         raise ApiError(404, f"there is no session {name!r}", "name", "session_not_found")
 
     def _path(self, tenant: bytes, name: str) -> Path:

@@ -7,19 +7,11 @@ from collections.abc import Sequence as List
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from tokenmill.config import ResolvedConfig
 from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.settings.engine_config import ResolvedConfig
 
-__all__ = ["PROPOSERS", "Draft", "Facts", "NoProposer", "Proposer", "Store", "choose", "default_drafts"]
-
-PROPOSERS = {
-    "off": "tokenmill.speculate.proposer:NoProposer",
-    "adaptive": "tokenmill.speculate.controller:Controller",
-    "multi_step": "tokenmill.speculate.multi_step:MultiStep",
-    "suffix": "tokenmill.speculate.suffix:Suffix",
-    "draft_model": "tokenmill.speculate.draft_model:DraftModel",
-}
+__all__ = ["Draft", "Facts", "NoProposer", "Proposer", "Store", "choose", "default_drafts"]
 
 
 class Draft(Protocol):

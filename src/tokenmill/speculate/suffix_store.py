@@ -15,13 +15,13 @@ import weakref
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as List
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from tokenmill.errors import SnapshotError
-from tokenmill.memory.atomic_file import remove_leftovers
+from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.memory.file_lock import NO_LOCKS, locked
 from tokenmill.speculate.text_index import (
     BYTES_PER_TOKEN,
@@ -116,29 +116,29 @@ class SegmentFolder:
     """The segments of one identity, in a directory that holds those of several."""
 
     def __init__(self, directory: Path, identity: str, limit_bytes: int) -> None:
-        self._root, self._identity, self._limit_bytes = directory, identity, limit_bytes
+        self._identity = identity
+        self._all = BoundedFolder(directory, "texts", SEGMENTS, is_segment, limit_bytes, in_folders=True)
         name = hashlib.blake2b(f"{FORMAT} {identity}".encode(), digest_size=8).hexdigest()
         self._folder = directory / name
         self._largest = min(SEGMENT_TOKENS, max(limit_bytes // SEGMENT_PART // BYTES_PER_TOKEN, WINDOW))
         self.num_pending_tokens = min(PENDING_TOKENS, self._largest)
         self._left_out: set[Path] = set()
-        self._can_write = True
         self.segments: list[Segment] = []  # the oldest first
         self._look()
 
     def write(self, pending: PendingTexts) -> None:
         """Move what is pending into a segment. If the disk refuses, warn once, and keep the latter half in memory."""
-        if self._can_write:
+        if self._all.can_write:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with _alone(self._folder / ".lock") as is_alone:
                     self._look()
                     self._merge(pending, self._to_merge(len(pending.written())) if is_alone else [])
-                self._evict()
+                self._all.remove_leftovers()
+                self._all.make_room()
             except OSError as error:
-                self._can_write = False
-                warnings.warn(f"no more texts are kept in {self._folder}: {error.strerror or error}", stacklevel=2)
-        pending.keep(0.0 if self._can_write else 0.5)
+                self._all.stop(error)
+        pending.keep(0.0 if self._all.can_write else 0.5)
         self._look()
 
     def leave_out(self, texts: TextIndex, error: SnapshotError) -> None:
@@ -157,7 +157,7 @@ class SegmentFolder:
         """Map the segments that are new, and forget those that are gone."""
         known, found = {segment.path: segment for segment in self.segments}, []
         for path in sorted(self._folder.glob(f"*{ENDING}")):
-            if path not in self._left_out and _is_named(path):
+            if path not in self._left_out and self._all.is_named(path):
                 try:
                     found.append(known.get(path) or Segment(path, self._identity))
                 except FileNotFoundError:
@@ -188,26 +188,6 @@ class SegmentFolder:
         write_segment(path, texts, self._identity)
         for segment in others:
             segment.path.unlink(missing_ok=True)
-
-    def _evict(self) -> None:
-        """Delete what killed processes left, and the oldest segments while the directory is over its limit."""
-        remove_leftovers(self._root, SEGMENTS, is_segment)
-        files = []
-        for path in self._root.glob(f"*/*{ENDING}"):
-            with suppress(FileNotFoundError):  # another process was faster
-                if _is_named(path) and is_segment(path):  # the directory may hold other things
-                    files.append((path.name, path.stat().st_size, path))
-        excess = sum(size for _, size, _ in files) - self._limit_bytes
-        for _, size, path in sorted(files):  # the names begin with the time
-            if excess <= 0:
-                return
-            path.unlink(missing_ok=True)
-            excess -= size
-
-
-def _is_named(path: Path) -> bool:
-    """Whether a store has given the file its name."""
-    return SEGMENTS.fullmatch(f"{path.parent.name}/{path.name}") is not None
 
 
 @contextmanager

@@ -15,14 +15,12 @@ from functools import partial
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.registry import lookup
+from tokenmill.registry import TEMPLATES, lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
 __all__ = ["chat_text", "encode_chat", "unread_variables"]
 
 DIGITS = 20
-LANGUAGES = {"jinja": "tokenmill.text.chat:render_chat", "names": "tokenmill.text.chat:names_in"}
-"""What reads chat templates; by name, because Jinja is imported with it, and most prompts are no conversations."""
 
 
 def encode_chat(
@@ -83,13 +81,13 @@ def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list
     Errors are those of `render_chat`.
     """
     template = tokenizer.template_for(variables.get("tools"))
-    used = lookup(LANGUAGES, "names", "chat_template")(template) if template is not None else ()
+    used = lookup(TEMPLATES, "names", "chat_template")(template) if template is not None else ()
     return [name for name, value in variables.items() if value is not None and name not in used]
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: str, **variables: Any) -> str:
     """What the template makes of messages; up to the text of the last one if `end`, a mark, is put after it."""
-    render_chat = lookup(LANGUAGES, "jinja", "chat_template")
+    render_chat = lookup(TEMPLATES, "jinja", "chat_template")
     shown = [*messages[:-1], _marked(messages[-1], end)] if end else messages
     template = tokenizer.template_for(variables.get("tools"))
     rendered = str(render_chat(template, shown, special_texts=tokenizer.special_texts, **variables))

@@ -9,7 +9,7 @@ from tokenmill.errors import CheckpointError, file_errors, naming
 from tokenmill.model.config import quant_method
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
-from tokenmill.registry import lookup
+from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
@@ -23,11 +23,6 @@ from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 __all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "read_config_json"]
 
 log = logging.getLogger(__name__)
-
-# Kinds of files by the bytes that they begin with. By name, since gguf is slow to import.
-FILES = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
-# By name, since torch computes what buffers are compared with.
-COMPARISONS = {"buffers": "tokenmill.weights.buffers:compare_buffers"}
 
 
 def open_checkpoint(path: Path, reader: PackedReader | None = None) -> Checkpoint:
@@ -47,7 +42,7 @@ def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
     if path.is_file() and is_packed_model(path):
         opened = PackedCheckpoint(path, reader)
     elif path.is_file() and (kind := _kind(path)) is not None:
-        opened = lookup(FILES, kind, "model")(path)
+        opened = lookup(CHECKPOINTS, kind, "model")(path)
     elif path.is_dir():
         opened = _open_directory(path)
     else:
@@ -60,13 +55,14 @@ def _open(path: Path, reader: PackedReader | None) -> Checkpoint:
 
 
 def _kind(path: Path) -> str | None:
-    """The key of FILES that a file begins with, whatever its name: Ollama's files have none that says what they are.
+    """The key of CHECKPOINTS that a file begins with. Its name may say nothing of that, as those of Ollama's files.
 
     A file named as one of them is opened as one, which says what is wrong with it.
     """
     with file_errors(path, "read"), path.open("rb") as file:
         magic = file.read(4).decode("latin-1")
-    return magic if magic in FILES else next((key for key in FILES if path.suffix.lower() == f".{key.lower()}"), None)
+    named = (key for key in CHECKPOINTS if path.suffix.lower() == f".{key.lower()}")
+    return magic if magic in CHECKPOINTS else next(named, None)
 
 
 def _open_directory(path: Path) -> Checkpoint:
@@ -84,7 +80,7 @@ def _compare_buffers(checkpoint: Checkpoint) -> None:
     family = find_family(checkpoint.config)
     names = [name for name in checkpoint.shapes if is_ignored(family, name.removeprefix(family.prefix))]
     if names:
-        lookup(COMPARISONS, "buffers", "comparison")(checkpoint, names)
+        lookup(CHECKPOINT_CHECKS, "buffers", "comparison")(checkpoint, names)
 
 
 def _check_sizes(checkpoint: Checkpoint) -> None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 
@@ -19,7 +20,7 @@ __all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "gguf_of_defa
 
 log = logging.getLogger(__name__)
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # without effect where the most likely token is taken
+RECOMMENDED = {name: told for name, told in settings_of(SamplingParams).items() if told.model_files}
 # Key of generation_config.json → its value where it has no effect. The first entries of transformers' GenerationConfig
 # that change which token is chosen.
 ABSENT = {
@@ -37,7 +38,7 @@ ABSENT = {
 # there say more of mirostat and XTC.
 ABSENT_IN_GGUF = {"sequence": "", "xtc_probability": 0.0, "mirostat": 0, "penalty_last_n": -1}
 IN_GGUF = "general.sampling."
-GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"} | {name: name for name in SAMPLING[1:]}
+GGUF = {told.model_files: name for name, told in RECOMMENDED.items()}
 
 
 def defaults_of_directory(path: Path) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def defaults_of_directory(path: Path) -> dict[str, Any]:
     if ignored:
         log.warning("%s asks for what tokenmill does not have: %s", file, _say(ignored))
     sampled = reader.flag("do_sample", False)
-    names = (*SAMPLING, "repetition_penalty") if sampled else ("repetition_penalty",)
+    names = [name for name, told in RECOMMENDED.items() if sampled or told.stage != "draw"]
     found = {"temperature": 1.0} if sampled else {}
     return checked(file, found | {name: values[name] for name in names if name in values})
 

@@ -1,8 +1,8 @@
 """What a Checkpoint is, and directories in Hugging Face layout whose tensors are stored in floating point.
 
 A checkpoint says what a model's files hold, by names, shapes and dtypes, without torch. Tensors are read one at a time
-and nothing is kept, so that loading never holds a second copy of the weights. READERS has what reads other tensors than
-plain ones: it is imported when the first of them is read.
+and nothing is kept, so that loading never holds a second copy of the weights. The registry has what reads other tensors
+than plain ones: it is imported when the first of them is read.
 """
 
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import CheckpointError
-from tokenmill.registry import lookup
+from tokenmill.registry import TENSOR_READERS, lookup
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.generation import defaults_of_directory
 from tokenmill.weights.tensor_file import TensorFile, open_tensor_file
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-__all__ = ["READERS", "Checkpoint", "PlainCheckpoint", "TensorReader"]
+__all__ = ["Checkpoint", "PlainCheckpoint", "TensorReader"]
 
-READERS = {
-    "codes": "tokenmill.weights.codes:CodesReader",
-    "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
-}
 # What torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
 _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
@@ -81,11 +77,11 @@ class Checkpoint:
         return not self.read(name).any() if pieces is None else not any(map(any, pieces))
 
     def find_reader(self, kind: str) -> TensorReader:
-        """What reads the tensors of checkpoints of that kind, a key of READERS, for this one.
+        """What reads the tensors of checkpoints of that kind, a key of TENSOR_READERS, for this one.
 
         It is not kept: the two would hold each other in memory.
         """
-        reader: TensorReader = lookup(READERS, kind, "model")(self)
+        reader: TensorReader = lookup(TENSOR_READERS, kind, "model")(self)
         return reader
 
     def tokenizer(self) -> Tokenizer | None:

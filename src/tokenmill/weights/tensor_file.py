@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tokenmill.errors import CheckpointError
-from tokenmill.registry import lookup
+from tokenmill.registry import TENSOR_FILES, lookup
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KINDS", "TensorFile", "dtype_bytes", "open_tensor_file"]
+__all__ = ["TensorFile", "dtype_bytes", "open_tensor_file"]
 
-KINDS = {
-    "safetensors": "tokenmill.weights.safetensors_file:SafetensorsFile",
-    "bin": "tokenmill.weights.bin_file:BinFile",
-}
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -52,5 +48,5 @@ def open_tensor_file(path: Path) -> TensorFile:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`")
     kind = "safetensors" if path.suffix == ".safetensors" else "bin"
-    file: TensorFile = lookup(KINDS, kind, "model")(path)
+    file: TensorFile = lookup(TENSOR_FILES, kind, "model")(path)
     return file

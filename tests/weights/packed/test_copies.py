@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader import packed_copy
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed import copies, reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header

@@ -14,11 +14,11 @@ import torch
 from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
-from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError
 from tokenmill.loader import packed_copy
 from tokenmill.loader.packed_copy import load_with_copy, open_model
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed import copies, verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
@@ -251,13 +251,14 @@ def test_packed_models_of_others_are_neither_counted_nor_deleted(llama, folder, 
 def test_what_another_process_is_writing_counts(llama, folder):
     """Two that write at once stay within the limit together."""
     folder.mkdir(parents=True)
+    limit = BEGIN + 1500
     path = folder / f"a-{'ab' * 8}.packed"
-    with copies.writing_copy(path), copies.room_for_copy(1000, 1500) as has_room:
+    with copies.writing_copy(path), copies.room_for_copy(1000, limit) as has_room:
         assert has_room
         with closing(PackedWriter(path, num_bytes=1000)):
-            with copies.room_for_copy(500, 1500) as has_room_too:
+            with copies.room_for_copy(500, limit) as has_room_too:
                 assert not has_room_too  # the other is not sure of its room yet
-            copies.make_room(500, 1500)
+            copies.make_room(500, limit)
             with pytest.raises(CapacityError, match="packed_limit for a packed copy: 501 B needed, 500 B available"):
-                copies.make_room(501, 1500)
-        copies.make_room(1500, 1500)
+                copies.make_room(501, limit)
+        copies.make_room(1500, limit)

@@ -13,17 +13,9 @@ from tokenmill.bench.plot.frame import save, styled
 from tokenmill.bench.plot.series import Row
 from tokenmill.errors import TokenmillError
 from tokenmill.measure.files import make_directory
-from tokenmill.registry import lookup
+from tokenmill.registry import PICTURES, lookup
 
-__all__ = ["PICTURES", "Drawing", "Drawn", "draw", "figures"]
-
-PICTURES = {
-    "sweep": "tokenmill.bench.plot.sweep:draw",
-    "latency": "tokenmill.bench.plot.latency:draw",
-    "roofline": "tokenmill.bench.plot.roofline:draw",
-    "ladder": "tokenmill.bench.plot.ladder:draw",
-    "load": "tokenmill.bench.plot.load:draw",
-}
+__all__ = ["Drawing", "Drawn", "draw", "figures"]
 
 
 class Drawing(Protocol):

@@ -1,18 +1,13 @@
 """Cache formats: how one token's K or V row is stored. Here is what is known of a format without a tensor.
 
-A format is a line in FORMATS, with a file of such facts, and a line in LAYERS (layer.py), with a file of the tensors.
+A format is a file of such facts, a file of the tensors, and a line of FORMATS in the registry, which names both.
 """
 
 from typing import Protocol
 
-from tokenmill.registry import lookup
+from tokenmill.registry import FORMATS, lookup
 
-__all__ = ["FORMATS", "Format", "find_format"]
-
-FORMATS = {
-    "dense": "tokenmill.cache.formats.dense:Dense",
-    "int8": "tokenmill.cache.formats.int8:Int8",
-}
+__all__ = ["Format", "find_format"]
 
 
 class Format(Protocol):

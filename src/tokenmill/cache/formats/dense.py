@@ -1,6 +1,6 @@
 """Format dense as facts: a row is in the dtype of the cache."""
 
-from tokenmill.config import DTYPES
+from tokenmill.settings.engine_config import DTYPES
 
 __all__ = ["Dense"]
 

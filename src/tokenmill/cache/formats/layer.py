@@ -9,17 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.registry import lookup
+from tokenmill.registry import FORMATS, lookup
 
-__all__ = ["LAYERS", "LayerKV", "Zeros", "find_layer", "over"]
+__all__ = ["LayerKV", "Zeros", "find_layer", "over"]
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
-
-LAYERS = {
-    "dense": "tokenmill.cache.formats.dense_layer:DenseLayer",
-    "int8": "tokenmill.cache.formats.int8_layer:Int8Layer",
-}
 
 
 class LayerKV(Protocol):
@@ -43,7 +38,7 @@ class LayerKV(Protocol):
 
 def find_layer(name: str) -> type[LayerKV]:
     """The layers of the cache format of that name."""
-    found: type[LayerKV] = lookup(LAYERS, name, "cache_format")
+    found: type[LayerKV] = lookup(FORMATS, name, "cache_format", computes=True)
     return found
 
 

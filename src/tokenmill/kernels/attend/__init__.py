@@ -1,17 +1,8 @@
-"""How tokens attend to the rows of a cache: what differs between layers, and the kernels there are for it.
-
-A kernel is one file and one line in ATTEND, in the order of preference. kernel.py says what a kernel is.
-"""
+"""How tokens attend to the rows of a cache: what differs between layers. kernel.py says what a kernel is."""
 
 from dataclasses import dataclass
 
-__all__ = ["ATTEND", "AttentionShape", "Shapes"]
-
-ATTEND = {
-    "rows": "tokenmill.kernels.attend.gather:Rows",
-    "gather": "tokenmill.kernels.attend.gather:Gather",
-    "padded": "tokenmill.kernels.attend.padded:Padded",
-}
+__all__ = ["AttentionShape", "Shapes"]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tokenmill.cache.formats.layer import LayerKV
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import AnyStep
 from tokenmill.errors import NoKernel
-from tokenmill.kernels.attend import ATTEND, AttentionShape, Shapes
-from tokenmill.registry import lookup
+from tokenmill.kernels.attend import AttentionShape, Shapes
+from tokenmill.registry import ATTEND, lookup
 
 __all__ = ["Attend", "capped", "choose"]
 

@@ -7,13 +7,14 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from tokenmill.config import SamplingParams
 from tokenmill.errors import ConfigError
+from tokenmill.settings.field import settings_of
+from tokenmill.settings.sampling_params import SamplingParams
 
 __all__ = ["GenerationSettings", "read_settings"]
 
 MAX_NEW_TOKENS = 256  # the harness' own default
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+SAMPLING = {name: told.stage for name, told in settings_of(SamplingParams).items() if told.stage}
 WITHOUT_EFFECT: Mapping[str, Any] = {
     "num_beams": 1,
     "use_cache": True,
@@ -51,5 +52,5 @@ def read_settings(given: Mapping[str, Any]) -> GenerationSettings:
             allowed = f"until, max_gen_toks, do_sample, seed, {', '.join(SAMPLING)}"
             raise ConfigError(f"generation_kwargs: {name}", value, f"there are {allowed}")
     if not is_sampled:
-        sampling = {name: value for name, value in sampling.items() if name.endswith("penalty")} | {"temperature": 0.0}
+        sampling = {name: value for name, value in sampling.items() if SAMPLING[name] != "draw"} | {"temperature": 0.0}
     return GenerationSettings(stops, max_new_tokens, sampling, seed)

@@ -17,7 +17,6 @@ from lm_eval.models.utils import postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from tokenmill.config import DEFAULT_MODEL, EngineConfig
 from tokenmill.engine.batch import generate_each, score_each
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.load import load
@@ -28,6 +27,7 @@ from tokenmill.hub.progress import Progress
 from tokenmill.loader.fit import fit_for_many
 from tokenmill.measure.harness.generation import GenerationSettings, read_settings
 from tokenmill.model.families import read_config
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.text.literal import chat_text
 from tokenmill.weights.checkpoint import open_checkpoint
 

@@ -1,9 +1,9 @@
-"""FAMILIES: how the architectures differ, as data.
+"""How the architectures differ, as data.
 
-A family is a FAMILY in one file, which close relatives share, and one line here, under the `model_type` of its
-config.json. It says how its config and its tensors depart from Llama's. A target of a tensor is "parameter",
-"parameter:part" for one of the matrices merged into it, and "… | transform" where the file stores it in another layout.
-{i} is the layer, {e} the expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
+A family is a Family in one file, which close relatives share, and one line of FAMILIES in the registry. It says how its
+config and its tensors depart from Llama's. A target of a tensor is "parameter", "parameter:part" for one of the
+matrices merged into it, and "… | transform" where the file stores it in another layout. {i} is the layer, {e} the
+expert; a name that ends in {p} stands for .weight and, where the model has one, .bias.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,21 +14,11 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
-from tokenmill.registry import lookup
+from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import MAX_POSITIONS, brief
 
-__all__ = ["FAMILIES", "Family", "find_family", "read_config"]
+__all__ = ["Family", "find_family", "read_config"]
 
-FAMILIES = {
-    "gpt2": "tokenmill.model.families.gpt2:GPT2",
-    "gpt_bigcode": "tokenmill.model.families.gpt2:GPT_BIGCODE",
-    "gpt_neox": "tokenmill.model.families.gpt_neox:GPT_NEOX",
-    "llama": "tokenmill.model.families.llama:LLAMA",
-    "mistral": "tokenmill.model.families.llama:MISTRAL",
-    "mixtral": "tokenmill.model.families.llama:MIXTRAL",
-    "qwen2": "tokenmill.model.families.qwen:QWEN2",
-    "qwen3": "tokenmill.model.families.qwen:QWEN3",
-}
 
 DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 2048,

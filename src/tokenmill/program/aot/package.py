@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import PackageMismatch
 from tokenmill.program.aot.manifest import REMEDY, file_digest, read_manifest
+from tokenmill.settings.engine_config import EngineConfig
 
 __all__ = ["Package", "made_for", "open_package"]
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from tokenmill.cache.spec import CacheSpec
-from tokenmill.config import DTYPES, EngineConfig
 from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
 from tokenmill.model.config import ModelConfig
@@ -11,6 +10,7 @@ from tokenmill.model.description import DecoderDescription, Projection, count_pa
 from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
+from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
 __all__ = ["ACTIVATIONS", "NativeSpec", "first_rows"]
 
@@ -21,7 +21,6 @@ ABLE = {"norm with unit offset"}
 
 
 class NativeSpec(ProgramSpec):
-    description = "C++ for this processor, the same bits for any batch and chunk"
     attends = finds_drafts = packs = prefers_codes = has_threads = True
 
     @staticmethod

@@ -3,7 +3,7 @@
 import { storage, tabStorage } from "./store.mjs";
 
 const PLACE = "tokenmill.settings";
-const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+const NUMBERS = Array.from(document.querySelectorAll("#panel input[type=number]"), (field) => field.id.slice("set-".length));
 const FIELDS = [...NUMBERS.map((name) => `set-${name}`), "set-system", "theme", "set-logprobs"];
 const $ = (id) => document.getElementById(id);
 

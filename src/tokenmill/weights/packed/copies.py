@@ -12,26 +12,29 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from math import inf
+from os import stat_result
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tokenmill.config import EngineConfig
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.download import cache_folder
 from tokenmill.memory.atomic_file import TEMPORARY
+from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.memory.file_lock import locked, locked_file
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.fingerprint import files_of, fingerprint
-from tokenmill.weights.packed.reader import BEGIN, MAGIC, REMEDY, PackedReader, is_packed_model, read_header
+from tokenmill.weights.packed.reader import MAGIC, REMEDY, PackedReader, is_packed_model, read_header
 from tokenmill.weights.packed.verified import forget, last_used
 
 __all__ = [
+    "CopiesFolder",
     "Copy",
     "copies",
     "copies_folder",
     "copy_name",
     "delete_copy",
-    "delete_leftovers",
     "room_for_copy",
     "say_unusable",
     "start_reading",
@@ -43,7 +46,7 @@ log = logging.getLogger(__name__)
 
 SMALLEST = 16 << 20  # bytes of weights; smaller models load as quickly from their own files
 SUFFIX = ".packed"
-NAME = re.compile(rf".+-[0-9a-f]{{16}}\{SUFFIX}")
+NAMES = re.compile(rf".+-[0-9a-f]{{16}}\{SUFFIX}")
 WAIT_S = 1.0  # for another process that makes room; then no copy is kept this time
 
 
@@ -95,6 +98,28 @@ def without_remedy(error: CheckpointError) -> str:
     return str(error).removesuffix(f"; {REMEDY}").removesuffix(": make it again").removesuffix("; make it again")
 
 
+class CopiesFolder(BoundedFolder):
+    """The packed copies of all models. Who writes a copy has a lock of its own for it, since that takes minutes."""
+
+    def __init__(self, limit_bytes: float = inf) -> None:
+        super().__init__(copies_folder(), "packed copies", NAMES, _is_own, limit_bytes)
+
+    def used_at(self, path: Path, status: stat_result) -> float:
+        """See BoundedFolder. The file's own time must stay, or it would have to be verified again."""
+        return last_used(path)
+
+    def is_left(self, path: Path, status: stat_result) -> bool:
+        """See BoundedFolder."""
+        found = TEMPORARY.fullmatch(path.name)
+        assert found, "a temporary name"
+        with locked(_lock_of(path.with_name(found[1]))) as is_dead:
+            return is_dead
+
+    def delete(self, path: Path) -> None:
+        """See BoundedFolder."""
+        delete_copy(path)
+
+
 @contextmanager
 def room_for_copy(num_bytes: int, limit_bytes: int) -> Iterator[bool]:
     """Inside, a copy of so many bytes may be begun at that size, and no other process begins one; False if one does.
@@ -109,88 +134,62 @@ def room_for_copy(num_bytes: int, limit_bytes: int) -> Iterator[bool]:
 
 def make_room(num_bytes: int, limit_bytes: int) -> None:
     """Delete copies that were not used for longest until one of this size fits. CapacityError where it cannot."""
-    found, begun = sorted(copies(), key=lambda copy: -copy.used_at), sum(map(_size_of, _begun()))
-    total = num_bytes + begun + sum(copy.num_bytes for copy in found)
-    if num_bytes + begun > limit_bytes:
+    folder = CopiesFolder(limit_bytes)
+    there = folder.make_room(num_bytes, lambda: _free() >= num_bytes)
+    if there + num_bytes > limit_bytes:
+        available = limit_bytes - sum(file.num_bytes for file in folder.begun())
         what, setting = "packed_limit for a packed copy", "packed_limit"
-        raise CapacityError(what, num_bytes, max(limit_bytes - begun, 0), setting, in_bytes=True)
-    free = shutil.disk_usage(copies_folder()).free
-    while found and (total > limit_bytes or free < num_bytes):
-        oldest = found.pop()
-        delete_copy(oldest.path)
-        total, free = total - oldest.num_bytes, shutil.disk_usage(copies_folder()).free
-    if free < num_bytes:
+        raise CapacityError(what, num_bytes, max(available, 0), setting, in_bytes=True)
+    if (free := _free()) < num_bytes:
         raise CapacityError("disk space for a packed copy", num_bytes, free, "TOKENMILL_CACHE", in_bytes=True)
+
+
+def _free() -> int:
+    return shutil.disk_usage(copies_folder()).free
 
 
 @contextmanager
 def writing_copy(path: Path) -> Iterator[bool]:
     """Inside, this process alone writes that copy; False if another one does. What killed ones left is deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    delete_leftovers()
+    CopiesFolder().remove_leftovers()
     with locked(_lock_of(path)) as is_alone:
         yield is_alone
 
 
-def delete_leftovers() -> None:
-    """Delete what processes have written of copies before they were killed."""
-    for left in _begun():
-        with suppress(OSError), locked(_lock_of(left.with_name(_name_of(left)))) as is_dead:
-            if is_dead:
-                left.unlink(missing_ok=True)
-
-
-def _begun() -> list[Path]:
-    """Copies that are not complete: their names are temporary, and they begin as a copy, or with nothing yet."""
-    return [
-        path for path in copies_folder().glob(f".*{SUFFIX}.*-*") if NAME.fullmatch(_name_of(path)) and _is_own(path)
-    ]
-
-
-def _name_of(begun: Path) -> str:
-    found = TEMPORARY.fullmatch(begun.name)
-    return found[1] if found else ""
-
-
-def _is_own(path: Path) -> bool:
-    """Whether it begins as a packed model that was written here, at any stage."""
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as opened:
-            return opened.read(len(MAGIC)) in (MAGIC, bytes(len(MAGIC)), b"")
-    except OSError:
-        return False
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return max(path.stat().st_size - BEGIN, 0)
-    except FileNotFoundError:  # it is complete, or given up
-        return 0
-
-
 def copies() -> list[Copy]:
-    """All copies that are there, also of other versions. Other packed models in the folder are none."""
+    """All copies that are there, also of other versions, by their names. Other packed models in the folder are none."""
     found = []
-    for path in sorted(path for path in copies_folder().glob(f"*{SUFFIX}") if NAME.fullmatch(path.name)):
-        if not is_packed_model(path):
-            continue
-        try:
-            facts, _ = read_header(path)
-            if facts.get("copy", path.name) is None:  # it was made by `tokenmill pack`
-                continue
-            source, kind = facts["source"], f"{facts['program']} {facts['dtype']} {facts['scheme']}"
-        except CheckpointError:  # of another version, or damaged
-            source, kind = "", "unknown"
-        try:
-            found.append(Copy(path, source, kind, path.stat().st_size, last_used(path)))
-        except FileNotFoundError:  # another process deleted it
-            continue
+    for used_at, path, num_bytes in sorted(CopiesFolder().files(), key=lambda file: file.path):
+        facts = _facts(path)
+        source = facts.get("source", "")
+        kind = f"{facts['program']} {facts['dtype']} {facts['scheme']}" if facts else "unknown"
+        found.append(Copy(path, source, kind, num_bytes, used_at))
     return found
 
 
+def _facts(path: Path) -> dict[str, Any]:
+    """What a packed model says of itself; nothing if it is of another version, or damaged."""
+    try:
+        return read_header(path)[0]
+    except CheckpointError:
+        return {}
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it begins as a copy, at any stage of writing it. `tokenmill pack` makes packed models that are none."""
+    try:
+        with path.open("rb") as opened:
+            begin = opened.read(len(MAGIC))
+    except OSError:
+        return False
+    if path.name.startswith("."):
+        return begin in (MAGIC, bytes(len(MAGIC)))
+    return begin == MAGIC and _facts(path).get("copy", path.name) is not None
+
+
 def delete_copy(path: Path) -> None:
+    """Delete a copy and what is remembered of it; OSError."""
     path.unlink(missing_ok=True)
     forget(path)
     with suppress(OSError), locked(_lock_of(path)) as is_alone:

@@ -34,7 +34,6 @@ __all__ = [
 
 MAGIC, FORMAT = b"TMIMAGE\n", 5
 BEGIN = HUGE_PAGE  # of the weights in the file
-EARLIER = b'{"facts"'  # what files of earlier formats have in the place of the header's length
 REMEDY = "make it again with `tokenmill pack`"
 
 
@@ -65,8 +64,6 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     magic = front[: len(MAGIC)]
     if magic != MAGIC:
         raise PackedModelError(f"{path} is no packed model")
-    if front.endswith(EARLIER):
-        raise PackedModelError(f"{path} has the format of an earlier tokenmill; {REMEDY}")
     try:
         facts = unseal(text, FORMAT)
     except ValueError as error:

@@ -20,11 +20,11 @@ import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 from torch import Tensor
 
-from tokenmill.checks import check_choice
-from tokenmill.config import DTYPES
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.model.families import find_family, read_config
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.engine_config import DTYPES
 from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored

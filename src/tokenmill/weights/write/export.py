@@ -14,18 +14,11 @@ from torch import Tensor
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
 from tokenmill.quant.stored import Stored
-from tokenmill.registry import lookup
+from tokenmill.registry import EXPORTS, lookup
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import Target
 
-__all__ = ["EXPORTS", "Export", "Plan", "Rounded", "find_export"]
-
-EXPORTS = {
-    "tokenmill": "tokenmill.weights.write.export_directory:OwnExport",
-    "gptq": "tokenmill.weights.write.export_directory:GPTQExport",
-    "gguf": "tokenmill.weights.write.export_gguf:GGUFExport",
-}
-"""By name, since gguf is slow to import."""
+__all__ = ["Export", "Plan", "Rounded", "find_export"]
 
 Rounded = Callable[[str, Tensor], Stored]
 

@@ -15,16 +15,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.checks import check_choice, check_flag
-from tokenmill.config import FUSIBLE
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
+from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.quant.stored import Stored
+from tokenmill.registry import SCHEMES
+from tokenmill.settings.checks import check_choice, check_flag
+from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import empty_decoder, match_tensors
 from tokenmill.weights.quantized import GROUPS

@@ -1,28 +1,19 @@
 """Checks of single settings: each returns the value as a plain one of Python, or raises ConfigError, which says what is
 allowed.
 
-`check_fields` does this for a whole dataclass, by the types of its fields and the limits in their metadata.
+CHECKS has the check of each type that a setting may have. Its keywords are the limits of the setting.
 """
 
 import math
 import os
-from collections.abc import Callable, Collection
-from dataclasses import fields
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["check_choice", "check_fields", "check_flag", "check_number", "check_text", "check_token_id"]
-
-
-def check_fields(settings: Any) -> None:
-    """Check flags, numbers, texts and choices. A whole number is at least 1 unless its field says otherwise."""
-    for entry in fields(settings):
-        value, check = getattr(settings, entry.name), CHECKS.get(entry.type)
-        if check is not None and not (value is None and entry.default is None):
-            object.__setattr__(settings, entry.name, check(entry.name, value, **entry.metadata))
+__all__ = ["CHECKS", "check_choice", "check_flag", "check_number", "check_text", "check_token_id"]
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -61,10 +52,36 @@ def check_text(name: str, value: Any, choices: Collection[str] = ()) -> str:
 
 
 check_token_id = partial(check_number, minimum=0)
+
+
+def _check_list(check: Callable[[str, Any], Any], name: str, value: Any) -> tuple[Any, ...]:
+    """A tuple for a list, for one text, and for None."""
+    value = (value,) if isinstance(value, str) and check is check_text else value
+    if not isinstance(value, list | tuple | None):
+        raise ConfigError(name, value, "a list; an empty one for none")
+    return tuple(check(name, each) for each in value or ())
+
+
+def _check_bias(name: str, value: Any) -> dict[int, float]:
+    """Ids for the texts that JSON has as keys. Numbers from -1000 to 1000, or -inf."""
+    bias = {}
+    if not isinstance(value, Mapping | None):
+        raise ConfigError(name, value, "a mapping of token ids to numbers")
+    for key, amount in (value or {}).items():
+        is_text = isinstance(key, str) and key.isdecimal() and len(key) < 20
+        token = check_token_id(f"{name} token id", int(key) if is_text else key)
+        least = -math.inf if isinstance(amount, Real) and amount == -math.inf else -1000
+        bias[token] = check_number(f"{name}[{token}]", amount, False, least, 1000)
+    return bias
+
+
 _KINDS: dict[Any, Callable[..., Any]] = {
     bool: check_flag,
     int: check_number,
     float: partial(check_number, whole=False),
     str: check_text,
+    tuple[str, ...]: partial(_check_list, check_text),
+    tuple[int, ...]: partial(_check_list, check_token_id),
+    Mapping[int, float]: _check_bias,
 }
 CHECKS = {form: check for kind, check in _KINDS.items() for form in (kind, kind | None)}

@@ -1,0 +1,129 @@
+"""SamplingParams: how the tokens of one sequence are chosen."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypedDict
+
+from tokenmill.errors import ConfigError
+from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_fields, setting, settings_of
+
+__all__ = ["ALIASES", "DEFAULT_MAX_NEW_TOKENS", "HTTP_FIELDS", "SamplingKeywords", "SamplingParams"]
+
+DEFAULT_MAX_NEW_TOKENS = 128
+MAX_BAD_WORDS = 1000
+MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked for at every token
+
+
+@by_any_name
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one sequence are chosen. Beyond the help of a field:
+
+    min_new_tokens: until then end-of-sequence and stop tokens are masked, and no stop text ends it. temperature 0 is
+    argmax exactly. repetition_penalty: Keskar et al. 2019, arXiv 1909.05858; presence_penalty and frequency_penalty:
+    over the output only, as OpenAI's API defines them. logit_bias: -inf forbids a token. stop_token_ids: beside the
+    model's own. bad_words: the token that would complete one is forbidden (vLLM's rule). seed: the token at position p
+    draws one number from (seed, p). logprobs: 0 for the chosen token's alone. n: the i-th continuation uses seed + i.
+    """
+
+    # fmt: off
+    max_new_tokens: int | None = setting(None,
+        "Maximum number of new tokens; -1: all that the context leaves. Default: at most 128.", minimum=-1,
+        aliases=("max_tokens",), short="-n", options=("--max-tokens", "--num-predict", "--n-predict", "--predict"),
+        http="max_tokens", http_aliases=("n_predict", "num_predict", "max_new_tokens", "max_output_tokens"),
+        page=Shown("Most new tokens", 2, "what fits"))
+    min_new_tokens: int = setting(0, "Minimum number of new tokens before the text may end.", minimum=0,
+        http="min_tokens", http_aliases=("min_new_tokens",))
+    temperature: float = setting(0.0, "0 takes the likeliest token; higher is more random.", minimum=0, maximum=100,
+        options=("--temp",), page=Shown("Temperature", 0), model_files="temp", stage="draw")
+    top_k: int = setting(0, "Sample from the k likeliest tokens. 0 and -1: off.", minimum=-1, page=Shown("Top k", 1),
+        model_files="top_k", stage="draw")
+    top_p: float = setting(1.0, "Sample from the likeliest tokens that together have this probability. 1: off.",
+        minimum=0, maximum=1, exclusive=True, page=Shown("Top p", 0), model_files="top_p", stage="draw")
+    min_p: float = setting(0.0, "Drop tokens less likely than this times the likeliest one. 0: off.", minimum=0,
+        maximum=1, page=Shown("Min p", 1), model_files="min_p", stage="draw")
+    repetition_penalty: float = setting(1.0, "Above 1: tokens of prompt and output become less likely.", minimum=0.01,
+        maximum=100, http_aliases=("repeat_penalty",), page=Shown("Repetition penalty", 1),
+        model_files="penalty_repeat", stage="penalty")
+    presence_penalty: float = setting(0.0, "Subtracted from the logit of every token that is in the output.",
+        minimum=-100, maximum=100, stage="penalty")
+    frequency_penalty: float = setting(0.0, "Subtracted from a token's logit for each time it is in the output.",
+        minimum=-100, maximum=100, stage="penalty")
+    logit_bias: Mapping[int, float] = setting(dict, "ID=AMOUNT, added to that token's logit. May be repeated.",
+        in_chat=False)
+    allowed_token_ids: tuple[int, ...] | None = setting(None, "The only ids that may be chosen, as 1,2,3.",
+        in_chat=False)
+    bad_words: tuple[str, ...] = setting((), "A word that the output must not hold. May be repeated.")
+    stop: tuple[str, ...] = setting((), "Text that ends the output. May be repeated.",
+        http_aliases=("stop_sequences", "stop_strings", "stop_words"))
+    include_stop: bool = setting(False, "Keep the text that stopped the output.", http="include_stop_str_in_output")
+    stop_token_ids: tuple[int, ...] = setting((), "Ids that end the output, as 1,2,3.", in_chat=False)
+    ignore_eos: bool = setting(False, "Continue past the model's end-of-text token.")
+    skip_special_tokens: bool = setting(True, "Leave special tokens out of the text.", in_chat=False)
+    seed: int | None = setting(None,
+        "The same seed gives the same tokens. Default: a new one each time, which --json reports.", minimum=0,
+        maximum=2**63 - 1, http_aliases=("random_seed",), page=Shown("Seed", 2, "random"))
+    logprobs: int | None = setting(None,
+        "Show the log-probability of each token, and the N likeliest tokens in its place.", minimum=0, maximum=1000,
+        in_chat=False, http=None)
+    n: int = setting(1, "Continuations of each prompt.", maximum=1000, in_chat=False,
+        http_aliases=("n_cmpl", "num_return_sequences"))
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.allowed_token_ids == ():
+            raise ConfigError("allowed_token_ids", [], "at least one id; without the setting every id is allowed")
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            raise ConfigError("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS} words")
+        if (length := sum(map(len, self.stop))) > MAX_STOP:
+            raise ConfigError("stop", f"texts of {length:,} characters", f"at most {MAX_STOP:,} in all")
+        longest = math.inf if self.max_new_tokens in (None, -1) else self.max_new_tokens
+        if longest == 0:
+            raise ConfigError("max_new_tokens", 0, "1 or more; or -1 for all that the context leaves")
+        if self.min_new_tokens > longest:
+            raise ConfigError("min_new_tokens", self.min_new_tokens, f"at most max_new_tokens, which is {longest}")
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether a choice, or what is reported of it, needs the values of the tokens before it on the host."""
+        penalties = (self.repetition_penalty - 1, self.presence_penalty, self.frequency_penalty)
+        return self.logprobs is not None or bool(self.bad_words) or any(penalties)
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether a setting that does not look back may make another token than the model's likeliest the largest."""
+        return bool(self.logit_bias) or self.allowed_token_ids is not None
+
+
+ALIASES = aliases_of(SamplingParams)
+HTTP_FIELDS = {name: told.http or name for name, told in settings_of(SamplingParams).items() if told.http is not None}
+"""Setting → field of a request body, of those that every body has."""
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The settings as keywords of `generate` and others, for type checkers."""
+
+    max_new_tokens: int | None
+    max_tokens: int | None
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Mapping[str, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
+    stop: str | Sequence[str] | None
+    include_stop: bool
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool
+    skip_special_tokens: bool
+    seed: int | None
+    logprobs: int | None
+    n: int

@@ -1,0 +1,81 @@
+"""A setting is one field: every face has it, and type checkers know it as a keyword."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
+from typing import Any, get_type_hints
+
+import pytest
+from mypy import api
+
+from tokenmill.errors import ConfigError
+from tokenmill.serve.schema import ChatBody, CompletionBody
+from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
+from tokenmill.settings.field import aliases_of, by_any_name, check_fields, setting
+from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingKeywords, SamplingParams
+
+TAKES = {
+    str | None: str | PathLike[str] | None,
+    tuple[str, ...]: str | Sequence[str] | None,
+    tuple[int, ...]: Sequence[int] | None,
+    tuple[int, ...] | None: Sequence[int] | None,
+    Mapping[int, float]: Mapping[int, float] | Mapping[str, float] | None,
+}
+"""The type of a field → what its check takes."""
+
+
+@pytest.mark.parametrize(("kind", "keywords"), [(EngineConfig, EngineKeywords), (SamplingParams, SamplingKeywords)])
+def test_the_keywords_are_the_fields_and_their_aliases(kind, keywords):
+    wanted = {entry.name: TAKES.get(entry.type, entry.type) for entry in fields(kind) if entry.name != "model"}
+    wanted |= {alias: wanted[name] for alias, name in aliases_of(kind).items()}
+    wanted |= dict.fromkeys(wanted.keys() & {"dtype", "device"}, Any)  # those of torch
+    assert get_type_hints(keywords) == wanted
+
+
+@pytest.mark.parametrize("body", [ChatBody, CompletionBody])
+def test_a_body_has_the_fields_of_the_settings(body):
+    assert set(HTTP_FIELDS.values()) <= body.model_fields.keys()
+    assert set(HTTP_FIELDS) == {entry.name for entry in fields(SamplingParams)} - {"logprobs"}
+
+
+def test_a_field_is_checked_by_its_type_and_limits_under_all_of_its_names():
+    @by_any_name
+    @dataclass(frozen=True)
+    class One:
+        wide: int | None = setting(None, "Inches.", minimum=2, maximum=9, aliases=("width",))
+
+        def __post_init__(self):
+            check_fields(self)
+
+    assert One(width=3) == One(wide=3) == One(3)
+    for wrong in (1, 10, 2.5, "3", True):
+        with pytest.raises(ConfigError, match=r"^wide = .* is not allowed: a whole number from 2 to 9$"):
+            One(wide=wrong)
+    with pytest.raises(ConfigError, match="did you mean 'wide'"):
+        One(wid=3)
+    with pytest.raises(ConfigError, match="give wide or width, not both"):
+        One(wide=3, width=4)
+
+
+def test_a_name_that_no_registry_has_is_refused_with_the_one_that_is_meant():
+    with pytest.raises(ConfigError, match=r"use one of auto, off, .* \(did you mean 'suffix'\?\)"):
+        EngineConfig(speculate="ngram")
+
+
+SNIPPET = """
+from tokenmill import load
+engine = load("smollm2-135m", max_length=64, dtype="float32")
+engine.generate("a", max_tokens=3, stop=["b"], logit_bias={5: -1.0}, n=2)
+load(max_lenght=64)
+engine.generate("a", temprature=1.0)
+engine.session().generate("a", top_k="many")
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_keywords(tmp_path):
+    file = tmp_path / "snippet.py"
+    file.write_text(SNIPPET)
+    said, _, _ = api.run([str(file), "--no-error-summary", "--hide-error-context"])
+    lines = {line.partition(": error: ")[0].rpartition(":")[2] for line in said.splitlines() if ": error: " in line}
+    assert lines == {"5", "6", "7"}, said
