@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         TokenmillError,
         WrongText,
     )
-    from tokenmill.sample.sampler import TokenLogprobs
+    from tokenmill.sample.logprobs import TokenLogprobs
     from tokenmill.settings.engine_config import EngineConfig
     from tokenmill.settings.sampling_params import SamplingParams
 
@@ -83,7 +83,7 @@ _ELSEWHERE = {
     "Session": "tokenmill.engine.session:Session",
     "Stream": "tokenmill.engine.stream:Stream",
     "Timing": "tokenmill.engine.outputs:Timing",
-    "TokenLogprobs": "tokenmill.sample.sampler:TokenLogprobs",
+    "TokenLogprobs": "tokenmill.sample.logprobs:TokenLogprobs",
     "load": "tokenmill.engine.load:load",
 }
 _LAZY = {name: f"tokenmill.errors:{name}" for name in __all__ if name not in _ELSEWHERE} | _ELSEWHERE

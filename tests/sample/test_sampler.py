@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers.generation import logits_process as reference
 
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import Row, Sampled, TokenLogprobs, choose
+from tokenmill.sample.logprobs import TokenLogprobs
+from tokenmill.sample.sampler import Sampled, choose
+from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
 

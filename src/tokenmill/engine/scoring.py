@@ -12,7 +12,7 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.sample.sampler import TokenLogprobs, token_logprobs
+from tokenmill.sample.logprobs import TokenLogprobs, token_logprobs
 from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.value_reader import brief
 

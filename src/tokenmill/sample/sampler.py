@@ -8,7 +8,7 @@ drafts cannot change it. A filter runs on the rows that use it; when every row i
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -18,24 +18,12 @@ from tokenmill.errors import RequestError
 from tokenmill.memory.transfer import Reading, Vector, to_device
 from tokenmill.sample import filters
 from tokenmill.sample.largest import largest
+from tokenmill.sample.logprobs import TokenLogprobs, logprobs_of
 from tokenmill.sample.noise import uniform
-from tokenmill.sample.probabilities import draw, log_probability
+from tokenmill.sample.probabilities import draw
 from tokenmill.sample.state import ChoiceKind, Row
 
-__all__ = ["Choice", "Row", "Sampled", "TokenLogprobs", "choose", "sample_singly", "take", "token_logprobs"]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probability of the chosen token, and the likeliest (id, log-probability) pairs, lowest id first among equals.
-
-    They are of the model's raw logits, before any penalty, filter or temperature, as vLLM reports them. rank: the place
-    of the chosen token among all, from 1.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-    rank: int
+__all__ = ["Choice", "Sampled", "choose", "sample_singly", "take"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +52,8 @@ class Choice:
         ids, *checked = self._reading.lists()
         for values in checked:
             _check(values, self._rows)
-        return Sampled([int(token) for token in ids], _logprobs(self._logits_RV, self._rows, self))
+        tokens = [int(token) for token in ids]
+        return Sampled(tokens, logprobs_of(self._logits_RV, self._rows, tokens))
 
 
 _Uses = Callable[[Row], bool]
@@ -238,36 +227,3 @@ def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
     """How often each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
     ones_N = torch.ones((), device=logits_RV.device)
     return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)
-
-
-def _logprobs(logits_RV: Tensor, rows: Sequence[Row], choice: Choice) -> list[TokenLogprobs | None]:
-    found: list[TokenLogprobs | None] = [None] * len(rows)
-    wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
-    if not wanted:
-        return found
-    picked = list(wanted)
-    entries = token_logprobs(logits_RV[picked], choice.ids_R[picked], max(wanted.values()))
-    for entry, (index, count) in zip(entries, wanted.items(), strict=True):
-        found[index] = replace(entry, top=entry.top[:count])
-    return found
-
-
-def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """Of one token per row, with the `num_top` likeliest tokens of each row; the same bits in any batch."""
-    logprobs_RV = log_probability(logits_RV)
-    values = logprobs_RV.gather(-1, ids_R[:, None]).squeeze(-1).tolist()
-    keys_RV, size = _keys(logits_RV), logits_RV.shape[-1]
-    ranked_RK = size - 1 - (keys_RV.topk(min(num_top, size), dim=-1).values & 0xFFFFFFFF)
-    tops = zip(ranked_RK.tolist(), logprobs_RV.gather(-1, ranked_RK).tolist(), strict=True)
-    ranks = (keys_RV >= keys_RV.gather(-1, ids_R[:, None])).sum(dim=-1).tolist()
-    rows = zip(values, tops, ranks, strict=True)
-    return [TokenLogprobs(value, tuple(zip(*top, strict=True)), rank) for value, top, rank in rows]
-
-
-def _keys(logits_RV: Tensor) -> Tensor:
-    """Whole numbers in the order of the logits, the lowest id first among equals, which `topk` leaves to chance."""
-    size = logits_RV.shape[-1]
-    bits_RV = (logits_RV + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 makes -0.0 equal to 0.0
-    # IEEE floats read as integers are in order once the lower bits of the negative ones are flipped.
-    order_RV = bits_RV ^ ((bits_RV >> 63) & 0x7FFFFFFF)
-    return (order_RV << 32) | torch.arange(size - 1, -1, -1, device=logits_RV.device)

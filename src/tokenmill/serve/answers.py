@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from tokenmill.engine.outputs import Completion, Piece
-from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 from tokenmill.serve.token_places import TokenPlaces

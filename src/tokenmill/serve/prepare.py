@@ -13,7 +13,7 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.requests import Request
 from tokenmill.engine.scoring import prompt_logprobs
 from tokenmill.errors import RequestError
-from tokenmill.sample.sampler import TokenLogprobs
+from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
