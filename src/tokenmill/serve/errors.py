@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
+from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
 
 __all__ = [
     "CLIENT_CLOSED",
@@ -89,6 +89,11 @@ FIELDS = {
     "include_stop": "include_stop_str_in_output",
 }
 """What the API calls settings that have another name in SamplingParams."""
+ROUTES = {
+    AS_TEXT: "/v1/completions takes a prompt as text",
+    AS_IDS: "/v1/completions takes a prompt of token ids",
+}
+"""What a client can do instead where messages cannot be encoded."""
 SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 
 
@@ -143,7 +148,10 @@ def about(field: str) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise ApiError(400, str(error), field) from None
+        message = _in_fields(error)
+        for advice, route in ROUTES.items() if field == "messages" else ():
+            message = message.replace(advice, route)
+        raise ApiError(400, message, field) from None
 
 
 def _body_of(error: ApiError) -> dict[str, Any]:
