@@ -106,11 +106,14 @@ def run(line, folder):
     return done.stdout
 
 
+COMPILES = re.compile("tokenmill compile|--program compiled")
+
+
+@pytest.mark.slow
 @pytest.mark.model
-@pytest.mark.compiler
 def test_the_commands_of_the_readme_run_as_written(folder):
-    """But for `eval tasks`, which needs an extra and runs below."""
-    lines = [line for line in commands(section("Use it")) if "eval tasks" not in line]
+    """But for `eval tasks`, which needs an extra, and what compiles: both run below."""
+    lines = [line for line in commands(section("Use it")) if "eval tasks" not in line and not COMPILES.search(line)]
     assert len(lines) > 10
     for line in lines:
         run(line, folder)
@@ -221,11 +224,20 @@ def test_the_commands_about_evaluation_run_as_written(folder):
 @pytest.mark.model
 @pytest.mark.compiler
 def test_the_commands_about_compiling_run_as_written(folder):
-    """The texts may differ: sums in bfloat16 do, and only float32 is promised the same."""
-    compiled, made, from_package = commands(DOCUMENTS["compiling.md"])
+    """The texts may differ: sums in bfloat16 do, and only float32 is promised the same.
+
+    A command that the README shows as well runs once, and its others find the compiler's own cache.
+    """
+    compiled, made, from_package = shown = commands(DOCUMENTS["compiling.md"])
     assert run(compiled, folder).startswith(" river, a")
     assert run(made, folder).startswith("smollm2.aot: ")
     assert run(from_package, folder).startswith(" river, a")
+    known = {line.partition(" #")[0].strip() for line in shown}
+    others = [line for line in commands(section("Use it")) if COMPILES.search(line)]
+    others = [line for line in others if line.partition(" #")[0].strip() not in known]
+    assert others
+    for line in others:
+        run(line, folder)
 
 
 def benchmarks(text):

@@ -11,6 +11,8 @@ from pathlib import Path
 from tokenmill.units import size
 
 __all__ = [
+    "AS_IDS",
+    "AS_TEXT",
     "CapacityError",
     "CheckpointError",
     "ConfigError",
@@ -24,7 +26,12 @@ __all__ = [
     "WrongText",
     "file_errors",
     "naming",
+    "overflow_remedy",
 ]
+
+AS_TEXT, AS_IDS = "give the prompt as text, not as messages", "give the prompt as token ids"
+"""What helps where a conversation, or a text, cannot be encoded. The command line and the server name their own options
+and routes in the place of these words."""
 
 MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
 
@@ -119,6 +126,11 @@ class RequestError(TokenmillError):
 
 class DeadlinePassed(RequestError):
     """A request did not end in the time that it was given."""
+
+
+def overflow_remedy(dtype: str) -> str:
+    """What to do where logits of a dtype are no numbers."""
+    return "try float32" if dtype != "float32" else "the model's files hold numbers that are out of range"
 
 
 class WrongText(Exception):

@@ -115,8 +115,8 @@ OPTIONS = {
     "chat": f"""--chat-template --generation-config --open --plain --quiet -q --system
         {" ".join({*ENGINE.split(), *SAMPLING.split()} - CHAT_HAS_NOT)}""",
     "prefill": f"--chat --force --json --output -o --prompt -p --prompt-file --quiet -q --system --tokens {ENGINE}",
-    "decode": f"""--convert --force --json --model --output -o --prompt -p --quiet -q --stream --tokens
-        {ENGINE} {SAMPLING}""",
+    "decode": f"""--convert --force --generation-config --json --model --output -o --prompt -p --quiet -q --stream
+        --tokens {ENGINE} {" ".join({*SAMPLING.split()} - {"--n"})}""",
     "cache list": "--json",
     "cache clear": "--json --quiet -q",
     "quantize": """--algorithm --evaluate --export --group --head --json --num-texts --output -o --quiet -q --scheme

@@ -14,6 +14,7 @@ from tests.word_model import save_word_model
 from tokenmill import RequestError, SamplingParams, load
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.transaction import Transaction
+from tokenmill.kernels import native_library
 
 pytestmark = pytest.mark.slow
 
@@ -25,24 +26,34 @@ SHAPES = {
     "drafts": {"max_sequences": 3, "speculate": "suffix"},
 }
 PROMPTS = [prompt(9), prompt(14, seed=1), [*prompt(9), 7, 7]]
-NEW = 8
-TIMES = 40  # of some thousand lines, other ones in each shape
+NEW, TIMES = 8, 40
+NATIVE = pytest.param(
+    "native",
+    30,
+    marks=pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
+)
+PROGRAMS = [("eager", 10), NATIVE]
+"""With each program, how many of some thousand lines are interrupted, other ones in each shape. A step of the modules
+takes ten times as long, and most lines of ours are the same."""
 
 
 def engine_for(path, **how):
-    return load(path, **{"dtype": "float32", "program": "eager", "max_length": 40, "block_size": 4, **how})
+    """One thread: several of torch would wait for each other in every small operation."""
+    settings = {"dtype": "float32", "max_length": 40, "block_size": 4, "threads": 1, "speculate": "off"}
+    return load(path, **(settings | how))
 
 
+@pytest.mark.parametrize(("program", "times"), PROGRAMS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_others_go_on(shape, llama):
-    quiet = engine_for(llama)
+def test_others_go_on(shape, program, times, llama):
+    quiet = engine_for(llama, program=program)
     wanted = [quiet.generate(one, max_new_tokens=NEW, ignore_eos=True).tokens for one in PROMPTS]
-    engine = engine_for(llama, **SHAPES[shape])
+    engine = engine_for(llama, program=program, **SHAPES[shape])
     settings = {"max_new_tokens": NEW, "ignore_eos": True}
     with lines() as counted:
         engine.generate(PROMPTS, **settings)
-    numbers = random.Random(shape)
-    for _ in range(TIMES):
+    numbers = random.Random(shape + program)
+    for _ in range(times):
         streams = [engine.stream(one, **settings) for one in PROMPTS[:2]]
         texts = [next(one).tokens for one in streams]
         with pytest.raises(KeyboardInterrupt), lines(numbers.randrange(counted.count // 2)) as at:
@@ -54,10 +65,11 @@ def test_others_go_on(shape, llama):
     assert [done.tokens for done in engine.generate(PROMPTS, **settings)] == wanted
 
 
+@pytest.mark.parametrize(("program", "times"), PROGRAMS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_session_goes_on(shape, llama, tmp_path):
+def test_a_session_goes_on(shape, program, times, llama, tmp_path):
     """Interrupted in generating, forking, rewinding, prefilling or saving, its next answer is that of its tokens."""
-    quiet, engine = engine_for(llama), engine_for(llama, **SHAPES[shape])
+    quiet, engine = engine_for(llama, program=program), engine_for(llama, program=program, **SHAPES[shape])
     settings = {"max_new_tokens": NEW, "ignore_eos": True}
 
     def use(session):
@@ -71,8 +83,8 @@ def test_a_session_goes_on(shape, llama, tmp_path):
 
     with lines() as counted, engine.session(PROMPTS[0]) as session:
         use(session)
-    numbers = random.Random(shape)
-    for _ in range(TIMES):
+    numbers = random.Random(shape + program)
+    for _ in range(times):
         session = engine.session(PROMPTS[0])
         with pytest.raises(KeyboardInterrupt), lines(numbers.randrange(counted.count)) as at:
             use(session)

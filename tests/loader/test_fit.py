@@ -20,7 +20,8 @@ def model(tmp_path):
 def fitted(model, monkeypatch, available=10**9, cores=2, num_sequences=None, **settings):
     monkeypatch.setattr(fit, "free_bytes", lambda _: available)
     monkeypatch.setattr(fit, "available_processors", lambda: cores)
-    config = EngineConfig(dtype="float32", device="cpu", max_length=96, block_size=8, **settings)
+    settings = {"dtype": "float32", "device": "cpu", "max_length": 96, "block_size": 8, **settings}
+    config = EngineConfig(**settings)
     return fit_for_many(config, model, num_sequences)
 
 
@@ -35,13 +36,13 @@ def test_what_is_given_holds(model, monkeypatch):
     assert (chosen.max_sequences, chosen.cache_tokens) == (3, 160)
 
 
-def fewer(model, monkeypatch, tokens):
+def fewer(model, monkeypatch, tokens, **settings):
     """The memory in which so many tokens of cache fit beside the weights."""
     low, high = 0, 10**9
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            fitted(model, monkeypatch, middle, cache_tokens=tokens)
+            fitted(model, monkeypatch, middle, cache_tokens=tokens, **settings)
             high = middle
         except CapacityError:
             low = middle
@@ -63,3 +64,36 @@ def test_what_does_not_fit_names_what_would(model, monkeypatch):
         fitted(model, monkeypatch, memory - 1)
     with pytest.raises(CapacityError, match=r"memory for the weights: .* needed, 1.0 kB available"):
         fitted(model, monkeypatch, 1000)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"block_size": None},
+        {"block_size": 96},
+        {"block_size": 32},
+        {"block_size": None, "program": "eager"},
+    ],
+)
+def test_the_length_that_is_advised_fits(model, monkeypatch, settings):
+    """Also where a sequence is one block, which becomes shorter with it, and where not one block fits."""
+    memory = fewer(model, monkeypatch, 96, **settings)
+    with pytest.raises(CapacityError, match="memory for the weights") as refused:
+        fitted(model, monkeypatch, 1000, **settings)
+    weights = refused.value.needed
+    for share in (0.1, 0.3, 0.6, 0.9):
+        available = int(weights + share * (memory - weights))
+        with pytest.raises(CapacityError, match=r"change max_length( and block_size)? to \d+$") as refused:
+            fitted(model, monkeypatch, available, **settings)
+        names, _, advised = refused.value.setting.partition(" to ")
+        changed = {name: int(advised) for name in names.split(" and ")}
+        assert int(advised) >= 1
+        assert fitted(model, monkeypatch, available, **(settings | changed)).max_length == int(advised)
+
+
+def test_no_room_for_one_token(model, monkeypatch):
+    with pytest.raises(CapacityError, match="memory for the weights") as refused:
+        fitted(model, monkeypatch, 1000)
+    with pytest.raises(CapacityError, match=r"memory for the cache: .* change model or scheme"):
+        fitted(model, monkeypatch, refused.value.needed + 100)

@@ -74,6 +74,15 @@ def test_names_are_plain(kept, tmp_path):
     assert not list(tmp_path.rglob("*.kv"))
 
 
+def test_a_session_of_another_dtype_says_how_to_start_the_server(kept):
+    with kept() as server:
+        post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2"})
+    with kept(settings={"dtype": "bfloat16", "scheme": "q8"}) as server:
+        response = post(server, "/v1/sessions/tale/restore")
+        advice = "the text would not be the same; start the server with --dtype float32 and --scheme dense"
+        assert response.status_code == 409 and response.json()["error"]["message"].endswith(advice)
+
+
 def test_a_damaged_file_is_refused(kept, tmp_path):
     with kept() as server:
         post(server, "/v1/sessions/tale/save", {"prompt": "w1 w2"})

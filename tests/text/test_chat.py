@@ -398,7 +398,7 @@ def test_the_budget_is_one_render_s_own():
 
 
 def test_a_model_without_a_template_says_so():
-    with pytest.raises(RequestError, match=r"no chat template; pass the prompt without --chat"):
+    with pytest.raises(RequestError, match=r"no chat template: give the prompt as text, not as messages"):
         ours(None)
 
 

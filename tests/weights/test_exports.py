@@ -283,7 +283,7 @@ def test_a_path_that_is_taken_or_no_gguf_file_is_refused(sources, tmp_path):
     (tmp_path / "out.gguf").write_text("mine")
     with pytest.raises(ConfigError, match="a file that does not exist yet"):
         export(sources("llama"), tmp_path / "out.gguf", "gguf")
-    with pytest.raises(ConfigError, match=r"a file whose name ends in .gguf"):
+    with pytest.raises(ConfigError, match=r"whose name ends in .gguf"):
         export(sources("llama"), tmp_path / "out", "gguf")
     assert (tmp_path / "out.gguf").read_text() == "mine"
 

@@ -411,6 +411,24 @@ def test_exports_give_the_logits_of_their_numbers(llama, tmp_path, method, bits,
         assert (ours - plain).pow(2).mean().sqrt() < 0.04 * plain.pow(2).mean().sqrt()
 
 
+@pytest.mark.parametrize("method", ["tokenmill", "gptq", "awq"])
+def test_info_counts_codes_as_they_are_stored(llama, tmp_path, capsys, method):
+    """Not as the float32 that they are read as: the sum is that of the file's own tensors."""
+    path = tmp_path / "out"
+    if method == "tokenmill":
+        make(llama, path)
+    else:
+        export(llama, path, method, biases=method == "gptq")
+    capsys.readouterr()
+    assert main(["info", str(path), "--json", "--tensors"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    stored = load_file(path / "model.safetensors")
+    found = {entry["name"]: (entry["type"], entry["num_bytes"]) for entry in facts["tensors"]}
+    assert found == {name: (str(each.dtype).removeprefix("torch."), each.nbytes) for name, each in stored.items()}
+    assert sum(entry["num_bytes"] for entry in facts["types"].values()) == sum(each.nbytes for each in stored.values())
+    assert facts["types"]["uint8" if method == "tokenmill" else "int32"]["count"] >= 14
+
+
 def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
     path = export(llama, tmp_path / "out", "gptq")
     wanted = load(path, threads=1).logits(LONG)

@@ -304,7 +304,7 @@ def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterabl
     if cached := sum(record.cached_tokens for record in good):
         total = sum(record.input_tokens for record in good)
         share = f"{100 * cached / total:.0f} % of the prompt tokens were"
-        yield f"{share} in the server's prefix cache: another --seed sends prompts that it has not seen"
+        yield f"{share} in the server's prefix cache: another --seed sends others, unless they come from --prompts"
     if unended := sum(not record.ended_properly for record in good):
         yield f"{unended} streams gave a finish_reason but no [DONE]"
     late_s = max((record.sent_s - record.due_s for record in outcome.records), default=0.0)

@@ -81,12 +81,14 @@ def check_compatible(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, A
     for name in MEANING:
         if theirs[name] != ours[name]:
             raise SnapshotError(f"{path} is of another model or setting: {_difference(name, theirs[name], ours[name])}")
-    for name in PRECISION:
-        if theirs[name] != ours[name] and not convert:
-            raise SnapshotError(
-                f"{path} has {name} {brief(theirs[name])} and this engine {ours[name]!r}: the text would not be the "
-                f"same; load the model with {name}={brief(theirs[name])}, or open it with convert=True"
-            )
+    if not convert and (differ := [name for name in PRECISION if theirs[name] != ours[name]]):
+        found = " and ".join(f"{name} {brief(theirs[name])}" for name in differ)
+        here = " and ".join(repr(ours[name]) for name in differ)
+        wanted = " and ".join(f"{name}={brief(theirs[name])}" for name in differ)
+        raise SnapshotError(
+            f"{path} has {found} and this engine {here}: the text would not be the same; load the model with {wanted}, "
+            "or open it with convert=True"
+        )
     return all(theirs.get(name) == value for name, value in shared_fields(ours).items())
 
 

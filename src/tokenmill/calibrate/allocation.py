@@ -6,6 +6,7 @@ bytes that 8 bits would add, is how much these matrices deserve them. That diver
 the whole choice has gained is measured when the model is compared with its source.
 """
 
+import math
 from collections.abc import Mapping
 from math import prod
 
@@ -36,8 +37,9 @@ def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
     least = _bits_per_weight(plan, to)
     most = _bits_per_weight(plan.with_8_bits(plan.bits), to)
     if not least <= target_bits <= most:
+        lowest, highest = math.ceil(least * 100) / 100, math.floor(most * 100) / 100  # both are allowed themselves
         allowed = (
-            f"from {least:.2f}, which groups of {plan.group} take in 4 bits, to {most:.2f}; larger groups take less"
+            f"from {lowest:.2f}, which groups of {plan.group} take in 4 bits, to {highest:.2f}; larger groups take less"
         )
         raise ConfigError("target_bits", target_bits, allowed)
 

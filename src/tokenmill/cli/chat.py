@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenmill.cli.command import is_given
 from tokenmill.cli.conversation import LEAVE, Conversation
 from tokenmill.cli.display import progress_on_stderr, remark
+from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.model_text import write_text
-from tokenmill.cli.models import load_engine
+from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.typed import Read, Typed, from_pipe, from_terminal, read_typed
 from tokenmill.cli.watch import prompt_progress
@@ -75,6 +77,12 @@ def command(
     """
     if start is not None and system is not None:
         raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
+    if looks_saved(Path(model)):
+        raise TokenmillError(f"{model} is a saved conversation, not a model: `tokenmill chat --open {model}`")
+    if start is not None and not is_given(context, "model"):
+        with uninterrupted():
+            from tokenmill.cache.header import read_facts
+        model = str(read_facts(start)["model"])
     with progress_on_stderr(quiet) as progress:
         loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress, chat_template)
         if engine.generation_config:

@@ -13,12 +13,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.cli.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
-from tokenmill.errors import CapacityError, ConfigError, RequestError, SnapshotError
+from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
 
 __all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
 
 WIDEST, NARROWEST = 100, 40
-_SETTING = re.compile(r"\b[a-z]+_\w+")  # a word with "_" in it; one without may be just a word
+_SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
 _KEYWORD = re.compile(r"\b([a-z]\w*)=(True|'[^']*'|[0-9.]+)")  # as Python has it: dtype='float32', convert=True
 _KINDS = {
     "str": "TEXT",
@@ -82,15 +82,16 @@ class Verb(TyperCommand):
         try:
             _check_output(ctx.params.get("output"))
             return super().invoke(ctx)
-        except (RequestError, CapacityError, SnapshotError) as error:
-            said = _KEYWORD.sub(lambda found: _typed(options, *found.groups()), str(error))
-            error.args = (_SETTING.sub(lambda name: options.get(name[0], name[0]), said),)
+        except (RequestError, CapacityError, SnapshotError, NoKernel) as error:
+            error.args = (_in_options(str(error), options, bool(ctx.params.get("chat"))),)
             raise
         except ConfigError as error:
-            options = {name: option for name, option in options.items() if is_given(ctx, name)}
             field = error.name.partition("[")[0].partition(" ")[0]
-            where = error.where or (_set_in(ctx, field, options[field]) if field in options else "")
-            allowed = _SETTING.sub(lambda name: options.get(name[0], name[0]), error.allowed)
+            is_typed = field in options and is_given(ctx, field)
+            where = error.where or (_set_in(ctx, field, options[field]) if is_typed else "")
+            # Of several words that are allowed one may be the name of a setting too, as draft_model is.
+            is_list = error.allowed.startswith("use one of ")
+            allowed = error.allowed if is_list else _in_options(error.allowed, options)
             raise ConfigError(error.name, error.value, allowed, where) from error
 
 
@@ -226,6 +227,19 @@ def _check_output(path: Path | None) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise ConfigError("output", str(path), "a name in UTF-8") from None
+
+
+def _in_options(message: str, options: Mapping[str, str], chat: bool = False) -> str:
+    """A message in the words of Python's interface, with settings and keywords as this verb's options.
+
+    chat: whether --chat was typed.
+    """
+    if "chat" in options:
+        message = message.replace(AS_TEXT, "leave out --chat")
+    if "tokens" in options:
+        message = message.replace(AS_IDS, f"give {options['tokens']}{' without --chat' * chat}")
+    message = _KEYWORD.sub(lambda found: _typed(options, *found.groups()), message)
+    return _SETTING.sub(lambda name: options.get(name[0], name[0]), message)
 
 
 def _typed(options: Mapping[str, str], name: str, value: str) -> str:

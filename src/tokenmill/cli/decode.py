@@ -52,7 +52,7 @@ Convert = Annotated[
 ]
 
 
-@with_settings(without=("generation_config",), sampling=SamplingParams, engine=EngineConfig)
+@with_settings(without=("n",), sampling=SamplingParams, engine=EngineConfig)
 def command(
     context: typer.Context,
     sampling: SamplingParams,
@@ -86,7 +86,8 @@ def command(
         loaded = load_engine(config, progress)
         progress.stage(f"opening {file.name}")
         session = loaded.open_session(file, convert)
-    given = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
+    typed = {name: value for name, value in asdict(sampling).items() if is_given(context, name)}
+    given = {**loaded.core.inputs.defaults, **typed}  # with --generation-config what the model's files recommend
     started_s = time.perf_counter()
     with prompt_progress(loaded, quiet):
         completion = show(loaded, session.stream(more[0] if more else None, **given), stream and not json)

@@ -183,10 +183,12 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
         for info in header.tensors.values():
             yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return
+    from tokenmill.weights.quantized import QuantizedCheckpoint
     from tokenmill.weights.tensor_file import dtype_bytes
 
-    for name, shape in checkpoint.shapes.items():
-        dtype = checkpoint.dtype_of(name)
+    in_files = checkpoint.plain if isinstance(checkpoint, QuantizedCheckpoint) else checkpoint  # codes, not matrices
+    for name, shape in in_files.shapes.items():
+        dtype = in_files.dtype_of(name)
         yield _Stored(name, shape, dtype, prod(shape) * dtype_bytes(dtype))
 
 

@@ -1,7 +1,8 @@
 """Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
 
 import gc
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,11 +24,18 @@ NEW = 2
 """Tokens that a text needs for one step of decoding."""
 
 
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Hold Ctrl-C back inside, and import numpy, which readers of files would import outside of this context."""
+    with uninterrupted():
+        import numpy  # noqa: F401
+
+        yield
+
+
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
-    with uninterrupted():
-        import numpy  # noqa: F401  (readers of files import it, outside of this context)
-
+    with _importing():
         from tokenmill.hub.names import locate
         from tokenmill.weights.checkpoint import open_checkpoint
     return open_checkpoint(locate(model, progress=progress))
@@ -35,9 +43,7 @@ def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
 
 def read_model_config(model: str, progress: Progress) -> "ModelConfig":
     """The config that a load of the model would find: a directory needs no weights for it."""
-    with uninterrupted():
-        import numpy  # noqa: F401  (see find_checkpoint)
-
+    with _importing():
         from tokenmill.hub.names import locate
         from tokenmill.model.families import read_config
         from tokenmill.weights.checkpoint import foreseen_config

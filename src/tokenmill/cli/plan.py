@@ -1,5 +1,7 @@
 """`tokenmill plan`: will it fit, before anything is loaded."""
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,7 +66,11 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     config, cost = resolved.config, cost_of(resolved)
     available = free_bytes(config.device)
     program = {"name": resolved.program_name, "reason": resolved.program_reason}
-    tokens = cost.tokens_within(available)
+
+    def fits(**changed: Any) -> bool:
+        return cost_of(resolve(replace(wanted, **changed), model)).total_bytes <= available
+
+    shortest, most_sequences = wanted.block_size or 1, wanted.max_step_tokens
     return {
         "device": config.device,
         "dtype": config.dtype,
@@ -82,9 +88,16 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
         "total_bytes": cost.total_bytes,
         "available_bytes": available,
         "fits": cost.total_bytes <= available,
-        "longest_that_fits": min(model.context, tokens // config.max_sequences),
-        "most_sequences_that_fit": tokens // config.max_length,
+        "longest_that_fits": _largest(shortest, model.context, lambda number: fits(max_length=number)),
+        "largest_cache_that_fits": cost.tokens_within(available) // config.block_size * config.block_size,
+        "most_sequences_that_fit": _largest(1, most_sequences, lambda number: fits(max_sequences=number)),
     }
+
+
+def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from first to last that fits, as all smaller ones do then; 0 if none does."""
+    found = bisect_left(range(first, last + 1), True, key=lambda number: not fits(number))
+    return first + found - 1 if found else 0
 
 
 def _show(model: str, facts: dict[str, Any]) -> None:
@@ -111,7 +124,9 @@ def _verdict(facts: dict[str, Any]) -> str:
             f"fits: up to {length} tokens for each of {facts['max_sequences']} (--max-length), or {sequences} "
             f"sequences of {facts['max_length']} (--max-sequences)"
         )
-    if not length:
-        return "does not fit: the weights alone are too large; use a smaller --dtype, another --device or model"
-    most = f" or --max-sequences to {sequences}" if sequences else ""
-    return f"does not fit: lower --max-length to {length}{most}"
+    if (cache := facts["largest_cache_that_fits"]) and not length and not sequences:
+        return f"does not fit: lower --cache-tokens to {cache}"
+    helps = [f"--max-length to {length}"] * (length > 0) + [f"--max-sequences to {sequences}"] * (sequences > 0)
+    if not helps:
+        return "does not fit: use a smaller --dtype or --scheme, another --device or model"
+    return f"does not fit: lower {' or '.join(helps)}"

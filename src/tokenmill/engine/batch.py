@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, overflow_remedy
 from tokenmill.sample.largest import largest
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
@@ -153,7 +153,8 @@ class _Continuations:
             found[number] = Score(tuple(value for value, _ in entries), all(is_largest for _, is_largest in entries))
             del self._tails[number]
             if not all(math.isfinite(value) for value, _ in entries):
-                raise RequestError(f"logits overflow in dtype {self._core.loaded.config.dtype}; try another")
+                dtype = self._core.loaded.config.dtype
+                raise RequestError(f"logits overflow in dtype {dtype}; {overflow_remedy(dtype)}")
         return found
 
     def _collect(self, work: Work, logits_RV: Tensor) -> None:

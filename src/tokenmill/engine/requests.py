@@ -16,10 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 from tokenmill.engine.outputs import Tracker
-from tokenmill.errors import ConfigError, RequestError
+from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Rows, Sequence
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
@@ -65,7 +66,7 @@ class InputProcessor:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._name, self._max_length = loaded.config.model, loaded.config.max_length
-        self._room = min(self._max_length, loaded.config.cache_tokens)
+        self._room, self._cache_limit = min(self._max_length, loaded.config.cache_tokens), _cache_limit(loaded.config)
         model, self._tokenizer = loaded.model_config, loaded.tokenizer
         self._vocab_size, self._context = model.vocab_size, model.context
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
@@ -122,7 +123,9 @@ class InputProcessor:
         if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
             why = "only with add_generation_prompt false, since the last message is left open and no answer begun"
             raise ConfigError("continue_final_message", True, why)
-        tokens = encode_chat(self._need_tokenizer(), texts, allow_special=allow_special, **variables)
+        if self._tokenizer is None:
+            raise RequestError(f"this model has no tokenizer, so it has no conversations: {AS_IDS}")
+        tokens = encode_chat(self._tokenizer, texts, allow_special=allow_special, **variables)
         if not tokens:
             raise RequestError("this model's chat template makes an empty text of these messages")
         return tokens
@@ -205,7 +208,7 @@ class InputProcessor:
     def _remedy(self, num_tokens: int) -> str:
         """What else would help a text of so many tokens. Advice that the model would refuse is none."""
         if num_tokens <= self._context:
-            return f"or raise max_length to {num_tokens}"
+            return f"or raise max_length{' and cache_tokens' * (num_tokens > self._cache_limit)} to {num_tokens}"
         if self._max_length >= self._context:
             return "this is the model's own context"
         return f"the model's own context is {self._context}"
@@ -255,8 +258,14 @@ class InputProcessor:
 
     def _need_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise RequestError(f"{self._name} has no tokenizer: give the prompt as token ids")
+            raise RequestError(f"this model has no tokenizer: {AS_IDS}")
         return self._tokenizer
+
+
+def _cache_limit(config: ResolvedConfig) -> float:
+    """cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length."""
+    blocks = config.max_sequences * -(-config.max_length // config.block_size)
+    return config.cache_tokens if config.cache_tokens < blocks * config.block_size else math.inf
 
 
 def salt_of(given: bytes) -> bytes:

@@ -24,18 +24,24 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
     resolved = resolve(config, model)
-    most, max_length = _most_tokens(resolved), resolved.config.max_length
+    spare, most = _most_tokens(resolved)
+    max_length, block_size = resolved.config.max_length, resolved.config.block_size
     if config.cache_tokens is not None and config.cache_tokens > most:
         raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
     if max_length > most:
-        raise CapacityError("max_length that fits in memory", max_length, most, f"max_length to {most}")
+        # Blocks become smaller too: where there is one for each sequence, and where not even one block fits.
+        longest = spare if most == 0 or block_size == max_length else most
+        names = "max_length" if config.block_size is None or longest == most else "max_length and block_size"
+        raise CapacityError("max_length that fits in memory", max_length, longest, f"{names} to {longest}")
     return replace(config, cache_tokens=config.cache_tokens or min(resolved.config.cache_tokens, most))
 
 
-def _most_tokens(resolved: ResolvedModel) -> int:
-    """The largest cache, in tokens of whole blocks, that fits beside the weights."""
+def _most_tokens(resolved: ResolvedModel) -> tuple[int, int]:
+    """Tokens of the largest cache that fits beside the weights, and those of its whole blocks."""
     spec, weights, available = resolved.cache, resolved.weight_bytes, free_bytes(resolved.config.device)
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
-    blocks = int(SHARE * (available - weights)) // (spec.bytes_per_token * spec.block_size)
-    return blocks * spec.block_size
+    spare = int(SHARE * (available - weights)) // spec.bytes_per_token
+    if spare == 0:
+        raise CapacityError("memory for the cache", spec.bytes_per_token, 0, "model or scheme", in_bytes=True)
+    return spare, spare // spec.block_size * spec.block_size

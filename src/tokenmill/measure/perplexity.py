@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.engine.engine import Engine
-from tokenmill.errors import ConfigError, RequestError
+from tokenmill.errors import ConfigError, RequestError, overflow_remedy
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.text.tokenizer import Tokenizer
@@ -211,9 +211,10 @@ class _Reader:
         targets_R = torch.tensor(self._tokens[span.first : span.end])
         nll = _nll_sum(logits_RV, targets_R)
         if not math.isfinite(nll):
+            dtype = self._engine.config.dtype
             raise RequestError(
                 f"the negative log-likelihood of tokens {span.first} to {span.end - 1} is {nll}: the logits overflow "
-                f"in dtype {self._engine.config.dtype}; try another"
+                f"in dtype {dtype}; {overflow_remedy(dtype)}"
             )
         self._nll += nll
         self._num_scored += len(targets_R)

@@ -99,7 +99,9 @@ def _check(values: list[float], rows: Sequence[Row]) -> None:
             if value == -math.inf:
                 masks = "logit_bias, allowed_token_ids, bad_words or min_new_tokens"
                 raise RequestError(f"every token is masked at position {row.position}; relax {masks}")
-            raise RequestError(f"logits are not finite at position {row.position}: {value}; try dtype float32")
+            raise RequestError(
+                f"logits are not finite at position {row.position}: {value}; try dtype float32 if it is another"
+            )
 
 
 def _draw(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:

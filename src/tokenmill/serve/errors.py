@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from tokenmill.errors import CapacityError, ConfigError, DeadlinePassed, RequestError
+from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
 __all__ = [
@@ -86,6 +86,11 @@ def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
 
 FIELDS = {setting: field for setting, field in HTTP_FIELDS.items() if field != setting}
 """What the API calls settings that have another name in SamplingParams."""
+ROUTES = {
+    AS_TEXT: "/v1/completions takes a prompt as text",
+    AS_IDS: "/v1/completions takes a prompt of token ids",
+}
+"""What a client can do instead where messages cannot be encoded."""
 SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 
 
@@ -140,7 +145,10 @@ def about(field: str) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise ApiError(400, str(error), field) from None
+        message = _in_fields(error)
+        for advice, route in ROUTES.items() if field == "messages" else ():
+            message = message.replace(advice, route)
+        raise ApiError(400, message, field) from None
 
 
 def _body_of(error: ApiError) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def _prepared(
     settings = _settings(core.inputs.defaults, body) | more
     salt, sequences = _salt(body, tenant), []
     for tokens in prompts:
-        settings["max_new_tokens"] = _clamped(core, len(tokens), field, max_tokens)
-        params = SamplingParams(**settings)
+        num_new = _clamped(core, len(tokens), field, max_tokens)
+        _check_min_tokens(body.min_tokens, num_new, _limit(core) - len(tokens))
+        params = SamplingParams(**settings, max_new_tokens=num_new)
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
@@ -133,6 +134,13 @@ def _prepared(
     for sequence, _ in noted:
         sequence.client = tenant
     return replace(prepared, prompt_logprobs=noted)
+
+
+def _check_min_tokens(min_tokens: int | None, num_new: int, left: int) -> None:
+    """Where the context is what leaves too few tokens. A max_tokens that is too small SamplingParams refuses."""
+    if min_tokens is not None and min_tokens > num_new == left:
+        message = f"min_tokens = {min_tokens} is not allowed: at most {left}, which the prompt leaves of the context"
+        raise ApiError(400, message, "min_tokens")
 
 
 def _check_best_of(body: CompletionBody) -> None:

@@ -21,6 +21,7 @@ __all__ = ["NAME", "Sessions"]
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 FILES = re.compile(rf"([0-9a-f]+|open)/{NAME.pattern}\.kv")
+KEYWORD = re.compile(r"\b([a-z]+)='(\w+)'")
 MAX_HELD = 64
 Json = dict[str, Any]
 
@@ -59,7 +60,7 @@ class Sessions:
         try:
             session = self._engine.open_session(path, salt=tenant)
         except SnapshotError as error:
-            raise ApiError(409, str(error), "name", "session_unusable") from None
+            raise ApiError(409, _for_server(str(error)), "name", "session_unusable") from None
         if session.notes != _notes(tenant, name):
             session.close()
             raise ApiError(409, f"{path} was saved under another name or key", "name", "session_unusable")
@@ -109,3 +110,9 @@ def _notes(tenant: bytes, name: str) -> Json:
 def _is_saved(path: Path) -> bool:
     """Whether a session was saved there, even if the file is damaged."""
     return begins_with(path, SERIALISED)
+
+
+def _for_server(message: str) -> str:
+    """The message of check_compatible, with what one who starts a server can do in the place of Python's keywords."""
+    wanted = message.replace("load the model with", "start the server with")
+    return KEYWORD.sub(r"--\1 \2", wanted.removesuffix(", or open it with convert=True"))

@@ -62,6 +62,8 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
     if body.messages is not None:
         with about("messages"):
             return engine.core.inputs.chat_prompt(body.messages, variables=template_variables(body))
+    if isinstance(body.prompt, str):
+        _tokenizer(engine)
     with about("prompt"):
         return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
 

@@ -15,7 +15,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
-from tokenmill.errors import CheckpointError, RequestError
+from tokenmill.errors import AS_TEXT, CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
 
 __all__ = ["check_template", "names_in", "render_chat"]
@@ -47,7 +47,7 @@ def render_chat(
     and when it asks for more than a bounded amount of work.
     """
     if template is None:
-        raise RequestError("this model has no chat template; pass the prompt without --chat")
+        raise RequestError(f"this model has no chat template: {AS_TEXT}")
     environment, compiled = _compiled(template)
     try:
         given = {"tools": None, "documents": None, **special_texts, **_plain(variables, mark)}

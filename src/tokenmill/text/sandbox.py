@@ -20,7 +20,7 @@ from jinja2 import Template, nodes, pass_context
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import AS_TEXT, RequestError
 
 __all__ = ["BoundedEnvironment"]
 
@@ -79,7 +79,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if self._budget.left < 0:
             raise RequestError(
                 f"the chat template does more work than its limit of {self._budget.limit} characters allows; "
-                "pass the prompt without --chat, or use a template that loops and repeats less"
+                f"{AS_TEXT}, or use a template that loops and repeats less"
             )
 
     def pay_for(self, value: Any) -> Any:
@@ -225,7 +225,7 @@ def _shallow_size(value: Any) -> int:
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise RequestError(
             f"the chat template computes with a number of {value.bit_length()} bits; at most {MAX_BITS} are "
-            "allowed, so pass the prompt without --chat, or use another template"
+            f"allowed: {AS_TEXT}, or use another template"
         )
     return ENTRY * (1 + len(value)) if isinstance(value, Sized) else ENTRY
 

@@ -36,7 +36,8 @@ def install(peer: Peer, again: bool, progress: Progress) -> Path:
             _run([str(folder / "bin" / "python"), "-m", "pip", *arguments], variables)
         done = True
     except OSError as error:
-        raise TokenmillError(f"{folder} cannot be written: {error.strerror}; set TOKENMILL_CACHE to a folder") from None
+        why = error.strerror or error
+        raise TokenmillError(f"{folder} cannot be written: {why}; set TOKENMILL_CACHE to another folder") from None
     finally:
         if not done:
             shutil.rmtree(folder, ignore_errors=True)

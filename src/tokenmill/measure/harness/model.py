@@ -80,7 +80,10 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
     def eot_token_id(self) -> int:
         """The tokenizer's own end-of-text token."""
         if not self.tokenizer.eos_token_ids:
-            raise RequestError(f"{self.engine.config.model} has no end-of-text token; give prefix_token_id")
+            raise RequestError(
+                f"{self.engine.config.model} has no token that begins or ends a text, and this task needs one before "
+                "each text; TokenmillLM(prefix_token_id=…) names another"
+            )
         return self.tokenizer.eos_token_ids[0]
 
     @property

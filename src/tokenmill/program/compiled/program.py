@@ -126,7 +126,7 @@ def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str
             compiled(forward, inputs, cache)
     except Exception as error:  # backends raise what they like
         reason = str(getattr(error, "inner_exception", error)).strip() or type(error).__name__
-        allowed = f"it failed for {inputs}: {reason.splitlines()[0]}; use another, or compile = no"
+        allowed = f"it failed for {inputs}: {reason.splitlines()[0]}; use another, or compile='no'"
         raise ConfigError("compile_backend", backend, allowed) from error
     return partial(compiled, forward)
 

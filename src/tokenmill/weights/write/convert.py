@@ -92,8 +92,7 @@ def check_space(path: Path, needed: int) -> None:
     """CapacityError where the disk has no space for so many bytes at a path, whose folder must exist."""
     free = shutil.disk_usage(path.parent).free
     if free < needed:
-        setting = "the output, the dtype or the scheme"
-        raise CapacityError(f"disk space for {path}", needed, free, setting, in_bytes=True)
+        raise CapacityError(f"disk space for {path}", needed, free, "output to another disk", in_bytes=True)
 
 
 def write_directory(

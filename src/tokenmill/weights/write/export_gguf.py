@@ -81,10 +81,8 @@ class GGUFExport(Export):
         return "symmetric" if symmetric or bits == 8 else "minimum"
 
     def check_output(self, path: Path) -> None:
-        if path.exists():
-            raise ConfigError("output", str(path), "a file that does not exist yet")
-        if path.suffix != ".gguf":
-            raise ConfigError("output", str(path), "a file whose name ends in .gguf")
+        if path.exists() or path.suffix != ".gguf":
+            raise ConfigError("output", str(path), "a file that does not exist yet, whose name ends in .gguf")
 
     def check(self, plan: Plan) -> None:
         model = plan.model

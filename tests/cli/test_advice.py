@@ -1,0 +1,136 @@
+"""What an error advises exists under that name on the command line, and following it leads to success."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.word_model import save_chat_model
+
+
+def test_a_model_without_a_chat_template(tm, model, tmp_path):
+    plain = shutil.copytree(model, tmp_path / "plain")
+    (plain / "tokenizer_config.json").unlink()
+    for verb, *more in (["generate"], ["prefill", "-o", tmp_path / "a.kv"]):
+        code, _, err = tm(verb, plain, "--chat", "-p", "w1 w2", "-q", *more)
+        assert (code, err) == (2, "error: this model has no chat template: leave out --chat\n")
+        assert tm(verb, plain, "-p", "w1 w2", "-q", *more)[0] == 0
+
+
+def test_a_model_without_a_tokenizer(tm, wordless):
+    code, _, err = tm("generate", wordless, "-p", "w1", "-q")
+    assert (code, err) == (2, "error: this model has no tokenizer: give --tokens\n")
+    code, _, err = tm("generate", wordless, "--chat", "-p", "w1", "-q")
+    advice = "this model has no tokenizer, so it has no conversations: give --tokens without --chat"
+    assert (code, err) == (2, f"error: {advice}\n")
+    assert tm("generate", wordless, "--tokens", "1,2", "-n", 2, "-q")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--program aot", "auto, or aot with an AOT package as --aot-package"),
+        ("--block-size 4000", "at most --max-length, which is 128"),
+        ("--max-sequences 600", "at most --max-step-tokens, which is 512"),
+        ("--speculate draft_model", "a model, because speculate is 'draft_model'"),
+        ("--speculate no_such", "use one of auto, off, adaptive, multi_step, suffix, draft_model"),
+        ("--kernel rows --block-size 8 --program eager", "--block-size 8 is under --max-length 128"),
+    ],
+)
+def test_settings_are_named_as_options_whether_they_were_typed_or_not(tm, model, typed, said):
+    code, _, err = tm("generate", model, "-p", "w1", "-q", *typed.split())
+    assert code == 2 and said in err
+
+
+@pytest.mark.slow
+def test_a_backend_that_cannot_compile(tm, model):
+    typed = ["generate", model, "-p", "w1", "-n", 1, "-q", "--compile-backend", "tvm"]
+    code, _, err = tm(*typed, "--compile", "static")
+    assert code == 2 and err.endswith("use another, or --compile no\n")
+    assert tm(*typed, "--compile", "no")[0] == 0
+
+
+def test_both_settings_of_a_saved_text_are_named_at_once(tm, model, tmp_path):
+    file = tmp_path / "a.kv"
+    assert tm("prefill", model, "-p", "w1 w2", "-o", file)[0] == 0
+    code, _, err = tm("decode", file, "-n", 2, "-q", "--dtype", "bfloat16", "--scheme", "q8")
+    assert code == 2
+    assert err == (
+        f"error: {file} has dtype 'float32' and scheme 'dense' and this engine 'bfloat16' and 'q8': the text would not "
+        "be the same; load the model with --dtype float32 and --scheme dense, or open it with --convert\n"
+    )
+    assert tm("decode", file, "-n", 2, "-q", "--dtype", "float32", "--scheme", "dense")[0] == 0
+    assert tm("decode", file, "-n", 2, "-q", "--dtype", "bfloat16", "--scheme", "q8", "--convert")[0] == 0
+
+
+def test_a_text_that_is_longer_than_the_cache_that_was_set(tm, model):
+    typed = ["generate", model, "-p", "w1 w2", "-n", 70, "-q"]
+    code, _, err = tm(*typed, "--max-length", 48, "--cache-tokens", 32)
+    assert code == 2 and "(or raise --max-length and --cache-tokens to 72)" in err
+    assert tm(*typed, "--max-length", 72, "--cache-tokens", 72)[0] == 0
+    code, _, err = tm(*typed, "--max-length", 48)
+    assert code == 2 and "(or raise --max-length to 72)" in err
+    assert tm(*typed, "--max-length", 72)[0] == 0
+
+
+def test_what_the_files_recommend_can_be_used_where_it_is_advised(tm, model, tmp_path):
+    """`decode` had no --generation-config, and named it."""
+    copy = shutil.copytree(model, tmp_path / "copy")
+    (copy / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.7}))
+    file = tmp_path / "a.kv"
+    assert tm("prefill", copy, "-p", "w1", "-o", file, "-q")[0] == 0
+    _, _, err = tm("decode", file, "-n", 2)
+    assert "generation_config=True uses that (--generation-config of generate, chat, decode and profile)" in err
+    for verb in ("generate", "chat", "decode", "profile"):
+        assert "--generation-config" in tm(verb, "--help")[1]
+    code, out, err = tm("decode", file, "-n", 2, "--json", "--generation-config")
+    assert code == 0 and json.loads(out)["settings"]["temperature"] == 0.7
+
+
+def test_one_text_has_one_continuation(tm, model, tmp_path):
+    tm("prefill", model, "-p", "w1", "-o", tmp_path / "a.kv", "-q")
+    code, _, err = tm("decode", tmp_path / "a.kv", "--n", 2)
+    assert code == 2 and "No such option: --n" in err
+
+
+def test_a_saved_conversation_in_the_place_of_the_model(tm, piped, tmp_path):
+    talk = tmp_path / "talk.kv"
+    piped(f"w1 w2\n/save {talk}\n".encode())
+    assert tm("chat", save_chat_model(tmp_path), "-n", 2, "-q")[0] == 0
+    code, _, err = tm("chat", talk)
+    assert (code, err) == (2, f"error: {talk} is a saved conversation, not a model: `tokenmill chat --open {talk}`\n")
+    piped(b"w1\n")
+    assert tm("chat", "--open", talk, "-n", 2, "-q")[0] == 0  # with the model that the file names
+
+
+def test_a_gguf_file_is_named_at_once(tm, model, tmp_path):
+    said = "a file that does not exist yet, whose name ends in .gguf"
+    for output in (tmp_path / "there", tmp_path / "there.gguf", tmp_path / "new"):
+        if output.name != "new":
+            output.mkdir()
+        code, _, err = tm("quantize", model, "--export", "gguf", "-o", output)
+        assert code == 2 and said in err
+
+
+@pytest.mark.parametrize("more", [[], ["--block-size", 16], ["--program", "eager", "--max-sequences", 3]])
+def test_what_plan_says_fits_does(tm, model, monkeypatch, more):
+    """In memory of any size, also where blocks are whole and a longer text needs more beside the cache."""
+    _, out, _ = tm("plan", model, "--json", *more)
+    total = json.loads(out)["total_bytes"]
+    for available in (total * part // 40 for part in (22, 38, 55)):
+        monkeypatch.setattr("tokenmill.kernels.devices.free_bytes", lambda _, available=available: available)
+        _, out, _ = tm("plan", model, "--json", *more)
+        facts = json.loads(out)
+        for option, name in (("--max-length", "longest_that_fits"), ("--max-sequences", "most_sequences_that_fit")):
+            if best := facts[name]:
+                assert tm("plan", model, *more, option, best)[0] == 0
+                most = {"--max-length": 128, "--max-sequences": 512}[option]
+                assert best == most or tm("plan", model, *more, option, best + 1)[0] == 2
+
+
+def test_plan_advises_what_moves_the_sum(tm, model, monkeypatch):
+    monkeypatch.setattr("tokenmill.kernels.devices.free_bytes", lambda _: 10**9)
+    code, out, _ = tm("plan", model, "--cache-tokens", 10**15)
+    assert code == 2
+    assert tm("plan", model, "--cache-tokens", out.rsplit(maxsplit=1)[-1])[0] == 0
+    assert "does not fit: lower --cache-tokens to " in out
