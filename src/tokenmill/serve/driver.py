@@ -42,9 +42,9 @@ T = TypeVar("T")
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: sequences that may run and wait; num_open: those that do. max_open_of_one: of one key, so that with
-    several keys none takes all places. error: set when nothing is served any more. has_failed: whether a step raised;
-    then on_failure is called, in the driver's thread.
+    max_open: admission slots, one for each sequence that runs or waits; num_open: those that are held.
+    max_open_of_one: of one key, so that with several keys none takes all. error: set when nothing is served any more.
+    has_failed: whether a step raised; then on_failure is called, in the driver's thread.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Driver:
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
 
     @contextmanager
-    def places(self, count: int, client: bytes = b"") -> Iterator[None]:
-        """Hold places for so many sequences; QueueFull if they are not free. Called in the event loop."""
+    def admission_slots(self, count: int, client: bytes = b"") -> Iterator[None]:
+        """Hold so many slots, one for each sequence; QueueFull if they are not free. Called in the event loop."""
         free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
         if count > free:
             self.metrics.rejected("queue_full")

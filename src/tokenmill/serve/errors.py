@@ -35,7 +35,7 @@ class EngineDied(Exception):
 
 
 class QueueFull(CapacityError):
-    """No place is free in the queue. retry_after_s: about when there will be."""
+    """No admission slot is free. retry_after_s: about when there will be."""
 
     def __init__(self, needed: int, available: int, retry_after_s: int) -> None:
         super().__init__("places in the queue", needed, available, "max-queued-requests")

@@ -59,7 +59,7 @@ class _Work:
     kind: type[Format]
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Texts that run or wait together; the others of the request wait behind them."""
         return min(self.body.num_sequences, self.service.driver.max_open_of_one)
 
@@ -97,7 +97,7 @@ async def _respond(work: _Work) -> Response:
     work.check_number()
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.places(work.num_places, tenant_of(work.request)):
+    with work.service.driver.admission_slots(work.num_slots, tenant_of(work.request)):
         return await _unless_disconnected(work.request, _answer(work))
 
 
@@ -152,7 +152,7 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Response. What is refused before the first byte has a status of its own."""
         driver, request = self._work.service.driver, self._work.request
-        with driver.places(self._work.num_places, tenant_of(request)):
+        with driver.admission_slots(self._work.num_slots, tenant_of(request)):
             prepared, form = await _unless_disconnected(request, self._work.begin())
             events = _events(driver.pieces(prepared.request, form.id), form)
             with suppress(_Disconnected):
