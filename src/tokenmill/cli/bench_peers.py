@@ -8,7 +8,7 @@ import typer
 
 from tokenmill.bench.points import Point, parse_counts, sweep
 from tokenmill.cli.bench_rows import MEASURED, OWN, Output, Row, RowFile
-from tokenmill.cli.bench_sweep import Counts, News, Prompts
+from tokenmill.cli.bench_sweep import Counts, NewCounts, Prompts
 from tokenmill.cli.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
@@ -67,7 +67,7 @@ def command(
     peer: Given = None,
     batch: Counts = "1",
     prompt: Prompts = "128",
-    new: News = "64",
+    new: NewCounts = "64",
     rounds: Rounds = 5,
     load_limit: LoadLimit = 300.0,
     run_limit: RunLimit = 120.0,
