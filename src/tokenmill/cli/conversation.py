@@ -239,14 +239,14 @@ class Conversation:
         return "a new conversation" + ("" if text else ", without a system message")
 
     def compact(self, _: str) -> str:
-        """Drop the oldest turns, at least one, until half of the context is free; the last turn stays."""
+        """Drop the oldest turns, at num_compacted one, until half of the context is free; the last turn stays."""
         starts = turns(self.messages)
         if len(starts) < 2:
             return "there is one turn at most, which stays: /undo forgets it, /clear everything"
-        least = self._compacted(self.messages)
-        if least is not None and not self.context.has_room(least):
+        num_compacted = self._compacted(self.messages)
+        if num_compacted is not None and not self.context.has_room(num_compacted):
             return (
-                f"nothing is dropped: the last turn alone has {least} tokens, and {self.context.option} is "
+                f"nothing is dropped: the last turn alone has {num_compacted} tokens, and {self.context.option} is "
                 f"{self.context.num_tokens}; /undo forgets it"
             )
         system, num_dropped = self.messages[: starts[0]], 0

@@ -65,12 +65,14 @@ class _Work:
 
     def check_number(self) -> None:
         """ApiError for more texts than a request may ask for; for one prompt no more than run and wait together."""
-        count, most = self.body.num_sequences, self.service.driver.max_open_of_one
+        count, max_together = self.body.num_sequences, self.service.driver.max_open_of_one
         for name in ("n", "best_of"):
-            if (each := getattr(self.body, name, None) or 1) > most:
-                raise ApiError(400, f"{name} = {each} is more than the {most} that this server takes at once", name)
-        if count > max(MAX_TEXTS, most):
-            message = f"{count} texts are more than the {max(MAX_TEXTS, most)} that one request may ask for"
+            if (each := getattr(self.body, name, None) or 1) > max_together:
+                raise ApiError(
+                    400, f"{name} = {each} is more than the {max_together} that this server takes at once", name
+                )
+        if count > max(MAX_TEXTS, max_together):
+            message = f"{count} texts are more than the {max(MAX_TEXTS, max_together)} that one request may ask for"
             raise ApiError(400, message, "prompt")
 
     async def begin(self) -> tuple[Prepared, Format]:
