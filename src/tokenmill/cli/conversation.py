@@ -20,7 +20,7 @@ from tokenmill.cli.messages import (
     holds_conversation,
     is_answer,
     is_question,
-    rendered,
+    template_messages,
     turns,
 )
 from tokenmill.cli.report import cut_by
@@ -88,8 +88,8 @@ class Conversation:
         question, part = (
             (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
         )
-        prompt = self.engine.chat_prompt(rendered(question)) + (part["tokens"] if part else [])
-        compacted = self._compacted(question, part) if len(prompt) >= self.context.num_tokens else None
+        prompt = self.engine.chat_prompt(template_messages(question)) + (part["tokens"] if part else [])
+        compacted = self._count_compacted(question, part) if len(prompt) >= self.context.num_tokens else None
         params = self.context.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
         settings = asdict(params)
         if part and params.seed is None:
@@ -160,9 +160,9 @@ class Conversation:
     @property
     def warning(self) -> str:
         """That the end of the context is near, and what to type then; nothing if it is not."""
-        return self.context.warning(len(self.session), len(turns(self.messages)), self._compacted(self.messages))
+        return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
 
-    def _compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
+    def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
         """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
 
         part: of the answer that is to go on.
@@ -171,7 +171,7 @@ class Conversation:
         if len(starts) < 2:
             return None
         kept = [*messages[: starts[0]], *messages[starts[-1] :]]
-        return len(self.engine.chat_prompt(rendered(kept))) + (len(part["tokens"]) if part else 0)
+        return len(self.engine.chat_prompt(template_messages(kept))) + (len(part["tokens"]) if part else 0)
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
@@ -222,7 +222,7 @@ class Conversation:
 
     def _forget(self) -> None:
         """Remove from the session what the messages do not hold any more."""
-        kept = self.engine.chat_prompt(rendered(self.messages)) if turns(self.messages) else []
+        kept = self.engine.chat_prompt(template_messages(self.messages)) if turns(self.messages) else []
         pairs = zip(self.session.tokens, kept, strict=False)
         self.session.rewind(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
@@ -243,7 +243,7 @@ class Conversation:
         starts = turns(self.messages)
         if len(starts) < 2:
             return "there is one turn at most, which stays: /undo forgets it, /clear everything"
-        num_compacted = self._compacted(self.messages)
+        num_compacted = self._count_compacted(self.messages)
         if num_compacted is not None and not self.context.has_room(num_compacted):
             return (
                 f"nothing is dropped: the last turn alone has {num_compacted} tokens, and {self.context.option} is "
@@ -252,7 +252,7 @@ class Conversation:
         system, num_dropped = self.messages[: starts[0]], 0
         for start in starts[1:]:
             kept, num_dropped = [*system, *self.messages[start:]], num_dropped + 1
-            num_tokens = len(self.engine.chat_prompt(rendered(kept)))
+            num_tokens = len(self.engine.chat_prompt(template_messages(kept)))
             if num_tokens <= self.context.num_tokens // 2:
                 break
         first, last = brief(self.messages[starts[0]]), brief(self.messages[starts[num_dropped - 1]])
@@ -273,7 +273,7 @@ class Conversation:
         if not len(self.session):  # there is a system message at most, or a question that was refused
             if not self.messages:
                 raise TokenmillError("there is nothing to save: the conversation has no message yet")
-            self.session.append(self.engine.chat_prompt(rendered(self.messages)))
+            self.session.append(self.engine.chat_prompt(template_messages(self.messages)))
         self.session.notes = {"messages": self.messages}
         num_bytes = self.session.save(path)
         return f"{file}: {counted(len(self.session), 'token')}, {num_bytes / 1e6:.1f} MB"

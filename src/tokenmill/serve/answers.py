@@ -55,9 +55,15 @@ class Format(ABC):
 
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
-        choices = [self._choice(index, done) for index, done in enumerate(self._shown(completions))]
+        choices = [self._choice(index, done) for index, done in enumerate(self._choose_shown(completions))]
         self._num_new = sum(len(done.tokens) for done in completions) * (not self._prepared.only_prompts)
-        return {**self._head, "object": self.whole, "choices": choices, "usage": self._usage(), **self._warned()}
+        return {
+            **self._head,
+            "object": self.whole,
+            "choices": choices,
+            "usage": self._usage(),
+            **self._warning_fields(),
+        }
 
     def opening(self) -> Iterator[Json]:
         """Chunks that are sent before the first piece."""
@@ -84,10 +90,10 @@ class Format(ABC):
 
     def _chunk(self, choices: list[Json]) -> Json:
         usage = {"usage": self._usage() if self._counts_on else None} if self._wants_usage else {}
-        warned, self._warnings = self._warned(), []  # in the first one
+        warned, self._warnings = self._warning_fields(), []  # in the first one
         return {**self._head, "object": self.chunk, "choices": choices, **usage, **warned}
 
-    def _warned(self) -> Json:
+    def _warning_fields(self) -> Json:
         return {"warnings": self._warnings} if self._warnings else {}
 
     def _usage(self) -> Json:
@@ -102,7 +108,7 @@ class Format(ABC):
     def _num_cached(self) -> int:
         return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])
 
-    def _shown(self, completions: List[Completion]) -> List[Completion]:
+    def _choose_shown(self, completions: List[Completion]) -> List[Completion]:
         """All of them; or, of more than the client gets, the best of each prompt."""
         num_made, num_shown = self._prepared.num_each, self._num_shown
         if num_made == num_shown:

@@ -91,7 +91,7 @@ class Driver:
         """Hold so many slots, one for each sequence; QueueFull if they are not free. Called in the event loop."""
         free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
         if count > free:
-            self.metrics.rejected("queue_full")
+            self.metrics.count_rejected("queue_full")
             raise QueueFull(count, max(free, 0), self._turnover.wait_s(count - max(free, 0), self.num_open))
         self.num_open += count
         self._open_of[client] += count
