@@ -70,7 +70,7 @@ def test_after_429_the_client_tries_again(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=0) as server:
         driver = server.driver
         driver.num_open = 1
-        driver.metrics.rejected = lambda _: setattr(driver, "num_open", 0)
+        driver.metrics.count_rejected = lambda _: setattr(driver, "num_open", 0)
         with client_of(server, max_retries=1) as client:
             assert client.completions.create(**ASK).usage.completion_tokens == 90
 
