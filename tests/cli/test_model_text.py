@@ -12,7 +12,7 @@ from tests.word_model import save_word_model
 from tokenmill.cli.display import print_json, print_table, remark
 from tokenmill.cli.generate import show
 from tokenmill.cli.model_text import visible, write_text
-from tokenmill.cli.show_draft import coloured
+from tokenmill.cli.show_draft import colour_drafts
 
 HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\te"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -48,7 +48,7 @@ def test_a_text_with_its_drafts(wanted, capsys, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")  # without colours of ours
     done = SimpleNamespace(text=HOSTILE + HOSTILE)
     pieces = iter([SimpleNamespace(text=HOSTILE, tokens=[1], done=done)])
-    coloured(SimpleNamespace(tokenizer=True), [], pieces, SimpleNamespace(of=[True]))
+    colour_drafts(SimpleNamespace(tokenizer=True), [], pieces, SimpleNamespace(of=[True]))
     assert capsys.readouterr().out == f"{wanted}{wanted}\n"
 
 

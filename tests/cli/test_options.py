@@ -130,7 +130,7 @@ def test_plain_values_are_read_as_typer_reads_them(monkeypatch):
         return {name: repr(value) for name, value in params.items() if value}
 
     ours = read()
-    monkeypatch.setattr("tokenmill.cli.command._plainly", list)
+    monkeypatch.setattr("tokenmill.cli.command._without_pydantic", list)
     assert ours == read()
     assert (ours["max_new_tokens"], ours["top_p"], ours["prompt"]) == ("7", "1.0", "['a', 'b']")
 

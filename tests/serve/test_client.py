@@ -60,7 +60,7 @@ def test_400_comes_before_a_stream_begins(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_429_says_how_long_to_wait(chat_model, stream):
-    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.driver.places(1):
+    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.driver.admission_slots(1):
         with client_of(server) as client, pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(**ASK, stream=stream)
         assert caught.value.code == "queue_full" and caught.value.response.headers["retry-after"] == "1"
@@ -70,7 +70,7 @@ def test_after_429_the_client_tries_again(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=0) as server:
         driver = server.driver
         driver.num_open = 1
-        driver.metrics.rejected = lambda _: setattr(driver, "num_open", 0)
+        driver.metrics.count_rejected = lambda _: setattr(driver, "num_open", 0)
         with client_of(server, max_retries=1) as client:
             assert client.completions.create(**ASK).usage.completion_tokens == 90
 

@@ -89,20 +89,21 @@ def test_an_error_of_one_request_is_told_to_it_alone(driver, core):
 
 def test_one_key_never_takes_all_places(core):
     driver = Driver(core, Metrics(core, "words"), max_open=4, num_keys=2)
-    with driver.places(2, b"one"):
-        with pytest.raises(CapacityError, match="1 needed, 0 available"), driver.places(1, b"one"):
+    with driver.admission_slots(2, b"one"):
+        with pytest.raises(CapacityError, match="1 needed, 0 available"), driver.admission_slots(1, b"one"):
             pass
-        with driver.places(2, b"two"):
+        with driver.admission_slots(2, b"two"):
             assert driver.num_open == 4
-    with driver.places(2, b"one"):
+    with driver.admission_slots(2, b"one"):
         assert driver.num_open == 2
 
 
-def test_places(driver):
-    with driver.places(3):
-        with pytest.raises(CapacityError, match="2 needed, 1 available; change max-queued-requests"), driver.places(2):
+def test_admission_slots(driver):
+    with driver.admission_slots(3):
+        refused = pytest.raises(CapacityError, match="2 needed, 1 available; change max-queued-requests")
+        with refused, driver.admission_slots(2):
             pass
-        with driver.places(1):
+        with driver.admission_slots(1):
             assert driver.num_open == 4
     assert driver.num_open == 0
 

@@ -37,7 +37,7 @@ def test_a_server_that_is_stuck_sends_clients_away_for_longer_and_longer():
 def test_a_refusal_says_it(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=1) as server:
         server.driver._turnover = Turnover(clock := Clock())
-        with server.driver.places(2):
+        with server.driver.admission_slots(2):
             clock.now_s += 14
             refused = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}, timeout=60)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")

@@ -63,47 +63,51 @@ class PrefixStore:
             self._blocks.remove_leftovers()
             self._blocks.recount()
 
-    def find(self, digest: bytes) -> RowSource | None:
+    def find(self, block_hash: bytes) -> RowSource | None:
         """What reads the rows of that block, or None if there is no file of it."""
-        return partial(self.read, digest) if digest not in self._damaged and self._path(digest).is_file() else None
+        return (
+            partial(self.read, block_hash)
+            if block_hash not in self._damaged and self._path(block_hash).is_file()
+            else None
+        )
 
-    def read(self, digest: bytes, first: int, last: int) -> Mapping[str, Tensor]:
+    def read(self, block_hash: bytes, first: int, last: int) -> Mapping[str, Tensor]:
         """Rows [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
-        path = self._path(digest)
+        path = self._path(block_hash)
         try:
             facts, found = read_snapshot(path)
-            for name, wanted in self._facts(digest).items():
+            for name, wanted in self._facts(block_hash).items():
                 if facts.get(name) != wanted:
                     raise SnapshotError(f"{path} is another block: its {name} is {brief(facts.get(name))}")
             if list(found) != [NAME]:
                 raise SnapshotError(f"{path} is damaged: it should hold {NAME!r}, and holds {brief(list(found))}")
             rows = self._pool.split(path, found[NAME])
         except SnapshotError:
-            self._damaged.add(digest)
+            self._damaged.add(block_hash)
             raise
         with suppress(OSError):
             os.utime(path)  # the time of the last read decides what is deleted
         return {name: tensor[first:last] for name, tensor in rows.items()}
 
-    def save(self, digest: bytes, block: int) -> None:
+    def save(self, block_hash: bytes, block: int) -> None:
         """Write a full block, unless it is there. If the disk refuses, warn once and write no more blocks.
 
         Where something lies in the place of the file that no store has written, only that block is not written.
         """
-        path = self._path(digest)
-        if not self._blocks.can_write or self.find(digest) or (os.path.lexists(path) and not _is_block(path)):
+        path = self._path(block_hash)
+        if not self._blocks.can_write or self.find(block_hash) or (os.path.lexists(path) and not _is_block(path)):
             return
-        buffers = serialise_bytes(self._facts(digest), NAME, self._pool.block_bytes(block))
+        buffers = serialise_bytes(self._facts(block_hash), NAME, self._pool.block_bytes(block))
         num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
         if self._blocks.add(num_bytes, partial(write_buffers, path, buffers)):
-            self._damaged.discard(digest)
+            self._damaged.discard(block_hash)
 
-    def _facts(self, digest: bytes) -> dict[str, Any]:
+    def _facts(self, block_hash: bytes) -> dict[str, Any]:
         """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONT."""
-        return {"block": digest.hex(), "store": self._store}
+        return {"block": block_hash.hex(), "store": self._store}
 
-    def _path(self, digest: bytes) -> Path:
-        return self._folder / f"{digest.hex()}.kv"
+    def _path(self, block_hash: bytes) -> Path:
+        return self._folder / f"{block_hash.hex()}.kv"
 
 
 def _is_block(path: Path) -> bool:

@@ -8,7 +8,7 @@ import typer
 
 from tokenmill.bench.points import Point, parse_counts, sweep
 from tokenmill.cli.bench_rows import MEASURED, OWN, Output, Row, RowFile
-from tokenmill.cli.bench_sweep import Counts, News, Prompts
+from tokenmill.cli.bench_sweep import Counts, NewCounts, Prompts
 from tokenmill.cli.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
@@ -67,7 +67,7 @@ def command(
     peer: Given = None,
     batch: Counts = "1",
     prompt: Prompts = "128",
-    new: News = "64",
+    new: NewCounts = "64",
     rounds: Rounds = 5,
     load_limit: LoadLimit = 300.0,
     run_limit: RunLimit = 120.0,
@@ -82,7 +82,7 @@ def command(
     speculation, which has a row of its own. llama.cpp is run with flash attention and without; the better one counts.
     """
     points = _points(batch, prompt, new)
-    wanted = _wanted(only, peer or [])
+    wanted = _parse_only(only, peer or [])
     file = RowFile(output)
     with uninterrupted():
         from tokenmill.bench.peers.contest import Contest
@@ -93,7 +93,7 @@ def command(
 
     with progress_on_stderr(quiet) as progress:
         checkpoint = find_checkpoint(model, progress)
-        config, threads, options = _resolved(replace(engine, model=model), checkpoint)
+        config, threads, options = _resolve(replace(engine, model=model), checkpoint)
         num_tokens = (rounds + 1) * sum(point.batch * point.prompt for point in points)  # one more to warm up
         prompts = Prompts(checkpoint, read_config(checkpoint.config).vocab_size, num_tokens)
         contest = Contest(
@@ -127,7 +127,7 @@ def _points(*texts: str) -> list[Point]:
     return sweep(*counts)
 
 
-def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
+def _parse_only(only: str | None, given: list[str]) -> dict[str, str | None]:
     """Peer → path given for it. Ours, with speculation and without, are always among them."""
     from tokenmill.bench.peers.known import OURS, SPECULATING, command_for, find_peer
 
@@ -143,7 +143,7 @@ def _wanted(only: str | None, given: list[str]) -> dict[str, str | None]:
     return {name: paths.get(name) for name in chosen}
 
 
-def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
+def _resolve(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineConfig, int, dict[str, dict[str, Any]]]:
     """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
     from tokenmill.bench.peers.known import OURS, SPECULATING
     from tokenmill.kernels.threads import default_threads

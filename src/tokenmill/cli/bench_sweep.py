@@ -51,7 +51,7 @@ Counts = Annotated[
 Prompts = Annotated[
     str, typer.Option("--prompt", "-P", metavar="N,…", help="Prompt tokens of each sequence.", rich_help_panel=MEASURED)
 ]
-News = Annotated[
+NewCounts = Annotated[
     str, typer.Option("--new", "-n", metavar="N,…", help="New tokens of each sequence.", rich_help_panel=MEASURED)
 ]
 
@@ -75,7 +75,7 @@ def command(
     shape: ShapeName = None,
     batch: Counts = "1,2,4,8",
     prompt: Prompts = "128,512",
-    new: News = "32,128",
+    new: NewCounts = "32,128",
     caches: Caches = "on",
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="The same as --cache off.", rich_help_panel=MEASURED)

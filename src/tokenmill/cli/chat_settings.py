@@ -24,7 +24,7 @@ def read_setting(words: str) -> tuple[str, Any]:
         raise TokenmillError(f"{problem}; the settings are {', '.join(known)}")
     if KINDS[name] == tuple[str, ...]:
         return name, () if value.lower() == "none" else (value,)
-    return name, _parsed(value)
+    return name, _parse(value)
 
 
 def meant(word: str, known: list[str]) -> str:
@@ -33,7 +33,7 @@ def meant(word: str, known: list[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """A number, a truth value, nothing or a text, as it was typed."""
     for kind in (int, float):
         try:

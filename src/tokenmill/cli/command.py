@@ -46,7 +46,7 @@ class Verb(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Arguments and options."""
-        return _plainly(super().get_params(ctx))
+        return _without_pydantic(super().get_params(ctx))
 
     def make_parser(self, ctx: Any) -> Any:
         """The parser, which knows the aliases too."""
@@ -78,7 +78,7 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb. What is refused is named by its option, not by its setting."""
-        options = {param.name: _shown(param) for param in self.params}
+        options = {param.name: _shown_name(param) for param in self.params}
         try:
             _check_output(ctx.params.get("output"))
             return super().invoke(ctx)
@@ -119,7 +119,7 @@ class VerbGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options."""
-        return _plainly(super().get_params(ctx))
+        return _without_pydantic(super().get_params(ctx))
 
     def get_help(self, ctx: Any) -> str:
         """The help page."""
@@ -186,7 +186,7 @@ _PLAIN = {
 """Values that their type itself reads as typer does."""
 
 
-def _plainly(params: list[Any]) -> list[Any]:
+def _without_pydantic(params: list[Any]) -> list[Any]:
     """The same parameters; defaults, words and plain numbers do without pydantic, which takes 60 ms to import.
 
     Typers that read every value with it, 0.29 for one, have parameters with a type_descriptor. Others need no help.
@@ -213,7 +213,7 @@ def _read(param: Any, ctx: Any, value: Any) -> Any:
 # ---- names
 
 
-def _shown(param: Any) -> str:
+def _shown_name(param: Any) -> str:
     """How a parameter is named in messages: --output, MODEL."""
     is_argument = param.param_type_name == "argument"
     return str(param.metavar or param.name.upper() if is_argument else max(param.opts, key=len))
@@ -292,12 +292,12 @@ def _help_page(command: Any, ctx: Any) -> str:
     usage = " ".join(command.collect_usage_pieces(ctx))
     page.write_usage(ctx.command_path, usage.replace("{", "").replace("}", ""))
     page.write_paragraph()
-    page.write_text(_joined(command.help or ""))
+    page.write_text(_join_lines(command.help or ""))
     panels: dict[str, list[tuple[str, str]]] = {}
     for param in command.get_params(ctx):
         if record := param.get_help_record(ctx):
             panel = getattr(param, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).append(_plainer(param, *record))
+            panels.setdefault(panel, []).append(_in_plain_words(param, *record))
     if other := panels.pop("Options", None):
         panels["Options"] = other  # --help, after what the verb is about
     for name, rows in panels.items():
@@ -313,10 +313,10 @@ def _help_page(command: Any, ctx: Any) -> str:
 def _summary(command: Any) -> str:
     """The first paragraph of what a verb says of itself."""
     text = command.help if isinstance(command, VerbGroup) else command.__doc__
-    return _joined(text or "").partition("\n")[0]
+    return _join_lines(text or "").partition("\n")[0]
 
 
-def _plainer(param: Any, name: str, text: str) -> tuple[str, str]:
+def _in_plain_words(param: Any, name: str, text: str) -> tuple[str, str]:
     """A row in which types of values and ranges are called as people call them."""
     if param.param_type_name == "argument":
         name = param.metavar or param.name.upper()
@@ -330,6 +330,6 @@ def _write_rows(page: Any, title: str, rows: Iterable[tuple[str, str]]) -> None:
         page.write_dl(list(rows), col_max=min(28, page.width // 3))
 
 
-def _joined(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Paragraphs without the line breaks that they have in the source."""
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))

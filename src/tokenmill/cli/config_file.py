@@ -45,7 +45,7 @@ def read_config_file(context: typer.Context, path: Path | None) -> Path | None:
             raise ConfigError(key, value, f"no such option; {hint}there are {', '.join(sorted(keys))}", str(path))
         if name in values:
             raise ConfigError(key, value, "given once, and another name of it is there too", str(path))
-        values[name] = _checked(key, value, kinds[name].annotation, path)
+        values[name] = _check_value(key, value, kinds[name].annotation, path)
         try:
             type(params[name]).process_value(params[name], context, value)
         except typer.BadParameter as error:  # which would name the option and not the file
@@ -68,7 +68,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError("config", str(path), f"a TOML file ({why})", "--config") from None
 
 
-def _checked(key: str, value: Any, annotation: Any, path: Path) -> Any:
+def _check_value(key: str, value: Any, annotation: Any, path: Path) -> Any:
     """The value, if its type is that of the option, which is Annotated[kind | None, …] or Annotated[list[kind], …]."""
     (kind, *_) = get_args(annotation) or (annotation,)
     kind = get_args(kind)[0] if isinstance(kind, UnionType) else kind

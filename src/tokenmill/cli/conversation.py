@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.cli.chat_help import chat_help
 from tokenmill.cli.chat_settings import meant, read_setting
+from tokenmill.cli.context_limit import context_limit_of
 from tokenmill.cli.messages import (
     Message,
     brief,
@@ -19,11 +20,10 @@ from tokenmill.cli.messages import (
     holds_conversation,
     is_answer,
     is_question,
-    rendered,
+    template_messages,
     turns,
 )
 from tokenmill.cli.report import cut_by
-from tokenmill.cli.room import room_of
 from tokenmill.errors import TokenmillError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.units import counted
@@ -43,10 +43,10 @@ MAX_HELD = 32  # tokens of a stopped answer that were held back at its end
 
 class Conversation:
     """messages: see cli/messages.py. pending: whether the model was asked to answer, by a question, /retry or
-    /continue. figures: of the last answer, one line. room: how many tokens it may have."""
+    /continue. figures: of the last answer, one line. context: how many tokens it may have."""
 
     def __init__(self, engine: "Engine", params: SamplingParams, system: str | None = None) -> None:
-        self.engine, self.params, self.room = engine, params, room_of(engine)
+        self.engine, self.params, self.context = engine, params, context_limit_of(engine)
         self.session = engine.session()
         self.messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         self.pending = False
@@ -88,9 +88,9 @@ class Conversation:
         question, part = (
             (self.messages, None) if is_question(self.messages) else (self.messages[:-1], self.messages[-1])
         )
-        prompt = self.engine.chat_prompt(rendered(question)) + (part["tokens"] if part else [])
-        compacted = self._compacted(question, part) if len(prompt) >= self.room.num_tokens else None
-        params = self.room.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
+        prompt = self.engine.chat_prompt(template_messages(question)) + (part["tokens"] if part else [])
+        compacted = self._count_compacted(question, part) if len(prompt) >= self.context.num_tokens else None
+        params = self.context.for_answer(self.params, len(prompt), compacted, is_rest=part is not None)
         settings = asdict(params)
         if part and params.seed is None:
             del settings["seed"]  # the session's own: the whole answer has one seed
@@ -138,13 +138,13 @@ class Conversation:
 
     def _figures(self, done: "Completion", known: int, why: str) -> str:
         timing = done.timing
-        more = "" if self.room.is_full(len(self.session)) else "; /continue goes on"
+        more = "" if self.context.is_full(len(self.session)) else "; /continue goes on"
         return " · ".join(
             [
                 f"{done.num_prompt_tokens - known} + {len(done.tokens)} tokens, {known} known",
                 f"first token {timing.ttft_s:.2f} s",
                 *([f"{timing.tokens_per_s:.1f} tokens/s"] if timing.tokens_per_s else []),  # one token has none
-                f"{len(self.session)} of {self.room.num_tokens} tokens used",
+                f"{len(self.session)} of {self.context.num_tokens} tokens used",
                 *([why + more] if why else []),
             ]
         )
@@ -159,10 +159,10 @@ class Conversation:
 
     @property
     def warning(self) -> str:
-        """That the end of the room is near, and what to type then; nothing if it is not."""
-        return self.room.warning(len(self.session), len(turns(self.messages)), self._compacted(self.messages))
+        """That the end of the context is near, and what to type then; nothing if it is not."""
+        return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
 
-    def _compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
+    def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:
         """Tokens of a conversation of which only the last turn is kept; None if it has no more than that.
 
         part: of the answer that is to go on.
@@ -171,7 +171,7 @@ class Conversation:
         if len(starts) < 2:
             return None
         kept = [*messages[: starts[0]], *messages[starts[-1] :]]
-        return len(self.engine.chat_prompt(rendered(kept))) + (len(part["tokens"]) if part else 0)
+        return len(self.engine.chat_prompt(template_messages(kept))) + (len(part["tokens"]) if part else 0)
 
     # ---- commands: each takes what was typed after its name, and gives what there is to say
 
@@ -222,7 +222,7 @@ class Conversation:
 
     def _forget(self) -> None:
         """Remove from the session what the messages do not hold any more."""
-        kept = self.engine.chat_prompt(rendered(self.messages)) if turns(self.messages) else []
+        kept = self.engine.chat_prompt(template_messages(self.messages)) if turns(self.messages) else []
         pairs = zip(self.session.tokens, kept, strict=False)
         self.session.rewind(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
@@ -239,21 +239,21 @@ class Conversation:
         return "a new conversation" + ("" if text else ", without a system message")
 
     def compact(self, _: str) -> str:
-        """Drop the oldest turns, at least one, until half of the room is free; the last turn stays."""
+        """Drop the oldest turns, at num_compacted one, until half of the context is free; the last turn stays."""
         starts = turns(self.messages)
         if len(starts) < 2:
             return "there is one turn at most, which stays: /undo forgets it, /clear everything"
-        least = self._compacted(self.messages)
-        if least is not None and not self.room.has_room(least):
+        num_compacted = self._count_compacted(self.messages)
+        if num_compacted is not None and not self.context.has_room(num_compacted):
             return (
-                f"nothing is dropped: the last turn alone has {least} tokens, and {self.room.option} is "
-                f"{self.room.num_tokens}; /undo forgets it"
+                f"nothing is dropped: the last turn alone has {num_compacted} tokens, and {self.context.option} is "
+                f"{self.context.num_tokens}; /undo forgets it"
             )
         system, num_dropped = self.messages[: starts[0]], 0
         for start in starts[1:]:
             kept, num_dropped = [*system, *self.messages[start:]], num_dropped + 1
-            num_tokens = len(self.engine.chat_prompt(rendered(kept)))
-            if num_tokens <= self.room.num_tokens // 2:
+            num_tokens = len(self.engine.chat_prompt(template_messages(kept)))
+            if num_tokens <= self.context.num_tokens // 2:
                 break
         first, last = brief(self.messages[starts[0]]), brief(self.messages[starts[num_dropped - 1]])
         many = f"the {num_dropped} oldest turns, from {first} to {last}"
@@ -261,7 +261,7 @@ class Conversation:
         self.messages = kept
         self._forget()
         more = "; /retry asks the last question" if is_question(kept) else ""
-        return f"dropped {what}; about {num_tokens} of {self.room.num_tokens} tokens are used now{more}"
+        return f"dropped {what}; about {num_tokens} of {self.context.num_tokens} tokens are used now{more}"
 
     def save(self, file: str) -> str:
         """Write the conversation to a file: a new one, or one with a conversation."""
@@ -273,7 +273,7 @@ class Conversation:
         if not len(self.session):  # there is a system message at most, or a question that was refused
             if not self.messages:
                 raise TokenmillError("there is nothing to save: the conversation has no message yet")
-            self.session.append(self.engine.chat_prompt(rendered(self.messages)))
+            self.session.append(self.engine.chat_prompt(template_messages(self.messages)))
         self.session.notes = {"messages": self.messages}
         num_bytes = self.session.save(path)
         return f"{file}: {counted(len(self.session), 'token')}, {num_bytes / 1e6:.1f} MB"
@@ -324,7 +324,7 @@ class Conversation:
         computed = self.session.num_cached  # 0 after Ctrl-C in a step: how many rows are found again shows then
         parts = [
             counted(len(self.messages), "message")
-            + f", {counted(len(self.session), 'token')} of {self.room.num_tokens}",
+            + f", {counted(len(self.session), 'token')} of {self.context.num_tokens}",
             *([f"{computed} computed"] if computed or not len(self.session) else []),
             f"{engine.core.num_used_blocks} of {spec.num_blocks} blocks of {spec.block_size} tokens in use",
             f"{engine.program_name} {engine.config.dtype}",

@@ -90,7 +90,7 @@ def table_text(
 
     console = Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else WIDTH_OF_PIPE)
     shown = [tuple(map(for_stdout, row)) for row in rows]
-    kept, lines, left_out = _fitting(shown, header, expendable if sys.stdout.isatty() else (), console.width)
+    kept, lines, left_out = _fit_columns(shown, header, expendable if sys.stdout.isatty() else (), console.width)
     table = Table(box=None, show_header=bool(header))
     for place in range(max(map(len, lines), default=0)):
         side = justify if header and place else "left"
@@ -103,7 +103,7 @@ def table_text(
     return for_stdout(f"{title}\n" if title else "") + capture.get() + left
 
 
-def _fitting(
+def _fit_columns(
     rows: list[tuple[str, ...]], header: tuple[str, ...], expendable: tuple[str, ...], width: int
 ) -> tuple[list[str], list[tuple[str, ...]], list[str]]:
     """Header and rows in so much width, and the columns that had to go for it; those of the same name go together.

@@ -121,13 +121,13 @@ def _show_draft(loaded: "Engine", prompt: Any, sampling: SamplingParams, quiet: 
     """One text in two colours, and what came of the drafts."""
     if loaded.tokenizer is None:
         raise ConfigError("--show-draft", True, "only with a model that has a tokenizer")
-    from tokenmill.cli.show_draft import DraftMarks, coloured
+    from tokenmill.cli.show_draft import DraftMarks, colour_drafts
     from tokenmill.speculate.speculation import described
 
     marks, started_s = DraftMarks(), time.perf_counter()
     with loaded.core.observed_by(marks):
         prompt = loaded.encode(prompt)
-        done = coloured(loaded, prompt, loaded.stream(prompt, sampling), marks)
+        done = colour_drafts(loaded, prompt, loaded.stream(prompt, sampling), marks)
     if not quiet:
         remark(summary(loaded, [done], time.perf_counter() - started_s, sampling))
         remark(f"drafts: {described(loaded.core.speculation.stats.columns)}")

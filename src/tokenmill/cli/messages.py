@@ -17,7 +17,7 @@ __all__ = [
     "holds_conversation",
     "is_answer",
     "is_question",
-    "rendered",
+    "template_messages",
     "turns",
 ]
 
@@ -41,7 +41,7 @@ def turns(messages: Sequence[Message]) -> list[int]:
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
-def rendered(messages: Sequence[Message]) -> list[dict[str, str]]:
+def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """What the model's template sees."""
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 

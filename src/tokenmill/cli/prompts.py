@@ -75,11 +75,11 @@ def gather(
     if not (texts or files or ids):
         texts = _from_stdin(model)
     prompts: list[Any] = [
-        _checked(read_stdin().removesuffix("\n") if text == "-" else text, "--prompt") for text in texts or []
+        _check_text(read_stdin().removesuffix("\n") if text == "-" else text, "--prompt") for text in texts or []
     ]
     for path in files or []:
         text = read_stdin() if str(path) == "-" else read_text(path)
-        prompts.append(_checked(text.removesuffix("\n"), str(path)))
+        prompts.append(_check_text(text.removesuffix("\n"), str(path)))
     prompts += [parse_ids([text], "--tokens") for text in ids or []]
     if not chat:
         return prompts
@@ -106,7 +106,7 @@ def _from_stdin(model: str) -> list[str]:
     if not sys.stdin.isatty():
         with suppress(OSError):  # there may be nothing that can be read
             data = _all_of(sys.stdin.buffer, "the input", MAX_BYTES)
-    text = _decoded(data, "the input").removesuffix("\n")
+    text = _decode(data, "the input").removesuffix("\n")
     if not text:
         raise RequestError(
             f"no prompt: give one with -p TEXT, with --prompt-file FILE, or on stdin{f' ({hint})' if misread else ''}"
@@ -117,7 +117,7 @@ def _from_stdin(model: str) -> list[str]:
 def read_stdin(max_bytes: int = MAX_BYTES) -> str:
     """All of stdin, which is UTF-8 whatever the locale says."""
     try:
-        return _decoded(_all_of(sys.stdin.buffer, "the input", max_bytes), "the input")
+        return _decode(_all_of(sys.stdin.buffer, "the input", max_bytes), "the input")
     except OSError as error:
         raise RequestError(f"the input cannot be read: {error.strerror}") from None
 
@@ -126,7 +126,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     """What a file in UTF-8 holds. RequestError, with its name, for one that cannot be read."""
     try:
         with path.open("rb") as file:
-            return _decoded(_all_of(file, str(path), max_bytes), str(path))
+            return _decode(_all_of(file, str(path), max_bytes), str(path))
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -139,7 +139,7 @@ def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
     return data
 
 
-def _decoded(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
+def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
     """As text, without the byte order mark that some editors put before it."""
     try:
         return data.decode(encoding)
@@ -147,9 +147,9 @@ def _decoded(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
         raise RequestError(f"{source} is not valid UTF-8") from None
 
 
-def _checked(text: str, source: str) -> str:
+def _check_text(text: str, source: str) -> str:
     """A prompt from an option or a file. Options that are not UTF-8 come from the shell with surrogates in them."""
-    text = _decoded(os.fsencode(text), source, "utf-8").removesuffix("\n")
+    text = _decode(os.fsencode(text), source, "utf-8").removesuffix("\n")
     if not text:
         raise RequestError(f"the prompt of {source} is empty: give a text of at least one character")
     return text

@@ -7,7 +7,7 @@ from typing import Any
 from tokenmill.calibrate.run import quantize_calibrated
 from tokenmill.cli.display import remark
 from tokenmill.cli.quantize_report import Report
-from tokenmill.cli.quantize_texts import TextSettings, compared, held_out
+from tokenmill.cli.quantize_texts import TextSettings, compare_with_source, held_out
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.memory import peak_bytes
 from tokenmill.weights.checkpoint import Checkpoint
@@ -42,7 +42,7 @@ def quantize_and_compare(
     if evaluated:
         try:
             text = kept.get("held out") or held_out(texts, checkpoint, progress)
-            report.comparison, report.measured_on = compared(checkpoint, output, text, progress), text
+            report.comparison, report.measured_on = compare_with_source(checkpoint, output, text, progress), text
         except KeyboardInterrupt:
             remark(f"{output} is complete; only its comparison with the source was interrupted")
             raise

@@ -17,7 +17,7 @@ from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 
-__all__ = ["TextSettings", "compared", "held_out"]
+__all__ = ["TextSettings", "compare_with_source", "held_out"]
 
 HELD_OUT = 4  # texts
 HELD_OUT_SEED = 1_000_000  # further on than those of any calibration text
@@ -77,7 +77,7 @@ def held_out(settings: TextSettings, checkpoint: Checkpoint, progress: Progress)
         return written_texts(engine, HELD_OUT, settings.length, settings.seed + HELD_OUT_SEED, progress)
 
 
-def compared(checkpoint: Checkpoint, output: Path, texts: Texts, progress: Progress) -> Comparison:
+def compare_with_source(checkpoint: Checkpoint, output: Path, texts: Texts, progress: Progress) -> Comparison:
     """What was written beside its source, each text by itself."""
     length = len(texts.tokens[0])
     tokens = list(chain.from_iterable(texts.tokens))

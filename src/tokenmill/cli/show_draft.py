@@ -14,7 +14,7 @@ from tokenmill.schedule.sequence import Plan
 from tokenmill.schedule.sequence import Sequence as Text
 from tokenmill.text.detokenize import Detokenizer
 
-__all__ = ["DraftMarks", "coloured"]
+__all__ = ["DraftMarks", "colour_drafts"]
 
 COLOUR = "green"
 
@@ -48,7 +48,7 @@ def _marked(text: str) -> str:
     return typer.style(text, underline=True) if os.environ.get("NO_COLOR") else typer.style(text, fg=COLOUR)
 
 
-def coloured(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:
+def colour_drafts(engine: Engine, prompt: Sequence[int], pieces: Iterator[Piece], marks: DraftMarks) -> Completion:
     """Print pieces as they come, token by token; the completion."""
     assert engine.tokenizer is not None, "checked with the options"
     detokenizer, num_tokens, num_shown = Detokenizer(engine.tokenizer, prompt=prompt), 0, 0

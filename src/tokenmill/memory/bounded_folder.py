@@ -109,7 +109,7 @@ class BoundedFolder:
     def recount(self) -> None:
         """Forget how many bytes there are, since anybody may have put files there."""
         with suppress(OSError), locked_file(self._lock) as lock:  # `add` says the error
-            _note(lock, None)
+            _write_count(lock, None)
 
     def add(self, num_bytes: int, write: Callable[[], object]) -> bool:
         """Have `write` add a small file of so many bytes, after others have made room for it.
@@ -139,17 +139,17 @@ class BoundedFolder:
         warnings.warn(f"no more {self._what} are kept in {self.root}: {reason}", stacklevel=3)
 
     def _add(self, num_bytes: int, write: Callable[[], object], lock: IO[bytes] | None) -> bool:
-        there = None if lock is None else _noted(lock)
+        there = None if lock is None else _read_count(lock)
         if there is None or there + num_bytes > self._limit:
             there = self.make_room(num_bytes, leave=FULL)
         has_room = there + num_bytes <= self._limit
         # Before the file is there: who is killed in between has counted too many, which is found out.
-        _note(lock, there + num_bytes * has_room)
+        _write_count(lock, there + num_bytes * has_room)
         if has_room:
             try:
                 write()
             except Exception:
-                _note(lock, there)
+                _write_count(lock, there)
                 raise
         return has_room
 
@@ -166,14 +166,14 @@ class BoundedFolder:
                         yield File(self.used_at(path, status), path, status.st_size)
 
 
-def _noted(lock: IO[bytes]) -> int | None:
+def _read_count(lock: IO[bytes]) -> int | None:
     """How many bytes there are, if the lock's file says it."""
     lock.seek(0)
     text = lock.read(20)
     return int(text) if text.isdigit() else None
 
 
-def _note(lock: IO[bytes] | None, num_bytes: int | None) -> None:
+def _write_count(lock: IO[bytes] | None, num_bytes: int | None) -> None:
     if lock is not None:
         lock.truncate(0)
         lock.write(b"" if num_bytes is None else b"%d" % num_bytes)

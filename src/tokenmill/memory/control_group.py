@@ -15,24 +15,24 @@ UNLIMITED = 1 << 62  # version 1 has a number of this size in the place of "max"
 
 def allowed_memory(root: Path) -> float:
     """Bytes that the process may still take; infinity without a limit. Page cache can be given back. root: "/"."""
-    least = math.inf
+    lowest = math.inf
     for group in _groups(root, "memory"):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
         if limit is not None and limit < UNLIMITED:
-            least = min(least, max(limit - _used(group), 0))
-    return least
+            lowest = min(lowest, max(limit - _used(group), 0))
+    return lowest
 
 
 def allowed_processors(root: Path) -> float:
     """Processors' worth of time that the process may use, in parts too; infinity without a limit. root: "/"."""
-    least = math.inf
+    lowest = math.inf
     for group in _groups(root, "cpu"):
         words = _text(group / "cpu.max").split()
         quota = _number(group / "cpu.cfs_quota_us") if not words else int(words[0]) if words[0].isdigit() else None
         period = int(words[1]) if len(words) > 1 and words[1].isdigit() else _number(group / "cpu.cfs_period_us")
         if quota is not None and quota > 0:
-            least = min(least, quota / (period or 100_000))
-    return least
+            lowest = min(lowest, quota / (period or 100_000))
+    return lowest
 
 
 def _used(group: Path) -> int:

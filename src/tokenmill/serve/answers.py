@@ -17,7 +17,7 @@ from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.serve.prepare import Prepared
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
-from tokenmill.serve.token_places import TokenPlaces
+from tokenmill.serve.token_offsets import TokenOffsets
 from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
@@ -55,9 +55,15 @@ class Format(ABC):
 
     def answer(self, completions: List[Completion]) -> Json:
         """All continuations, each with its prompt's text before it if that is wanted."""
-        choices = [self._choice(index, done) for index, done in enumerate(self._shown(completions))]
+        choices = [self._choice(index, done) for index, done in enumerate(self._choose_shown(completions))]
         self._num_new = sum(len(done.tokens) for done in completions) * (not self._prepared.only_prompts)
-        return {**self._head, "object": self.whole, "choices": choices, "usage": self._usage(), **self._warned()}
+        return {
+            **self._head,
+            "object": self.whole,
+            "choices": choices,
+            "usage": self._usage(),
+            **self._warning_fields(),
+        }
 
     def opening(self) -> Iterator[Json]:
         """Chunks that are sent before the first piece."""
@@ -84,10 +90,10 @@ class Format(ABC):
 
     def _chunk(self, choices: list[Json]) -> Json:
         usage = {"usage": self._usage() if self._counts_on else None} if self._wants_usage else {}
-        warned, self._warnings = self._warned(), []  # in the first one
+        warned, self._warnings = self._warning_fields(), []  # in the first one
         return {**self._head, "object": self.chunk, "choices": choices, **usage, **warned}
 
-    def _warned(self) -> Json:
+    def _warning_fields(self) -> Json:
         return {"warnings": self._warnings} if self._warnings else {}
 
     def _usage(self) -> Json:
@@ -102,7 +108,7 @@ class Format(ABC):
     def _num_cached(self) -> int:
         return sum(each.num_cached_tokens or 0 for each in self._prepared.request.sequences[:: self._prepared.num_each])
 
-    def _shown(self, completions: List[Completion]) -> List[Completion]:
+    def _choose_shown(self, completions: List[Completion]) -> List[Completion]:
         """All of them; or, of more than the client gets, the best of each prompt."""
         num_made, num_shown = self._prepared.num_each, self._num_shown
         if num_made == num_shown:
@@ -146,7 +152,7 @@ class CompletionFormat(Format):
     def __init__(self, body: CompletionBody, prepared: Prepared, *more: Any) -> None:
         super().__init__(body, prepared, *more)
         self._given, self._echo, self._num_top = body.prompts, body.echo, body.logprobs
-        self._places: dict[int, TokenPlaces] = {}
+        self._offsets: dict[int, TokenOffsets] = {}
 
     def _choice(self, index: int, done: Completion) -> Json:
         logprobs = None if self._num_top is None else done.logprobs  # best_of needs them where nobody asked
@@ -184,21 +190,21 @@ class CompletionFormat(Format):
         return "" if self._tokenizer is None else self._tokenizer.decode(given, self._body.skip_special_tokens)
 
     def _logprobs(self, index: int, tokens: List[int], entries: List[TokenLogprobs | None]) -> Json:
-        places = self._places.get(index) or self._places.setdefault(index, self._place_tokens(index))
+        offsets = self._offsets.get(index) or self._offsets.setdefault(index, self._offsets_of(index))
         found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for token, entry in zip(tokens, entries, strict=True):
-            found["tokens"].append(places.spelling.text(token))
+            found["tokens"].append(offsets.spelling.text(token))
             found["token_logprobs"].append(entry and entry.logprob)
-            found["top_logprobs"].append(entry and self._top(token, entry, places.spelling))
-            found["text_offset"].append(places.next(token))
+            found["top_logprobs"].append(entry and self._top(token, entry, offsets.spelling))
+            found["text_offset"].append(offsets.next(token))
         return found
 
-    def _place_tokens(self, index: int) -> TokenPlaces:
+    def _offsets_of(self, index: int) -> TokenOffsets:
         number, skips = index // self._num_shown, self._body.skip_special_tokens
         if not self._echo:
-            return TokenPlaces(self._tokenizer, self._prepared.prompts[number], skips)
+            return TokenOffsets(self._tokenizer, self._prepared.prompts[number], skips)
         given = self._given[number]
-        return TokenPlaces(self._tokenizer, (), skips, given if isinstance(given, str) else None)
+        return TokenOffsets(self._tokenizer, (), skips, given if isinstance(given, str) else None)
 
     def _top(self, token: int, entry: TokenLogprobs, spelling: Spelling) -> Json:
         """By text; of tokens that are spelled alike the likeliest. The chosen one is always among them."""

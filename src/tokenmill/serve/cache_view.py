@@ -24,7 +24,7 @@ def cache_view(scheduler: Scheduler, answers: Mapping[int, str], client: bytes) 
         "blocks": "".join(map(scheduler.allocator.state_of, range(scheduler.allocator.num_blocks))),
         "running": len(scheduler.running),
         "waiting": len(scheduler.waiting),
-        "texts": [_described(scheduler, state, each, answers.get(each.id)) for state, each in texts],
+        "texts": [_describe(scheduler, state, each, answers.get(each.id)) for state, each in texts],
         "others": _counted(others),
         "sessions": _counted(scheduler.parked),
     }
@@ -34,7 +34,7 @@ def _counted(sequences: Collection[Sequence]) -> Json:
     return {"texts": len(sequences), "blocks": len({block for each in sequences for block in each.rows.blocks})}
 
 
-def _described(scheduler: Scheduler, state: str, sequence: Sequence, answer: str | None) -> Json:
+def _describe(scheduler: Scheduler, state: str, sequence: Sequence, answer: str | None) -> Json:
     references = scheduler.allocator.references
     return {
         "id": answer,

@@ -23,7 +23,7 @@ from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.serve.errors import EngineDied, QueueFull
-from tokenmill.serve.jobs import Generation, Job, Keeping, News, Scoring
+from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
 from tokenmill.serve.metrics import Metrics
 from tokenmill.serve.turnover import Turnover
 
@@ -42,9 +42,9 @@ T = TypeVar("T")
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: sequences that may run and wait; num_open: those that do. max_open_of_one: of one key, so that with
-    several keys none takes all places. error: set when nothing is served any more. has_failed: whether a step raised;
-    then on_failure is called, in the driver's thread.
+    max_open: admission slots, one for each sequence that runs or waits; num_open: those that are held.
+    max_open_of_one: of one key, so that with several keys none takes all. error: set when nothing is served any more.
+    has_failed: whether a step raised; then on_failure is called, in the driver's thread.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Driver:
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
 
     @contextmanager
-    def places(self, count: int, client: bytes = b"") -> Iterator[None]:
-        """Hold places for so many sequences; QueueFull if they are not free. Called in the event loop."""
+    def admission_slots(self, count: int, client: bytes = b"") -> Iterator[None]:
+        """Hold so many slots, one for each sequence; QueueFull if they are not free. Called in the event loop."""
         free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
         if count > free:
-            self.metrics.rejected("queue_full")
+            self.metrics.count_rejected("queue_full")
             raise QueueFull(count, max(free, 0), self._turnover.wait_s(count - max(free, 0), self.num_open))
         self.num_open += count
         self._open_of[client] += count
@@ -112,7 +112,7 @@ class Driver:
 
         An empty list comes when nothing was new for SILENCE_S to twice as long. name: of the answer that it writes.
         """
-        return self._news(Generation(request, name))
+        return self._updates(Generation(request, name))
 
     async def score(self, sequence: Sequence) -> None:
         """Run a sequence of which nothing is sampled, to its end."""
@@ -120,13 +120,13 @@ class Driver:
 
     async def keep(self, session: Session, client: bytes, do: Callable[[], T]) -> T:
         """Have the rows of a session, beside what else runs; then call a function in the engine's thread."""
-        await self._finish(job := Keeping(session, client, do))
+        await self._finish(job := SessionLoad(session, client, do))
         result: T = job.result
         return result
 
     async def _finish(self, job: Job) -> None:
-        async with aclosing(self._news(job)) as news:
-            async for _ in news:
+        async with aclosing(self._updates(job)) as updates:
+            async for _ in updates:
                 pass
 
     async def call(self, do: Callable[[], T]) -> T:
@@ -147,17 +147,17 @@ class Driver:
             raise self.error
         return await asyncio.wrap_future(future)
 
-    async def _news(self, job: Job) -> AsyncGenerator[list[Piece], None]:
+    async def _updates(self, job: Job) -> AsyncGenerator[list[Piece], None]:
         self._inbox.put(partial(self._submit, job))
         if self.error is not None:  # asked after the put, because the thread sets it before it empties the inbox
             raise self.error
         is_over = False
         try:
             with job.silence_broken(SILENCE_S):
-                while (news := await job.news.get()) is not None:
-                    if isinstance(news, Exception):
-                        raise news
-                    yield news
+                while (updates := await job.updates.get()) is not None:
+                    if isinstance(updates, Exception):
+                        raise updates
+                    yield updates
             is_over = True
         finally:
             if not is_over:
@@ -221,21 +221,21 @@ class Driver:
 
     def _hand_out(self) -> None:
         """Hand what is new of every job to the event loop."""
-        news: dict[Job, list[News | None]] = {}
+        updates: dict[Job, list[Update | None]] = {}
         for job in list(self._live):
             try:
                 pieces = job.take(self.core)
-                news[job] = [*([pieces] if pieces else []), *([None] if job.is_over else [])]
+                updates[job] = [*([pieces] if pieces else []), *([None] if job.is_over else [])]
             except Exception as error:  # noqa: BLE001  (the error of this job; the others go on)
-                news[job] = [error]
-            if news[job] and not isinstance(news[job][-1], list):
+                updates[job] = [error]
+            if updates[job] and not isinstance(updates[job][-1], list):
                 self._end(job)
         self.metrics.update_gauges()  # before clients hear of it, so that what they ask then is up to date
-        self._tell(news)
+        self._tell(updates)
 
-    def _tell(self, news: Mapping[Job, list[Any]]) -> None:
-        for loop in {job.loop for job in news}:
-            told = [(job, new) for job, all_new in news.items() if job.loop is loop for new in all_new]
+    def _tell(self, updates: Mapping[Job, list[Any]]) -> None:
+        for loop in {job.loop for job in updates}:
+            told = [(job, new) for job, all_new in updates.items() if job.loop is loop for new in all_new]
             if told:
                 with suppress(RuntimeError):  # the event loop is closed: no request awaits this job
                     loop.call_soon_threadsafe(_put_all, told)

@@ -19,7 +19,7 @@ __all__ = [
     "EngineDied",
     "QueueFull",
     "about",
-    "described",
+    "api_error_of",
     "event_of",
     "respond",
     "too_long",
@@ -36,7 +36,7 @@ class EngineDied(Exception):
 
 
 class QueueFull(CapacityError):
-    """No place is free in the queue. retry_after_s: about when there will be."""
+    """No admission slot is free. retry_after_s: about when there will be."""
 
     def __init__(self, needed: int, available: int, retry_after_s: int) -> None:
         super().__init__("places in the queue", needed, available, "max-queued-requests")
@@ -62,7 +62,7 @@ class ApiError(HTTPException):
         self.retry_after_s = retry_after_s
 
 
-def described(error: Exception) -> ApiError:
+def api_error_of(error: Exception) -> ApiError:
     """Any exception as one that a client may see."""
     for kind, describe in DESCRIPTIONS.items():
         if isinstance(error, kind):
@@ -161,12 +161,12 @@ def _body_of(error: ApiError) -> dict[str, Any]:
 
 def event_of(error: Exception) -> bytes:
     """The last event of a stream that has failed: after its first byte there is no status to say it with."""
-    return b"data: " + pydantic_core.to_json(_body_of(described(error))) + b"\n\n"
+    return b"data: " + pydantic_core.to_json(_body_of(api_error_of(error))) + b"\n\n"
 
 
 def respond(error: Exception) -> JSONResponse:
     """The response of a request that is refused or has failed."""
-    told = described(error)
+    told = api_error_of(error)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}  # Allow, with 405
     headers |= {"Retry-After": str(told.retry_after_s)} if told.status in (429, 503) else {}
     headers |= {"Connection": "close"} if told.status in (408, 413) else {}  # the rest of the body is not read

@@ -11,12 +11,12 @@ LONGEST = 50  # characters: the ratio takes quadratic time
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that was probably meant; None if there is none like it."""
-    plain, found = _plain(name), [(0.0, "")]
+    plain, found = _normalize(name), [(0.0, "")]
     if len(name) <= LONGEST:
-        found += [(SequenceMatcher(None, plain, _plain(each)).ratio(), each) for each in known]
+        found += [(SequenceMatcher(None, plain, _normalize(each)).ratio(), each) for each in known]
     ratio, best = max(found)
     return best if ratio >= LIKE else None
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return "".join(filter(str.isalnum, name)).casefold()

@@ -59,18 +59,20 @@ class _Work:
     kind: type[Format]
 
     @property
-    def num_places(self) -> int:
+    def num_slots(self) -> int:
         """Texts that run or wait together; the others of the request wait behind them."""
         return min(self.body.num_sequences, self.service.driver.max_open_of_one)
 
     def check_number(self) -> None:
         """ApiError for more texts than a request may ask for; for one prompt no more than run and wait together."""
-        count, most = self.body.num_sequences, self.service.driver.max_open_of_one
+        count, max_together = self.body.num_sequences, self.service.driver.max_open_of_one
         for name in ("n", "best_of"):
-            if (each := getattr(self.body, name, None) or 1) > most:
-                raise ApiError(400, f"{name} = {each} is more than the {most} that this server takes at once", name)
-        if count > max(MAX_TEXTS, most):
-            message = f"{count} texts are more than the {max(MAX_TEXTS, most)} that one request may ask for"
+            if (each := getattr(self.body, name, None) or 1) > max_together:
+                raise ApiError(
+                    400, f"{name} = {each} is more than the {max_together} that this server takes at once", name
+                )
+        if count > max(MAX_TEXTS, max_together):
+            message = f"{count} texts are more than the {max(MAX_TEXTS, max_together)} that one request may ask for"
             raise ApiError(400, message, "prompt")
 
     async def begin(self) -> tuple[Prepared, Format]:
@@ -97,7 +99,7 @@ async def _respond(work: _Work) -> Response:
     work.check_number()
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.places(work.num_places, tenant_of(work.request)):
+    with work.service.driver.admission_slots(work.num_slots, tenant_of(work.request)):
         return await _unless_disconnected(work.request, _answer(work))
 
 
@@ -152,7 +154,7 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Response. What is refused before the first byte has a status of its own."""
         driver, request = self._work.service.driver, self._work.request
-        with driver.places(self._work.num_places, tenant_of(request)):
+        with driver.admission_slots(self._work.num_slots, tenant_of(request)):
             prepared, form = await _unless_disconnected(request, self._work.begin())
             events = _events(driver.pieces(prepared.request, form.id), form)
             with suppress(_Disconnected):

@@ -74,8 +74,8 @@ class Guard:
 class _Body:
     """A body that may not be too large, nor take too long."""
 
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive, self._most, self._size, self.is_whole = receive, most, 0, False
+    def __init__(self, receive: Receive, max_bytes: int) -> None:
+        self._receive, self._max_bytes, self._size, self.is_whole = receive, max_bytes, 0, False
         self._ends_s = asyncio.get_running_loop().time() + BODY_S
 
     async def receive(self) -> Message:
@@ -89,8 +89,8 @@ class _Body:
             raise ApiError(408, f"the body did not come within {BODY_S:g} s") from None
         self._size += len(message.get("body", b""))
         self.is_whole = not message.get("more_body", False)
-        if self._size > self._most:
-            raise _too_large(self._most)
+        if self._size > self._max_bytes:
+            raise _too_large(self._max_bytes)
         return message
 
     async def drop(self) -> None:
@@ -101,8 +101,8 @@ class _Body:
                     self.is_whole = not (await self._receive()).get("more_body", False)
 
 
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body is over {most:,} bytes")
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"the body is over {max_bytes:,} bytes")
 
 
 def _after_the_body(body: _Body, send: Send) -> Send:

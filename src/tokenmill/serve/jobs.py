@@ -1,6 +1,6 @@
 """What the driver runs for a client: a generation request, the scoring of one prompt, or the rows of a session.
 
-Its methods are called in the driver's thread; `news` is read in the event loop.
+Its methods are called in the driver's thread; `updates` is read in the event loop.
 """
 
 import asyncio
@@ -16,28 +16,28 @@ from tokenmill.engine.session import Session
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Generation", "Job", "Keeping", "Scoring"]
+__all__ = ["Generation", "Job", "Scoring", "SessionLoad"]
 
-News = list[Piece] | Exception
+Update = list[Piece] | Exception
 
 
 class Job(ABC):
-    """news: the pieces of each step, or the error that ended it; None once it is over. name: of the answer."""
+    """updates: the pieces of each step, or the error that ended it; None once it is over. name: of the answer."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
         self.loop = asyncio.get_running_loop()
-        self.news: asyncio.Queue[News | None] = asyncio.Queue()
+        self.updates: asyncio.Queue[Update | None] = asyncio.Queue()
         self._is_silent = False
 
-    def put(self, new: News | None) -> None:
-        """Add to `news`. Called in the event loop."""
+    def put(self, new: Update | None) -> None:
+        """Add to `updates`. Called in the event loop."""
         self._is_silent = False
-        self.news.put_nowait(new)
+        self.updates.put_nowait(new)
 
     @contextmanager
     def silence_broken(self, after_s: float) -> Iterator[None]:
-        """Inside this context, an empty list is put into `news` when nothing was for `after_s` to twice as long."""
+        """Inside this context, an empty list is put into `updates` when nothing was for `after_s` to twice as long."""
         self._timer = self.loop.call_later(after_s, self._look, after_s)
         try:
             yield
@@ -46,7 +46,7 @@ class Job(ABC):
 
     def _look(self, after_s: float) -> None:
         if self._is_silent:
-            self.news.put_nowait([])
+            self.updates.put_nowait([])
         self._is_silent, self._timer = True, self.loop.call_later(after_s, self._look, after_s)
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Scoring(Job):
         return self._sequence.finish_reason is not None
 
 
-class Keeping(Job):
+class SessionLoad(Job):
     """The rows of a session, loaded or computed; then `do` is called, before another step could take their blocks."""
 
     def __init__(self, session: Session, client: bytes, do: Callable[[], Any]) -> None:

@@ -120,7 +120,7 @@ class Metrics(Observer):
                 self._max_wanted.observe(sequence.max_tokens - sequence.num_prompt_tokens)
                 self._longest.observe(max(len(each.tokens) for each in group))
 
-    def rejected(self, reason: str) -> None:
+    def count_rejected(self, reason: str) -> None:
         """A request was not taken."""
         self._rejected.labels(**self._labels, reason=reason).inc()
 

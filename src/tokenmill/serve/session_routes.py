@@ -14,7 +14,7 @@ from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import SessionBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import NAME, Sessions
-from tokenmill.serve.tokens import encode, warned
+from tokenmill.serve.tokens import encode, warnings_for
 
 __all__ = ["sessions"]
 
@@ -36,7 +36,7 @@ def sessions(service: Service) -> APIRouter:
     async def with_rows(request: Request, make: Callable[[bytes], Session], do: Callable[[bytes, Session], T]) -> T:
         """Make a session, have its rows beside what else runs, and do something with it."""
         driver, tenant = service.driver, tenant_of(request)
-        with driver.places(1, tenant):
+        with driver.admission_slots(1, tenant):
             session = await driver.call(lambda: make(tenant))
             return await driver.keep(session, tenant, lambda: do(tenant, session))
 
@@ -48,7 +48,7 @@ def sessions(service: Service) -> APIRouter:
         ids = await service.in_thread(request, _text, service.engine, body)
         begin: Callable[[bytes], Session] = lambda who: kept.begin(who, name, ids)  # noqa: E731
         saved = await with_rows(request, begin, lambda who, session: kept.save(who, name, session))
-        return saved | warned(service.engine, body)
+        return saved | warnings_for(service.engine, body)
 
     @routes.post("/{name}/restore", response_model=None, responses=answers(RestoredAnswer, *SESSION, 409))
     async def restore(name: SessionName, request: Request) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.token_bytes import spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["encode", "tokens", "warned"]
+__all__ = ["encode", "tokens", "warnings_for"]
 
 
 def tokens(service: Service) -> APIRouter:
@@ -68,7 +68,7 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
         return engine.encode(body.prompt, body.add_special_tokens) if body.prompt else []
 
 
-def warned(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, list[str]]:
+def warnings_for(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, list[str]]:
     """What a body says without effect, if there is anything, for the answer."""
     found = warnings_of(body)
     if isinstance(body, TokenizeBody):
@@ -84,14 +84,14 @@ def _tokenized(engine: Engine, body: TokenizeBody) -> Response:
     ids = encode(engine, body)
     texts = spelled_texts(engine.tokenizer, ids) if body.return_token_strs else None
     found = {"count": len(ids), "max_model_len": engine.config.max_length, "tokens": ids, "token_strs": texts}
-    return JSONResponse(found | warned(engine, body))
+    return JSONResponse(found | warnings_for(engine, body))
 
 
 def _detokenized(engine: Engine, body: DetokenizeBody) -> Response:
     tokenizer = _tokenizer(engine)
     with about("tokens"):
         ids = engine.encode(body.tokens) if body.tokens else []
-    return JSONResponse({"prompt": tokenizer.decode(ids, False), **warned(engine, body)})
+    return JSONResponse({"prompt": tokenizer.decode(ids, False), **warnings_for(engine, body)})
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:

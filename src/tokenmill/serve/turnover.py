@@ -1,4 +1,4 @@
-"""How long places in the queue are held, from which a client that finds none is told when to come again."""
+"""How long admission slots are held, from which a client that finds none is told when to come again."""
 
 import math
 import time
@@ -14,16 +14,16 @@ LONGEST_S = 600
 
 
 class Turnover:
-    """Remembers how long the last requests held their places. clock: seconds."""
+    """Remembers how long the last requests held their slots. clock: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
-        self._begun_s: dict[object, float] = {}  # of requests that hold places now
+        self._begun_s: dict[object, float] = {}  # of requests that hold slots now
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """A request holds its places inside this context."""
+        """A request holds its slots inside this context."""
         key = object()
         self._begun_s[key] = begun_s = self._clock()
         try:
@@ -33,10 +33,10 @@ class Turnover:
             self._held_s.append(self._clock() - begun_s)
 
     def wait_s(self, count: int, num_open: int) -> int:
-        """Whole seconds until so many places more will be free, at least 1 and at most LONGEST_S.
+        """Whole seconds until so many more slots will be free, at least 1 and at most LONGEST_S.
 
-        By Little's law num_open places, each of them held for T seconds, become free at a rate of num_open / T. T is
-        the mean of the last requests, or of those that hold places now where that is longer: a server that is stuck
+        By Little's law num_open slots, each of them held for T seconds, become free at a rate of num_open / T. T is
+        the mean of the last requests, or of those that hold slots now where that is longer: a server that is stuck
         tells its clients to come less often.
         """
         now_s = self._clock()

@@ -142,6 +142,6 @@ def test_a_proxy_changes_nothing_else(chat_model, tmp_path, make):
         assert http.get("/v1/models").status_code == 401
         assert http.get("/metrics", headers=KEY).status_code == 404
         assert http.post("/v1/completions", json=" " * 5_000_000, headers=KEY).status_code == 413
-        with server.driver.places(1):
+        with server.driver.admission_slots(1):
             refused = http.post("/v1/completions", json=BODY, headers=KEY)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"

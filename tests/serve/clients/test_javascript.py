@@ -37,7 +37,7 @@ def test_every_call(chat_model):
         served(chat_model, {"max_sequences": 1}, max_queued=0) as full,
         served(chat_model) as draining,
         served(chat_model) as held,
-        full.driver.places(1),
+        full.driver.admission_slots(1),
     ):
         hold(held.driver)
         draining._service.is_draining = True

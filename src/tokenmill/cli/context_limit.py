@@ -1,4 +1,4 @@
-"""The room that a conversation has: how many tokens the context holds, and what to do near its end."""
+"""The context of a conversation: how many tokens it holds, and what to do near its end."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,14 +9,14 @@ from tokenmill.settings.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["Room", "room_of"]
+__all__ = ["ContextLimit", "context_limit_of"]
 
 NEAR_TOKENS = 128
 """With fewer tokens left than these, or than a tenth of all, a conversation is near its end."""
 
 
 @dataclass(frozen=True)
-class Room:
+class ContextLimit:
     """num_tokens: of the longest conversation. option: what sets them, as it is typed. context: the model's own."""
 
     num_tokens: int
@@ -73,10 +73,10 @@ class Room:
         return f"`tokenmill chat {self.option} {wanted}` has more room"
 
 
-def room_of(engine: "Engine") -> Room:
-    """The room of one conversation: the maximum length, or the whole cache where that is smaller."""
+def context_limit_of(engine: "Engine") -> ContextLimit:
+    """The limit of one conversation: the maximum length, or the whole cache where that is smaller."""
     config, context = engine.config, engine.model_config.context
     num_slots = engine.core.loaded.pool.spec.num_slots
     if num_slots < config.max_length:
-        return Room(num_slots, "--cache-tokens", context)
-    return Room(config.max_length, "--max-length", context)
+        return ContextLimit(num_slots, "--cache-tokens", context)
+    return ContextLimit(config.max_length, "--max-length", context)

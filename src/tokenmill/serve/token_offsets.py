@@ -6,10 +6,10 @@ from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["TokenPlaces"]
+__all__ = ["TokenOffsets"]
 
 
-class TokenPlaces:
+class TokenOffsets:
     """The offset in characters at which each token begins. spelling: of the token that comes next."""
 
     def __init__(
@@ -34,11 +34,11 @@ class TokenPlaces:
             shown = len(self._detokenizer.push([token]))
             is_text = token not in self._left_out
             self._held = b"" if shown else self._held + (self.spelling.bytes(token) if is_text else b"")
-            self._length += shown or self._spelled(token)
+            self._length += shown or self._spelled_length(token)
         self.spelling.go_on(token)
         return start
 
-    def _spelled(self, token: int) -> int:
+    def _spelled_length(self, token: int) -> int:
         """The length of a special token that the given text spells; 0 for others."""
         if self._given is None or self._tokenizer is None or token not in self._tokenizer.special_ids:
             return 0
