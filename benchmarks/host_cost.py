@@ -20,14 +20,18 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
 from tokenmill.hub.names import locate
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.measure.recorder import record
 from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Output
 from tokenmill.program.runner import Runner
+from tokenmill.program.spec import EagerSpec
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import ResolvedConfig
-from tokenmill.speculate.proposer import NoProposer
+from tokenmill.speculate.proposer import Facts, NoProposer
+from tokenmill.speculate.speculation import Speculation
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import open_checkpoint
 
@@ -66,9 +70,12 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
     device = torch.device("cpu")
     program, pool = MockProgram(), Pool(spec, device)
     runner = Runner(program, pool, device)  # type: ignore[arg-type]
-    loaded = LoadedModel(config, model, tokenizer, program, pool, runner, "mock", "", "mock", {}, {}, {})  # type: ignore[arg-type]
+    resolved = ResolvedModel(config, config, model, spec, "mock", "", EagerSpec, {}, find_scheme("dense"))
+    loaded = LoadedModel(resolved, tokenizer, program, pool, runner, "mock", {}, {})  # type: ignore[arg-type]
     scheduler = Scheduler(BlockAllocator(spec.num_blocks, block_size), num_sequences, config.max_step_tokens)
-    return Engine(Core(loaded, scheduler, NoProposer()))
+    facts = Facts(finds_drafts=False)
+    speculation = Speculation(NoProposer(facts), config.num_draft_tokens, config.max_step_tokens, VOCABULARY, facts)
+    return Engine(Core(loaded, scheduler, speculation))
 
 
 def microseconds_per_step(engine: Engine, num_sequences: int, **sampling: object) -> float:

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from tests.tiny_models import CONTEXT, prompt, save
-from tokenmill.cache.formats import find_format
 from tokenmill.cache.formats.layer import find_layer
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library, native_structs
+from tokenmill.program.native.layouts import KV_FIELDS, kv_number
 from tokenmill.registry import FORMATS, Entry
 from tokenmill.settings.engine_config import DTYPES
 
@@ -22,10 +22,6 @@ class Range8:
     """A format of this test: each token and head in 8 bits between its smallest and its largest entry."""
 
     @staticmethod
-    def native_number(dtype):
-        return None
-
-    @staticmethod
     def row_bytes(num_kv_heads, head_dim, dtype):
         return num_kv_heads * (head_dim + 8)
 
@@ -34,7 +30,6 @@ class Range8Layer:
     """Its layers."""
 
     kinds = ("k", "v", "k_steps", "v_steps", "k_lows", "v_lows")
-    native_fields = ()
 
     def __init__(self, num_slots, num_kv_heads, head_dim, dtype, zeros):
         self.dtype, shape = getattr(torch, dtype), (num_slots, num_kv_heads, head_dim)
@@ -72,9 +67,10 @@ def test_the_facts_of_a_format_are_true(name, dtype):
     (layer, _), found = pool.layers, find_layer(name)
     assert len(found.kinds) == len(set(found.kinds)) == len(layer.tensors)
     assert found.kinds[:2] == ("k", "v")
-    if find_format(name).native_number(dtype) is not None:
-        assert len(found.native_fields) == len(layer.tensors)
-        assert set(found.native_fields) <= {field for field, _ in native_structs.Op._fields_}
+    if kv_number(name, dtype) is not None:
+        fields = [KV_FIELDS[kind] for kind in found.kinds]
+        assert len(set(fields)) == len(layer.tensors)
+        assert set(fields) <= {field for field, _ in native_structs.Op._fields_}
     assert set(pool.read(torch.tensor([0]))) == {f"{number}.{kind}" for number in range(2) for kind in found.kinds}
 
 

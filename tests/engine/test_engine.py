@@ -14,7 +14,6 @@ from tests.text.test_tokenizer import trained, write
 from tests.tiny_models import CONTEXT, VOCABULARY, prompt, reference, save
 from tokenmill import CapacityError, ConfigError, NoKernel, RequestError
 from tokenmill.engine.outputs import hash_tokens
-from tokenmill.loader.resolve import cache_spec
 from tokenmill.speculate.proposer import Facts, NoProposer
 
 
@@ -165,7 +164,7 @@ def test_the_cache_is_allocated_once_and_as_predicted(path):
     places = [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors]
     engine.generate([prompt(30), prompt(3)], max_new_tokens=30)
     assert [tensor.data_ptr() for layer in pool.layers for tensor in layer.tensors] == places
-    predicted = cache_spec(engine.config, engine.model_config).num_bytes
+    predicted = engine.core.loaded.resolved.cache.num_bytes
     assert engine.memory["cache_bytes"] == pool.num_bytes == predicted == 2 * 2 * 2 * 8 * 4 * 2 * CONTEXT
 
 

@@ -12,7 +12,7 @@ from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import ConfigError, RequestError, SamplingParams, load
 from tokenmill.engine.observers import Observer
 from tokenmill.loader import resolve as module_of_devices
-from tokenmill.loader.resolve import resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -315,7 +315,7 @@ def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):
         ("cuda", {"async_scheduling": "off"}, "off"),
     ):
         monkeypatch.setattr(module_of_devices, "find_device", lambda _, device=device: device)
-        assert resolve_config(EngineConfig(scheme="dense", **settings), model).async_scheduling == wanted
+        assert resolve(EngineConfig(scheme="dense", **settings), model).config.async_scheduling == wanted
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -1,14 +1,12 @@
 """The planner's arithmetic against what is really allocated."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
 from tokenmill.errors import ConfigError
-from tokenmill.loader.resolve import cache_spec, resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
@@ -57,7 +55,7 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
         engine = tokenmill.load(save(name, models), program=program, scheme=scheme, **sizes)
     except ConfigError as refusal:
         pytest.skip(str(refusal))
-    predicted = cost_of(engine.config, engine.model_config)
+    predicted = cost_of(engine.core.loaded.resolved)
     assert predicted.weights_bytes == engine.memory["weights_bytes"]
     assert predicted.cache_bytes == engine.memory["cache_bytes"]
 
@@ -66,7 +64,7 @@ def test_predicted_bytes_are_the_allocated_ones(name, program, scheme, dtype, mo
 @pytest.mark.parametrize("program", ["native", "eager"])
 def test_codes_of_a_file_are_predicted_within_a_twentieth(program, real_model):
     engine = tokenmill.load(real_model, program=program, scheme="file", max_length=256)
-    predicted = cost_of(engine.config, engine.model_config)
+    predicted = cost_of(engine.core.loaded.resolved)
     assert predicted.weights_bytes == pytest.approx(engine.memory["weights_bytes"], rel=0.05)
 
 
@@ -78,16 +76,15 @@ def test_known_figures():
 
 def test_a_token_costs_the_same_whatever_the_block_size():
     for block_size in (1, 16, 2048):
-        config = resolve_config(EngineConfig(block_size=block_size), SMOLLM2)
-        spec = cache_spec(config, SMOLLM2)
-        assert spec.bytes_per_token == kv_bytes_per_token(SMOLLM2, config.dtype)
+        resolved = resolve(EngineConfig(block_size=block_size), SMOLLM2)
+        spec = resolved.cache
+        assert spec.bytes_per_token == kv_bytes_per_token(SMOLLM2, resolved.config.dtype)
         assert spec.num_bytes == spec.bytes_per_token * 2048
 
 
 def test_workspace_grows_with_what_a_step_holds():
-    small = resolve_config(EngineConfig(max_step_tokens=64), SMOLLM2)
-    large = replace(small, max_step_tokens=512)
-    assert cost_of(small, SMOLLM2).workspace_bytes < cost_of(large, SMOLLM2).workspace_bytes
+    small, large = (cost_of(resolve(EngineConfig(max_step_tokens=tokens), SMOLLM2)) for tokens in (64, 512))
+    assert small.workspace_bytes < large.workspace_bytes
 
 
 def test_what_fits_is_what_is_left_after_the_weights():

@@ -58,7 +58,7 @@ def test_padded_steps_say_the_same(name, models):
 def test_counts_are_those_of_the_tensors(name, models):
     engine = load(save(name, models), dtype="float32", program="eager", max_length=64)
     assert sum(count_parameters(engine.model_config).values()) == sum(p.numel() for p in reference(name).parameters())
-    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,7 +10,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import preferred_schemes
-from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
 from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, find_scheme
 from tokenmill.registry import MATRICES, PROGRAMS, SCHEMES, lookup
@@ -35,9 +35,6 @@ class Half(Scheme):
     bits_per_weight = 16.0
     is_plain = False
 
-    def native_layout(self, dtype):
-        return None
-
     def matrix_bytes(self, outputs, inputs, dtype, code_bits):
         return outputs * inputs * 2
 
@@ -53,7 +50,7 @@ def test_a_scheme_gives_every_fact(name):
     scheme = find_scheme(name)
     assert all(hasattr(scheme, fact) for fact in Scheme.__annotations__)
     for dtype in ("float32", "bfloat16"):
-        assert scheme.native_layout(dtype) in (None, *LAYOUTS)
+        assert matrix_layout(scheme, dtype) in (None, *LAYOUTS)
     assert 0 < scheme.min_agreement <= 1
 
 
@@ -68,7 +65,7 @@ def test_the_bytes_of_a_scheme_are_the_allocated_ones(family, name, tmp_path):
     """Of the schemes that "auto" never chooses for the plain modules too."""
     path = save(family, tmp_path)
     engine = load(path, program="eager", scheme=name, dtype="float32", max_length=CONTEXT)
-    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
 
 
 def test_what_auto_may_choose():
@@ -86,7 +83,7 @@ def test_a_new_scheme_is_one_class_and_one_line(how, half, tmp_path):
     path = save("llama-mha-tied", tmp_path)
     settings = {"dtype": "float32", "max_length": CONTEXT, **how}
     engine, plain = load(path, scheme="half", **settings), load(path, **settings)
-    assert cost_of(engine.config, engine.model_config).weights_bytes == engine.memory["weights_bytes"]
+    assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]
     assert torch.allclose(engine.logits(LONG), plain.logits(LONG), atol=0.02)
     with pytest.raises(ConfigError, match="because scheme is 'half', not dense"):
         load(path, scheme="half", fuse="none", **settings)

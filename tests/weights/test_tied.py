@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
 from tokenmill.hub.progress import Silent
-from tokenmill.loader.resolve import resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
@@ -113,7 +113,7 @@ def test_a_converted_model_says_what_its_tensors_are(tied, tmp_path, change):
 def test_a_plan_counts_the_head_that_a_load_would_have(tied, change):
     edit(tied, change)
     model = read_config(foreseen_config(tied))
-    planned = cost_of(resolve_config(EngineConfig(), model), model)
+    planned = cost_of(resolve(EngineConfig(), model))
     assert planned.weights_bytes == load(tied).memory["weights_bytes"]
 
 

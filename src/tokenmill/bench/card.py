@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.bench.points import Point
-from tokenmill.loader.resolve import resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import Storage, decode_traffic, kv_bytes_per_token, prefill_traffic
 from tokenmill.measure.machine import Limits, instruction_sets
 from tokenmill.model.config import ModelConfig
@@ -24,9 +24,9 @@ def card_of(
     config: EngineConfig, model: ModelConfig, limits: Limits, points: Iterable[Point], file_bytes: int = 0
 ) -> dict[str, Any]:
     """Parameters, traffic per token, the machine's limits, and each point's floor in tokens per second."""
-    config = resolve_config(config, model)
-    storage = Storage.planned(config, model, file_bytes)
-    dtype, peak, read = config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
+    resolved = resolve(config, model)
+    storage = Storage.planned(resolved, file_bytes)
+    dtype, peak, read = resolved.config.dtype, limits.flop_s(config.dtype, storage.integer), 1e9 * limits.read_gb_s
     decode = decode_traffic(model, storage, 1, 0)
     return {
         "model": config.model,

@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill.bench.points import Point
 from tokenmill.bench.series import Series
 from tokenmill.errors import ConfigError
-from tokenmill.loader.resolve import choose_forms, resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.model.config import ModelConfig
 from tokenmill.program import find_spec, preferred_schemes
 from tokenmill.quant.schemes import REFERENCE
@@ -65,8 +65,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
 def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig) -> str | None:
     """Why no engine can be made of these settings, or None."""
     try:
-        config = replace(config, **settings)
-        choose_forms(resolve_config(config, model), model)
+        resolve(replace(config, **settings), model)
     except ConfigError as error:
         return str(error)
     return None

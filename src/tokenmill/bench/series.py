@@ -26,7 +26,7 @@ from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.kernels.devices import find_device, free_bytes
 from tokenmill.kernels.threads import default_threads
-from tokenmill.loader.resolve import resolve_config
+from tokenmill.loader.resolve import resolve
 from tokenmill.measure.cost import cost_of
 from tokenmill.measure.machine import Limits, limits, quick_probe
 from tokenmill.measure.memory import peak_bytes, reset_peak
@@ -140,9 +140,8 @@ class Series:
 
     def _check_memory(self, config: EngineConfig) -> None:
         """CapacityError when the planner's figures say that it cannot fit, before the system kills us for trying."""
-        model = read_config(self.checkpoint.config)
-        resolved = resolve_config(config, model)
-        needed, available = cost_of(resolved, model).total_bytes, free_bytes(resolved.device)
+        resolved = resolve(config, read_config(self.checkpoint.config))
+        needed, available = cost_of(resolved).total_bytes, free_bytes(resolved.config.device)
         if needed > available:
             raise CapacityError("memory", needed, available, "batch, prompt or new tokens", in_bytes=True)
 

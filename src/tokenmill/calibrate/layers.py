@@ -33,7 +33,6 @@ class _Rows:
     """K and V of the tokens of one step alone, kept as they come: a layer of a cache (LayerKV) that holds one step."""
 
     kinds = ("k", "v")
-    native_fields = ()
     dtype = torch.float32
     tensors: tuple[Tensor, ...] = ()
 

@@ -147,17 +147,19 @@ def _resolved(engine: EngineConfig, checkpoint: "Checkpoint") -> tuple[EngineCon
     """The settings and threads that all engines are asked for, and those of our own: plain, and with speculation."""
     from tokenmill.bench.peers.known import OURS, SPECULATING
     from tokenmill.kernels.threads import default_threads
-    from tokenmill.loader.resolve import foresee
+    from tokenmill.loader.resolve import resolve
+    from tokenmill.model.families import read_config
     from tokenmill.speculate.proposer import choose
 
-    _, resolved, forms = foresee(engine, checkpoint.config, default_threads())
-    speculate = choose(resolved, forms.program.finds_drafts).speculate
-    plain = speculate if speculate in PLAIN else "multi_step" if forms.program.finds_drafts else "off"
+    resolved = resolve(engine, read_config(checkpoint.config), default_threads())
+    finds_drafts = resolved.program.finds_drafts
+    speculate = choose(resolved.config, finds_drafts).speculate
+    plain = speculate if speculate in PLAIN else "multi_step" if finds_drafts else "off"
     chosen = _changed(engine)
     options = {OURS: {**chosen, "speculate": plain, "draft_model": None}}
     if speculate not in PLAIN:
         options[SPECULATING] = {**chosen, "speculate": speculate}
-    return resolved, resolved.threads, options
+    return resolved.config, resolved.config.threads, options
 
 
 def _changed(engine: EngineConfig) -> dict[str, Any]:

@@ -235,21 +235,22 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
 
 def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
     """What it would be computed with on this machine, without a setting; nothing where it cannot be."""
-    from tokenmill.loader.resolve import foresee
+    from tokenmill.loader.resolve import resolve
+    from tokenmill.model.families import read_config
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     settings = {}
     if is_packed_model(checkpoint.path):
         settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
     try:
-        _, config, forms = foresee(EngineConfig(**settings), checkpoint.config)
+        resolved = resolve(EngineConfig(**settings), read_config(checkpoint.config))
     except TokenmillError:
         return None
     return {
-        "program": forms.program_name,
-        "dtype": config.dtype,
-        "scheme": forms.scheme_name,
-        "refusals": dict(forms.refusals),
+        "program": resolved.program_name,
+        "dtype": resolved.config.dtype,
+        "scheme": resolved.config.scheme,
+        "refusals": dict(resolved.program_refusals),
     }
 
 

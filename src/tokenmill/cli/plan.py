@@ -57,18 +57,19 @@ def _plan(wanted: EngineConfig, model: "ModelConfig") -> dict[str, Any]:
     """Every figure that is printed."""
     with uninterrupted():
         from tokenmill.kernels.devices import free_bytes
-        from tokenmill.loader.resolve import choose_forms, resolve_config
+        from tokenmill.loader.resolve import resolve
         from tokenmill.measure.cost import cost_of
 
-    config = resolve_config(wanted, model)
-    cost, forms, available = cost_of(config, model), choose_forms(config, model), free_bytes(config.device)
-    assert config.max_length is not None, "resolved above"
+    resolved = resolve(wanted, model)
+    config, cost = resolved.config, cost_of(resolved)
+    available = free_bytes(config.device)
+    program = {"name": resolved.program_name, "reason": resolved.program_reason}
     tokens = cost.tokens_within(available)
     return {
         "device": config.device,
         "dtype": config.dtype,
-        "scheme": forms.scheme_name,
-        "program": {"name": forms.program_name, "reason": forms.reason, "refusals": dict(forms.refusals)},
+        "scheme": config.scheme,
+        "program": {**program, "refusals": dict(resolved.program_refusals)},
         "max_length": config.max_length,
         "max_sequences": config.max_sequences,
         "cache_tokens": config.cache_tokens,

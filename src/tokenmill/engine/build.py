@@ -11,12 +11,10 @@ from tokenmill.engine.engine import Engine
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
-from tokenmill.loader.load_model import load_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import load_with_copy, open_model
-from tokenmill.loader.resolve import cache_spec, choose_forms, resolve_config
-from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import read_config
+from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
@@ -43,7 +41,8 @@ def build(
     fill: Callable[..., Fill] = load_decoder,
 ) -> Engine:
     """An engine for a checkpoint that is open already, from which its weights are read. `fill`: see load_model."""
-    return with_loop(load_model(checkpoint, config, progress, fill), checkpoint, progress, fill)
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress, fill)
+    return with_loop(loaded, checkpoint, progress, fill)
 
 
 def with_loop(
@@ -102,16 +101,16 @@ def _load_draft(
         packed_cache=config.packed_cache,
         packed_limit=config.packed_limit,
     )
-    source = _same_model(checkpoint, settings) if is_same else open_model(locate(name), settings)
-    model = read_config(source.config)
-    max_length = min(config.max_length, model.context)
+    source, found = _same_model(checkpoint, settings) if is_same else open_model(locate(name), settings)
+    max_length = min(config.max_length, found.model.context)
     block_size = config.block_size if config.block_size < max_length else None
     settings = replace(settings, max_length=max_length, block_size=block_size)
-    _check_memory(name, settings, model)
+    resolved = resolve_checkpoint(source, settings)
+    _check_memory(name, resolved)
     if source.shapes:
-        loaded, _ = load_with_copy(source, settings, progress)
+        loaded, _ = load_with_copy(source, resolved, progress)
     else:  # a shape without files, for benchmarks
-        loaded = load_model(source, settings, progress, fill)
+        loaded = load_model(source, resolved, progress, fill)
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.spec.finds_drafts)
@@ -119,7 +118,7 @@ def _load_draft(
     return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
 
 
-def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
+def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
     """The same model, to be read with other weights."""
     if isinstance(checkpoint, PackedCheckpoint):
         if not checkpoint.is_copy:
@@ -127,15 +126,14 @@ def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
             raise ConfigError("draft_model", config.scheme, allowed)
         return open_model(checkpoint.path, config)
     reader = start_reading(checkpoint.path, config) if checkpoint.shapes else None
-    return checkpoint if reader is None else open_model(checkpoint.path, config, reader)
+    if reader is None:
+        return checkpoint, resolve_checkpoint(checkpoint, config)
+    return open_model(checkpoint.path, config, reader)
 
 
-def _check_memory(name: str, config: EngineConfig, model: ModelConfig) -> None:
+def _check_memory(name: str, resolved: ResolvedModel) -> None:
     """CapacityError where a draft model does not fit beside the model, which is loaded."""
-    resolved = resolve_config(config, model)
-    spec, forms = cache_spec(resolved, model), choose_forms(resolved, model)
-    needed = spec.num_bytes + forms.program.weight_bytes(model, resolved.dtype, forms.scheme)
-    available = free_bytes(resolved.device)
+    needed, available = resolved.cache.num_bytes + resolved.weight_bytes, free_bytes(resolved.config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
         raise CapacityError(f"memory for the draft model {name}", needed, available, setting, in_bytes=True)

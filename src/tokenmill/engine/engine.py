@@ -46,8 +46,8 @@ class Engine:
             raise ConfigError("Engine", core, "use tokenmill.load, which takes a model and makes its engine")
         self.core, loaded = core, core.loaded
         self.config, self.model_config, self.tokenizer = loaded.config, loaded.model_config, loaded.tokenizer
-        self.program_name, self.program_reason = loaded.program_name, loaded.program_reason
-        self.program_refusals = loaded.program_refusals
+        self.program_name, self.program_reason = loaded.program_name, loaded.resolved.program_reason
+        self.program_refusals = loaded.resolved.program_refusals
         self.kernel_name, self.fingerprint = loaded.kernel_name, loaded.fingerprint
 
     @property

@@ -45,7 +45,7 @@ def load_files(
 
     `reader` is what start_reading gave for them, if that was called before.
     """
-    loaded, checkpoint = load_with_copy(open_model(path, config, reader), config, progress.advance)
+    loaded, checkpoint = load_with_copy(*open_model(path, config, reader), progress.advance)
     return with_loop(loaded, checkpoint, progress.advance), checkpoint
 
 

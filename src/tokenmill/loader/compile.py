@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from tokenmill.hub.progress import Progress
-from tokenmill.loader.load_model import load_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.program.aot.exporting import write_package
 from tokenmill.program.aot.package import made_for
 from tokenmill.program.compiled.micro_batches import MicroBatched
@@ -20,7 +20,7 @@ __all__ = ["save_aot_package"]
 def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Progress) -> int:
     """Compile a model and write the code; its size in bytes. PackageMismatch where `folder` cannot be written."""
     config = replace(config, program="compiled", compile="no", max_sequences=1)
-    loaded = load_model(checkpoint, config, progress.advance)
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress.advance)
     facts = {
         **made_for(loaded.config, loaded.fingerprint, torch.device(loaded.config.device)),
         "source": str(checkpoint.path.resolve()),

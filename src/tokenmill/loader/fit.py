@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from tokenmill.errors import CapacityError
 from tokenmill.kernels.devices import free_bytes
-from tokenmill.loader.resolve import cache_spec, choose_forms, resolve_config
+from tokenmill.loader.resolve import ResolvedModel, resolve
 from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
-from tokenmill.settings.engine_config import EngineConfig, ResolvedConfig
+from tokenmill.settings.engine_config import EngineConfig
 
 __all__ = ["fit_for_many"]
 
@@ -23,20 +23,18 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     """
     default = min(MOST_SEQUENCES, SEQUENCES_PER_CORE * available_processors(), config.max_step_tokens)
     config = replace(config, max_sequences=num_sequences or default)
-    resolved = resolve_config(config, model)
-    most = _most_tokens(resolved, model)
+    resolved = resolve(config, model)
+    most, max_length = _most_tokens(resolved), resolved.config.max_length
     if config.cache_tokens is not None and config.cache_tokens > most:
         raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
-    if resolved.max_length > most:
-        raise CapacityError("max_length that fits in memory", resolved.max_length, most, f"max_length to {most}")
-    return replace(config, cache_tokens=config.cache_tokens or min(resolved.cache_tokens, most))
+    if max_length > most:
+        raise CapacityError("max_length that fits in memory", max_length, most, f"max_length to {most}")
+    return replace(config, cache_tokens=config.cache_tokens or min(resolved.config.cache_tokens, most))
 
 
-def _most_tokens(config: ResolvedConfig, model: ModelConfig) -> int:
+def _most_tokens(resolved: ResolvedModel) -> int:
     """The largest cache, in tokens of whole blocks, that fits beside the weights."""
-    spec, forms = cache_spec(config, model), choose_forms(config, model)
-    weights = forms.program.weight_bytes(model, config.dtype, forms.scheme)
-    available = free_bytes(config.device)
+    spec, weights, available = resolved.cache, resolved.weight_bytes, free_bytes(resolved.config.device)
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)
     blocks = int(SHARE * (available - weights)) // (spec.bytes_per_token * spec.block_size)

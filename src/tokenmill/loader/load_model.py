@@ -16,10 +16,9 @@ from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, naming
 from tokenmill.kernels.attend.kernel import choose as choose_kernel
 from tokenmill.kernels.threads import default_threads, torch_threads, usable_threads
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.resolve import FLOAT16_ON_CPU, Forms, cache_spec, choose_forms, resolve_config
+from tokenmill.loader.resolve import FLOAT16_ON_CPU, ResolvedModel, resolve, resolve_with
 from tokenmill.memory.arena import Allocate, unreserved
 from tokenmill.memory.available import available_bytes
-from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
 from tokenmill.program.aot.package import made_for, open_package
@@ -36,14 +35,21 @@ from tokenmill.weights.generation import recommended
 from tokenmill.weights.load import Fill, Progress, empty_decoder, filled, load_decoder, match_tensors, return_memory
 from tokenmill.weights.packed.model import PackedCheckpoint
 
-__all__ = ["load_model"]
+__all__ = ["load_model", "resolve_checkpoint"]
 
 log = logging.getLogger(__name__)
 
 
+def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ResolvedModel:
+    """What an engine of these settings has of this checkpoint; ConfigError for what a packed model was not made for."""
+    if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
+        config = _as_packed(config, checkpoint)
+    return resolve(config, read_config(checkpoint.config), default_threads())
+
+
 def load_model(
     checkpoint: Checkpoint,
-    config: EngineConfig,
+    resolved: ResolvedModel,
     progress: Progress | None = None,
     fill: Callable[..., Fill] = load_decoder,
     allocate: Allocate = unreserved,
@@ -53,84 +59,75 @@ def load_model(
     `fill` gives the empty decoder its weights, `allocate` the memory for weights that the program packs.
     """
     if isinstance(checkpoint, PackedCheckpoint):
-        config = config if checkpoint.is_copy else _as_packed(config, checkpoint)
         checkpoint.start_reading()  # meanwhile the tokenizer is made
-    model_config = read_config(checkpoint.config)
-    resolved = resolve_config(config, model_config, default_threads())
-    with torch_threads(resolved.threads), naming(checkpoint.path):
-        return _load(checkpoint, model_config, resolved, config.threads, progress, fill, allocate)
+    with torch_threads(resolved.config.threads), naming(checkpoint.path):
+        return _load(checkpoint, resolved, progress, fill, allocate)
 
 
 def _load(
     checkpoint: Checkpoint,
-    model_config: ModelConfig,
-    resolved: ResolvedConfig,
-    given_threads: int | None,
+    resolved: ResolvedModel,
     progress: Progress | None,
     fill: Callable[..., Fill],
     allocate: Allocate,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
-    device = torch.device(resolved.device)
-    tokenizer = _tokenizer(checkpoint, model_config.vocab_size)
-    spec = cache_spec(resolved, model_config)
-    kernel_name, kernel = choose_kernel(
-        resolved.kernel, spec, device, resolved.max_length, describe(model_config).attention_shapes
-    )
-    forms = choose_forms(resolved, model_config)
-    threads = _threads(resolved.threads, given_threads, forms)
-    resolved = replace(resolved, scheme=forms.scheme_name, threads=threads)
-    resolved = choose_proposer(resolved, forms.program.finds_drafts)
-    lookup(PROPOSERS, resolved.speculate, "speculate")
-    digests = _fingerprint(checkpoint, resolved)  # before the weights, because the files may be replaced later
+    model, config, device = resolved.model, resolved.config, torch.device(resolved.config.device)
+    tokenizer = _tokenizer(checkpoint, model.vocab_size)
+    shapes = describe(model).attention_shapes
+    kernel_name, kernel = choose_kernel(config.kernel, resolved.cache, device, config.max_length, shapes)
+    config = replace(config, threads=_threads(resolved))
+    config = choose_proposer(config, resolved.program.finds_drafts)
+    lookup(PROPOSERS, config.speculate, "speculate")
+    digests = _fingerprint(checkpoint, config)  # before the weights, because the files may be replaced later
     package = None
-    if resolved.aot_package is not None:
+    if config.aot_package is not None:
         try:
-            package = open_package(Path(resolved.aot_package), made_for(resolved, digests, device), device)
+            package = open_package(Path(config.aot_package), made_for(config, digests, device), device)
         except PackageMismatch as error:
-            if not resolved.aot_fallback:
+            if not config.aot_fallback:
                 raise
             log.warning("%s; the plain modules serve", error)
-            resolved = replace(resolved, aot_package=None, program="eager")
-            forms = choose_forms(resolved, model_config)
-    _tell(resolved, model_config, forms)
-    decoder = empty_decoder(model_config, forms.scheme, resolved.max_length, _fused(resolved))
+            config = replace(config, aot_package=None, program="eager")
+    resolved = resolve_with(resolved, config)
+    _tell(resolved)
+    decoder = empty_decoder(model, resolved.scheme, config.max_length, _fused(config))
     if checkpoint.shapes:  # a shape without files, for benchmarks, has none
         match_tensors(checkpoint, decoder)
-    pool = _allocate(spec, device)  # before the weights, so that what does not fit is refused at once
-    dtype = getattr(torch, resolved.dtype)
+    pool = _allocate(resolved.cache, device)  # before the weights, so that what does not fit is refused at once
+    dtype = getattr(torch, config.dtype)
     fill_matrix: Fill = filled
     if packed is None:
         told = progress or (lambda done, total: None)
-        fill_matrix = fill(checkpoint, decoder, dtype, device, told, forms.program.packs)
+        fill_matrix = fill(checkpoint, decoder, dtype, device, told, resolved.program.packs)
     else:
         decoder.to(dtype)  # its parameters have no memory
-    parts = ModelParts(decoder, pool, kernel, packed, package, resolved, fill_matrix, allocate)
-    program = find_program(forms.program_name)(parts)
-    names = forms.program_name, forms.reason, forms.program_name if forms.program.attends else kernel_name
-    runner, defaults = Runner(program, pool, device), recommended(checkpoint, resolved.generation_config)
+    parts = ModelParts(decoder, pool, kernel, packed, package, config, fill_matrix, allocate)
+    program = find_program(resolved.program_name)(parts)
+    kernel_name = resolved.program_name if resolved.program.attends else kernel_name
+    runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
     return_memory()  # of headers and tokenizers that were parsed
-    return LoadedModel(
-        resolved, model_config, tokenizer, program, pool, runner, *names, digests, defaults, forms.refusals
-    )
+    return LoadedModel(resolved, tokenizer, program, pool, runner, kernel_name, digests, defaults)
 
 
-def _tell(config: ResolvedConfig, model: ModelConfig, forms: Forms) -> None:
+def _tell(resolved: ResolvedModel) -> None:
     """What was chosen where something faster or closer to the checkpoint was to be expected."""
-    for name, reason in forms.refusals.items():
-        log.info("program %s runs, which is slower than %s; that one %s", forms.program_name, name, reason)
+    config, model = resolved.config, resolved.model
+    for name, reason in resolved.program_refusals.items():
+        log.info("program %s runs, which is slower than %s; that one %s", resolved.program_name, name, reason)
     if (model.dtype, config.dtype) == ("float16", FLOAT16_ON_CPU) and config.device == "cpu":
         log.info("the float16 checkpoint is computed in %s: programs of a CPU have no float16", config.dtype)
 
 
-def _threads(count: int, given: int | None, forms: Forms) -> int:
+def _threads(resolved: ResolvedModel) -> int:
     """The threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py."""
-    usable = count if forms.program.has_threads else usable_threads(count)
+    count, given = resolved.config.threads, resolved.given.threads
+    usable = count if resolved.program.has_threads else usable_threads(count)
     if given is not None and given > usable:
         message = (
             "threads = %d is ignored: program %s computes with torch, whose threads a forked process does not have"
         )
-        log.warning(message, given, forms.program_name)
+        log.warning(message, given, resolved.program_name)
     return usable
 
 

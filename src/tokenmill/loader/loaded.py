@@ -11,8 +11,8 @@ import torch
 from tokenmill.cache.pool import Pool
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads, usable_threads
+from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
-from tokenmill.program import find_spec
 from tokenmill.program.forward import Program
 from tokenmill.program.runner import Runner
 from tokenmill.program.spec import ProgramSpec
@@ -27,23 +27,18 @@ __all__ = ["LoadedModel"]
 class LoadedModel:
     """Made by `load_model`, from resolved settings.
 
-    program_name, program_reason and kernel_name say what was chosen. fingerprint: digests of the files that the model
-    came from, taken when it was loaded; see weights/fingerprint.py. generation_defaults: sampling settings that stand
-    in the place of SamplingParams' own defaults. program_refusals: faster programs, and why each cannot run the model.
+    fingerprint: digests of the files that the model came from, taken when it was loaded; see weights/fingerprint.py.
+    generation_defaults: sampling settings that stand in the place of SamplingParams' own defaults.
     """
 
-    config: ResolvedConfig
-    model_config: ModelConfig
+    resolved: ResolvedModel
     tokenizer: Tokenizer | None
     program: Program
     pool: Pool
     runner: Runner
-    program_name: str
-    program_reason: str
     kernel_name: str
     fingerprint: Mapping[str, str]
     generation_defaults: Mapping[str, Any]
-    program_refusals: Mapping[str, str]
 
     def release(self) -> None:
         """Let go of weights and cache; the facts about them stay."""
@@ -51,9 +46,21 @@ class LoadedModel:
             vars(self).pop(name, None)
 
     @property
+    def config(self) -> ResolvedConfig:
+        return self.resolved.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.resolved.model
+
+    @property
+    def program_name(self) -> str:
+        return self.resolved.program_name
+
+    @property
     def spec(self) -> type[ProgramSpec]:
         """The facts of its program."""
-        return find_spec(self.program_name)
+        return self.resolved.program
 
     def torch_threads(self) -> AbstractContextManager[None]:
         """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.

@@ -11,9 +11,8 @@ from pathlib import Path
 import torch
 
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.loader.load_model import load_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.resolve import foresee
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
@@ -36,11 +35,11 @@ def save_packed_model(
     if path.exists() and not is_packed_model(path):
         raise CheckpointError(f"{path} is there and is no packed model: it is not overwritten")
     config = replace(config, max_length=1, block_size=None, max_sequences=1)
-    *_, forms = foresee(config, checkpoint.config)
-    if not forms.program.packs:
-        raise ConfigError("program", forms.program_name, "native: only its weights are packed")
+    resolved = resolve_checkpoint(checkpoint, config)
+    if not resolved.program.packs:
+        raise ConfigError("program", resolved.program_name, "native: only its weights are packed")
     with closing(PackedWriter(path)) as writer:
-        loaded = load_model(checkpoint, config, progress, allocate=lambda *_: writer)
+        loaded = load_model(checkpoint, resolved, progress, allocate=lambda *_: writer)
         return finish_packed(writer, loaded, checkpoint)
 
 

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
-from tokenmill.loader.load_model import load_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.pack import finish_packed
-from tokenmill.loader.resolve import foresee
+from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
@@ -34,25 +34,32 @@ __all__ = ["load_with_copy", "open_model"]
 log = logging.getLogger(__name__)
 
 
-def open_model(path: Path, config: EngineConfig, reader: PackedReader | None = None) -> Checkpoint:
+def open_model(
+    path: Path, config: EngineConfig, reader: PackedReader | None = None
+) -> tuple[Checkpoint, ResolvedModel]:
     """The packed copy of a model, if there is one that these settings would make on this machine, else its own files.
 
-    `reader` is what start_reading gave for them, if that was called before.
+    With what these settings come to.     `reader` is what start_reading gave for them, if that was called before.
     """
     reader = reader or start_reading(path, config)
     if reader is None or reader.path == path:
-        return open_checkpoint(path, reader)
+        return _opened(open_checkpoint(path, reader), config)
     try:
-        copy = PackedCheckpoint(reader.path, reader, copy_of=path)
-        if _is_made_for(copy, config):
-            return copy
+        copy, resolved = _opened(PackedCheckpoint(reader.path, reader, copy_of=path), config)
+        wanted = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
+        if isinstance(copy, PackedCheckpoint) and all(copy.facts[name] == value for name, value in wanted.items()):
+            return copy, resolved
     except PackedModelError as error:
         _give_up(reader.path, error)
-    return open_checkpoint(path)
+    return _opened(open_checkpoint(path), config)
+
+
+def _opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
+    return checkpoint, resolve_checkpoint(checkpoint, config)
 
 
 def load_with_copy(
-    checkpoint: Checkpoint, config: EngineConfig, progress: Progress | None
+    checkpoint: Checkpoint, resolved: ResolvedModel, progress: Progress | None
 ) -> tuple[LoadedModel, Checkpoint]:
     """The model, and the checkpoint that it was loaded from: another one if that is a copy which is damaged.
 
@@ -60,26 +67,20 @@ def load_with_copy(
     """
     if isinstance(checkpoint, PackedCheckpoint) and checkpoint.is_copy:
         try:
-            return load_model(checkpoint, config, progress), checkpoint
+            return load_model(checkpoint, resolved, progress), checkpoint
         except PackedModelError as error:
             _give_up(checkpoint.file, error)
-            checkpoint = open_checkpoint(checkpoint.path)
-    with _Keeper(checkpoint, config) as keeper:
+            checkpoint, resolved = _opened(open_checkpoint(checkpoint.path), resolved.given)
+    with _Keeper(checkpoint, resolved) as keeper:
         try:
-            loaded = load_model(checkpoint, config, progress, allocate=keeper.allocate)
+            loaded = load_model(checkpoint, resolved, progress, allocate=keeper.allocate)
         except CheckpointError as error:
             if not keeper.has_failed:
                 raise
             keeper.say(error)
-            return load_model(checkpoint, config, progress), checkpoint
+            return load_model(checkpoint, resolved, progress), checkpoint
         keeper.finish(loaded)
     return loaded, checkpoint
-
-
-def _is_made_for(copy: PackedCheckpoint, config: EngineConfig) -> bool:
-    _, resolved, forms = foresee(config, copy.config)
-    wanted = {"program": forms.program_name, "dtype": resolved.dtype, "scheme": forms.scheme_name}
-    return all(copy.facts[name] == value for name, value in wanted.items())
 
 
 def _give_up(copy: Path, error: PackedModelError) -> None:
@@ -89,20 +90,15 @@ def _give_up(copy: Path, error: PackedModelError) -> None:
         delete_copy(copy)
 
 
-def _num_bytes(checkpoint: Checkpoint, config: EngineConfig) -> int:
-    """What the packed weights are estimated to take."""
-    model, resolved, forms = foresee(config, checkpoint.config)
-    return forms.program.weight_bytes(model, resolved.dtype, forms.scheme)
-
-
 class _Keeper:
     """Keeps the packed copy of a model that is loaded: its weights are packed into the copy and read from there.
 
     What prevents it is said; then the weights are packed into memory, and the next start takes as long as this one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: EngineConfig) -> None:
-        self._checkpoint, self._config = checkpoint, config
+    def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
+        self._checkpoint, self._config, self._num_bytes = checkpoint, resolved.given, resolved.weight_bytes
+        config = resolved.given
         is_wanted = config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
         self._name = copy_name(checkpoint.path, config) if is_wanted else None
         self._writer: PackedWriter | None = None
@@ -129,7 +125,8 @@ class _Keeper:
         return self._writer or unreserved(num_bytes, num_pieces)
 
     def _begin(self) -> None:
-        if self._name is None or (size := _num_bytes(self._checkpoint, self._config)) < SMALLEST:
+        size = self._num_bytes
+        if self._name is None or size < SMALLEST:
             return
         path = copies_folder() / self._name
         if self._until_kept.enter_context(writing_copy(path)):

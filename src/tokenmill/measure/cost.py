@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.cache.formats import find_format
-from tokenmill.loader.resolve import cache_spec, choose_forms
+from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
 from tokenmill.quant.schemes import find_scheme
@@ -83,24 +83,22 @@ class Storage:
         return cls(config.dtype, engine.memory["matrix_bytes"] / weights, integer, config.cache_format)
 
     @classmethod
-    def planned(cls, config: ResolvedConfig, model: ModelConfig, file_bytes: int) -> "Storage":
-        """As an engine of this resolved config will hold them; `file_bytes` are those of the checkpoint."""
-        forms = choose_forms(config, model)
-        if not forms.scheme.is_integer:
+    def planned(cls, resolved: ResolvedModel, file_bytes: int) -> "Storage":
+        """As an engine will hold them; `file_bytes` are those of the checkpoint."""
+        config, bits = resolved.config, resolved.scheme.bits_per_weight
+        if not resolved.scheme.is_integer:
             return cls.plain(config.dtype, config.cache_format)
-        bits = forms.scheme.bits_per_weight
-        per_weight = file_bytes / sum(count_parameters(model).values()) if bits is None else bits / 8
+        per_weight = file_bytes / sum(count_parameters(resolved.model).values()) if bits is None else bits / 8
         return cls(config.dtype, per_weight, True, config.cache_format)
 
 
-def cost_of(config: ResolvedConfig, model: ModelConfig) -> Cost:
-    """What an engine of this resolved config takes."""
-    spec, forms = cache_spec(config, model), choose_forms(config, model)
+def cost_of(resolved: ResolvedModel) -> Cost:
+    """What an engine takes."""
     return Cost(
-        weights_bytes=forms.program.weight_bytes(model, config.dtype, forms.scheme),
-        cache_bytes=spec.num_bytes,
-        workspace_bytes=_workspace_bytes(config, model),
-        bytes_per_token=spec.bytes_per_token,
+        weights_bytes=resolved.weight_bytes,
+        cache_bytes=resolved.cache.num_bytes,
+        workspace_bytes=_workspace_bytes(resolved.config, resolved.model),
+        bytes_per_token=resolved.cache.bytes_per_token,
     )
 
 
@@ -144,9 +142,8 @@ def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = Engin
     return 2 * model.num_layers * find_format(cache_format).row_bytes(model.num_kv_heads, model.head_dim, dtype)
 
 
-def _workspace_bytes(config: EngineConfig, model: ModelConfig) -> int:
+def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:
     """The activations that live together at the widest point of the largest step, the logits, and the rotary table."""
-    assert config.max_length is not None, "resolve_config comes first"
     itemsize, decoder = DTYPES[config.dtype], describe(model)
     tokens = min(config.max_step_tokens, config.max_sequences * config.max_length)
     # Residual and normed input; then either q, k, v with their rotated copies and the result, or the two halves of the

@@ -1,8 +1,8 @@
 """Weight schemes: how the matrices of a model are stored and multiplied.
 
-A scheme alone knows the facts about its matrices that other rooms need: their bytes, their layout in the native
-program, where they run. Facts need no tensor; the modules of the matrices are in matrix.py, packed.py and quantized.py.
-A dtype is given by its name.
+A scheme alone knows the facts about its matrices that other rooms need: their bytes, their bits, where they run. Each
+program makes a layout of its own of these facts. Facts need no tensor; the modules of the matrices are in matrix.py,
+packed.py and quantized.py. A dtype is given by its name.
 """
 
 from collections.abc import Sequence
@@ -36,13 +36,6 @@ class Scheme:
         """Why this scheme cannot serve there, or None."""
         return None
 
-    def native_layout(self, dtype: str) -> str | None:
-        """The layout of its tiles in program native, a key of native/layouts.py's LAYOUTS; None where native has none.
-
-        Where a scheme keeps the codes of the checkpoint this is the layout of matrices that are no codes.
-        """
-        return dtype
-
     def matrix_bytes(self, outputs: int, inputs: int, dtype: str, code_bits: float) -> int:
         """Bytes of one matrix as a PyTorch module, without its bias.
 
@@ -62,9 +55,6 @@ class Packed(Scheme):
     def refuse(device: str, dtype: str) -> str | None:
         return why_no_onednn(dtype) if kind_of(device) == "cpu" else f"needs a CPU, and the device is {device}"
 
-    def native_layout(self, dtype: str) -> str | None:
-        return None  # the layout is oneDNN's own, and cannot be read
-
 
 class _Integer(Scheme):
     """Codes of a checkpoint are kept exactly; floating-point rows are rounded when the matrix is complete."""
@@ -74,9 +64,6 @@ class _Integer(Scheme):
     is_plain = False
     # 255 of 256 tokens were measured with the codes of a file; attention scores that are 1.3 times too large give 245.
     min_agreement = 0.98
-
-    def native_layout(self, dtype: str) -> str | None:
-        return {8: "8 bits", 4: "4 bits with minimums", None: super().native_layout(dtype)}[self.rounds_to]
 
     def matrix_bytes(self, outputs: int, inputs: int, dtype: str, code_bits: float) -> int:
         # An estimate for the codes of a checkpoint, which may be of several kinds.

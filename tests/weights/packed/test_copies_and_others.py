@@ -84,7 +84,7 @@ def test_four_processes_write_at_once(_, llama, folder):
     assert len({said for said, *_ in results}) == 1
     assert {tuple(rest) for _, *rest in results} == {("", 0)}
     assert len(there(folder)) == 1 and halves(folder) == []
-    assert isinstance(open_model(llama, EngineConfig(model=str(llama))), PackedCheckpoint)
+    assert isinstance(open_model(llama, EngineConfig(model=str(llama)))[0], PackedCheckpoint)
 
 
 def test_who_maps_a_copy_keeps_it_when_it_is_deleted(llama, folder, capsys):
@@ -99,14 +99,14 @@ def test_who_maps_a_copy_keeps_it_when_it_is_deleted(llama, folder, capsys):
 def test_a_copy_that_is_gone_before_all_of_it_is_read(llama, folder, caplog, then):
     load(llama)
     config = EngineConfig(model=str(llama))
-    checkpoint = open_model(llama, config)
+    opened = open_model(llama, config)
     (path,) = folder.glob("*.packed")
     if then == "replaced":
         path.with_name("new").write_bytes(b"x" * path.stat().st_size)
         path.with_name("new").replace(path)
     else:
         shutil.rmtree(folder)
-    _, source = load_with_copy(checkpoint, config, None)
+    _, source = load_with_copy(*opened, None)
     assert isinstance(source, PackedCheckpoint) and caplog.text == ""
 
 

@@ -14,10 +14,6 @@ class Format(Protocol):
     """The facts of one format."""
 
     @staticmethod
-    def native_number(dtype: str) -> int | None:
-        """The format's number, cache_format in native/abi.h, or None where the native program cannot read it."""
-
-    @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         """Bytes of one token's K, or V."""
 

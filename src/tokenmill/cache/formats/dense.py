@@ -9,9 +9,5 @@ class Dense:
     """See Format."""
 
     @staticmethod
-    def native_number(dtype: str) -> int | None:
-        return {"float32": 0, "bfloat16": 1}.get(dtype)
-
-    @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         return num_kv_heads * head_dim * DTYPES[dtype]

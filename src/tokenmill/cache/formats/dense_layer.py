@@ -12,7 +12,6 @@ class DenseLayer:
     """One layer's K and V, one allocation of shape [S, K, H] each."""
 
     kinds = ("k", "v")
-    native_fields = ("k_rows", "v_rows")
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
         self.dtype = getattr(torch, dtype)

@@ -7,9 +7,5 @@ class Int8:
     """See Format."""
 
     @staticmethod
-    def native_number(dtype: str) -> int | None:
-        return 2
-
-    @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
         return num_kv_heads * (head_dim + 4)

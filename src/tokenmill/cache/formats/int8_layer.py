@@ -16,7 +16,6 @@ class Int8Layer:
     """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives values in the model's dtype."""
 
     kinds = ("k", "v", "k_scales", "v_scales")
-    native_fields = ("k_rows", "v_rows", "k_scales", "v_scales")
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None:
         self.dtype = getattr(torch, dtype)

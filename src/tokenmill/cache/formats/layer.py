@@ -1,6 +1,6 @@
 """One layer of the cache as tensors, in some format. Kernels and programs use nothing but LayerKV.
 
-The native program, which reads the tensors itself, knows a format by number and refuses one that has none.
+The native program, which reads the tensors itself, has a table of the formats that it can read: native/layouts.py.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,6 @@ class LayerKV(Protocol):
     """Of the rows that are read. A layer has no other state than these two."""
     kinds: tuple[str, ...]
     """What `tensors` hold, in that order, "k" and "v" first: saved rows are named "layer.kind"."""
-    native_fields: tuple[str, ...]
-    """The fields of TmOp (native/abi.h) for the addresses of `tensors`, in that order; empty where native has none."""
 
     def __init__(self, num_slots: int, num_kv_heads: int, head_dim: int, dtype: str, zeros: Zeros) -> None: ...
 

@@ -1,6 +1,12 @@
-"""The layouts of the tiles that matrices of the native program are packed in; pack.py says how each is made."""
+"""What the native program can read: the layouts of packed matrices and the formats of cached rows, by their numbers.
 
-__all__ = ["LAYOUTS", "PAD", "TILE"]
+A scheme and a cache format give facts; here they become a layout of this program, or nothing, and then it refuses.
+pack.py says how the tiles of each layout are made.
+"""
+
+from tokenmill.quant.schemes import Scheme
+
+__all__ = ["KV_FIELDS", "LAYOUTS", "PAD", "TILE", "kv_number", "matrix_layout"]
 
 TILE, PAD = 16, 64  # rows of a tile, and inputs that its layout goes on by
 LAYOUTS = {  # numbers as in native/kernels.h
@@ -12,3 +18,23 @@ LAYOUTS = {  # numbers as in native/kernels.h
     "4 bits with wide scales": 5,
     "4 bits in pairs": 6,  # pairs of groups with the same scale and minimum, as groups of 64 and more have
 }
+MODULES = ("plain", "codes")  # the modules of a matrix whose rows can be read
+KV_NUMBERS = {("dense", "float32"): 0, ("dense", "bfloat16"): 1, ("int8", "float32"): 2, ("int8", "bfloat16"): 2}
+"""cache_format in native/abi.h, by the name of a cache format and the dtype of the cache."""
+KV_FIELDS = {"k": "k_rows", "v": "v_rows", "k_scales": "k_scales", "v_scales": "v_scales"}
+"""The field of TmOp (native/abi.h) for the address of a layer's tensor, by its kind."""
+
+
+def matrix_layout(scheme: Scheme, dtype: str) -> str | None:
+    """The layout that a scheme's matrices are packed in, a key of LAYOUTS; None if their rows cannot be read.
+
+    If a scheme keeps the codes of the checkpoint, this is the layout of the matrices that are floating point.
+    """
+    if scheme.matrix not in MODULES:
+        return None
+    return dtype if scheme.rounds_to is None else {8: "8 bits", 4: "4 bits with minimums"}[scheme.rounds_to]
+
+
+def kv_number(cache_format: str, dtype: str) -> int | None:
+    """The number of a cache format; None if this program cannot read it."""
+    return KV_NUMBERS.get((cache_format, dtype))

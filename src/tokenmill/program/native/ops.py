@@ -20,7 +20,7 @@ from tokenmill.model.description import (
     Projection,
 )
 from tokenmill.model.layers import MLP, MoE
-from tokenmill.program.native.layouts import LAYOUTS, TILE
+from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.matrix import Matrix
@@ -88,7 +88,7 @@ class Ops:
         self._add(NORM, to=to, epilogue=epilogue, weight=weight, bias=bias, eps=norm.eps, centred=centred)
 
     def _attention(self, module: Any, block: AttentionBlock, layer_kv: LayerKV) -> None:
-        tensors = zip(layer_kv.native_fields, layer_kv.tensors, strict=True)
+        tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
         norms: dict[str, Any] = {}
         for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.cache.formats import find_format
 from tokenmill.cache.step import Step
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library, native_structs
@@ -21,7 +20,7 @@ from tokenmill.kernels.threads import torch_threads
 from tokenmill.model.decoder import Decoder
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program.forward import ModelParts, Output, Program
-from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
 
@@ -60,7 +59,7 @@ class Native(Program):
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if cosines is None else 2 * cosines.shape[1],
-            cache_format=find_format(pool.spec.format).native_number(pool.spec.dtype),
+            cache_format=kv_number(pool.spec.format, pool.spec.dtype),
             cosines=None if cosines is None else cosines.data_ptr(),
             sines=None if sines is None else sines.data_ptr(),
             ops=self._ops.array,

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 
-from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
 from tokenmill.kernels import native_library
 from tokenmill.kernels.devices import kind_of
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import DecoderDescription, Projection, count_parameters, describe
-from tokenmill.program.native.layouts import LAYOUTS, TILE
+from tokenmill.program.native.layouts import LAYOUTS, TILE, kv_number, matrix_layout
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
@@ -26,11 +25,11 @@ class NativeSpec(ProgramSpec):
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        return scheme.native_layout("float32") is not None
+        return matrix_layout(scheme, "float32") is not None
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        why, number = native_library.why_not(), find_format(cache.format).native_number(cache.dtype)
+        why, number = native_library.why_not(), kv_number(cache.format, cache.dtype)
         reasons = (
             config.fuse != EngineConfig.fuse and f"fuses by itself, and fuse {config.fuse} was asked for",
             config.kernel != "auto" and f"attends by itself, and kernel {config.kernel} was asked for",
@@ -66,7 +65,7 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
 
     An estimate where the codes of a checkpoint are kept: its tensors may have several kinds.
     """
-    layout, itemsize = scheme.native_layout(dtype), DTYPES[dtype]
+    layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
     units = {"router": TILE, "qkv": model.head_dim}
     decoder = describe(model)
