@@ -85,14 +85,14 @@ PROPOSERS: Names = {
 
 # Under the `model_type` of their config.json.
 FAMILIES: Names = {
-    "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
-    "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),
-    "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
     "llama": Entry("Llama, SmolLM2", "tokenmill.model.families.llama:LLAMA"),
     "mistral": Entry("Mistral", "tokenmill.model.families.llama:MISTRAL"),
     "mixtral": Entry("Mixtral", "tokenmill.model.families.llama:MIXTRAL"),
     "qwen2": Entry("Qwen2, Qwen2.5", "tokenmill.model.families.qwen:QWEN2"),
     "qwen3": Entry("Qwen3", "tokenmill.model.families.qwen:QWEN3"),
+    "gpt_neox": Entry("GPT-NeoX, Pythia", "tokenmill.model.families.gpt_neox:GPT_NEOX"),
+    "gpt2": Entry("GPT-2", "tokenmill.model.families.gpt2:GPT2"),
+    "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),
 }
 
 EXPORTS: Names = {

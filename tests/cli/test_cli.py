@@ -48,13 +48,12 @@ def commands():
     return found
 
 
-ENGINE = """--aot-fallback --aot-package --block-size --cache --cache-format --cache-tokens --compile --compile-backend
---compile-in-background --compile-phases --device --draft-model --dtype --fingerprint --fuse --kernel --max-length
---max-sequences --max-step-tokens --max-waiting --num-draft-tokens --prefix-cache --prefix-dir --prefix-limit --program
---speculate --suffix-dir --suffix-limit --async-scheduling --scheme --threads --packed-cache --packed-limit"""
-SAMPLING = """--allowed-token-ids --bad-words --frequency-penalty --ignore-eos --include-stop --logit-bias --logprobs
---max-new-tokens --min-new-tokens --min-p -n --n --presence-penalty --repetition-penalty --seed --skip-special-tokens
---stop --stop-token-ids --temperature --top-k --top-p"""
+def options_of(kind, *without):
+    return " ".join(option_name(name) for name in settings_of(kind) if name not in without)
+
+
+ENGINE = options_of(EngineConfig, "model", "generation_config")
+SAMPLING = f"-n {options_of(SamplingParams)}"
 # Of a benchmark these follow from the point that is measured.
 POINT = {
     "--max-sequences",
@@ -125,7 +124,7 @@ OPTIONS = {
 
 
 def test_the_options_are_these():
-    """Scripts rely on them: a name that goes is a break, one that comes is written here and into the changelog."""
+    """Scripts rely on them: a name that goes is a break. Those of settings follow the fields."""
     found = {
         name: sorted(option for parameter in command.params for option in parameter.opts if option.startswith("-"))
         for name, command in commands().items()

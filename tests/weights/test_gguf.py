@@ -1,6 +1,7 @@
 """GGUF files: hostile headers, what llama.cpp did to the tensors undone, every type, the config in other words."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,11 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import gguf_files
+from tokenmill import registry
 from tokenmill.errors import CheckpointError
-from tokenmill.model.families import read_config
+from tokenmill.model.families import InGGUF, read_config
+from tokenmill.model.families.llama import LLAMA
 from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
-from tokenmill.weights.gguf.header import Header, read_header
+from tokenmill.weights.gguf.header import Header, TensorInfo, read_header
+from tokenmill.weights.gguf.names import hf_bases
+from tokenmill.weights.write.gguf_metadata import check_read_back, metadata_of
 
 Kind = gguf.GGMLQuantizationType
 FAMILIES = list(gguf_files.TINY)
@@ -429,3 +434,18 @@ def test_a_file_is_known_by_what_it_begins_with(tmp_path, name):
     """Ollama's blobs have names that say nothing of their kind."""
     path = gguf_files.write(tmp_path / "model.gguf", "llama").rename(tmp_path / name)
     assert open_checkpoint(path).config["model_type"] == "llama"
+
+
+ORION = replace(LLAMA, gguf=InGGUF("orion"))
+
+
+def test_a_family_that_is_read_as_llama_is_needs_its_own_file_alone(monkeypatch):
+    monkeypatch.setitem(registry.FAMILIES, "orion", f"{__name__}:ORION")
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    model = read_config({"model_type": "orion", "vocab_size": 10, "num_key_value_heads": 1, **sizes})
+    metadata = metadata_of(model)
+    assert metadata["general.architecture"] == "orion"
+    names = {"token_embd.weight": (10, 8), "output.weight": (10, 8), "blk.0.attn_q.weight": (8, 8)}
+    infos = [TensorInfo(name, shape, Kind.F32, 0, 0) for name, shape in names.items()]
+    check_read_back(Path("orion.gguf"), model, metadata, infos)  # raises ConfigError where a field differs
+    assert hf_bases("orion")["blk.{i}.attn_q"] == "model.layers.{i}.self_attn.q_proj"

@@ -17,7 +17,7 @@ from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
 from tokenmill.value_reader import MAX_POSITIONS, brief
 
-__all__ = ["Family", "find_family", "read_config"]
+__all__ = ["Family", "InGGUF", "architectures", "find_family", "gguf_facts", "read_config"]
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -31,13 +31,30 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class InGGUF:
+    """How llama.cpp stores a family.
+
+    architecture: its name there. rows: llama.cpp's name of a tensor within a layer → the order of its rows and what
+    that depends on, keys of the config: see ORDERS in weights/gguf/names.py. metadata: keys of this architecture beside
+    those that all have. has_biases: whether llama.cpp reads no such model without biases of Q, K and V. says_biases:
+    whether config.json says that there are some.
+    """
+
+    architecture: str
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
+    has_biases: bool = False
+    says_biases: bool = True
+
+
+@dataclass(frozen=True)
 class Family:
     """How one family differs from Llama.
 
     names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
     ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
     missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
-    are no weights and may be there.
+    are no weights and may be there. gguf: None where no GGUF file holds it.
     """
 
     names: Mapping[str, str]
@@ -47,6 +64,7 @@ class Family:
     harmless: tuple[str, ...] = ()
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
+    gguf: InGGUF | None = None
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
@@ -57,6 +75,20 @@ def find_family(config: Mapping[str, Any]) -> Family:
         raise CheckpointError(f"config.json: model_type {brief(name)} is not implemented: only {known}")
     family: Family = lookup(FAMILIES, name, "model_type")
     return family
+
+
+def gguf_facts(name: str) -> InGGUF:
+    """How llama.cpp stores the family of that name; CheckpointError for one that it does not store."""
+    facts = find_family({"model_type": name}).gguf
+    if facts is None:
+        raise CheckpointError(f"a GGUF file of {name} is not implemented: only {', '.join(architectures())}")
+    return facts
+
+
+def architectures() -> dict[str, str]:
+    """Family → llama.cpp's name of its architecture, which several may share: the first is the plain one."""
+    found = {name: find_family({"model_type": name}).gguf for name in FAMILIES}
+    return {name: facts.architecture for name, facts in found.items() if facts is not None}
 
 
 def read_config(config: Mapping[str, Any]) -> ModelConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
 
 __all__ = ["GPT2", "GPT_BIGCODE"]
 
@@ -76,6 +76,7 @@ GPT2 = Family(
     harmless=("n_ctx",),  # it repeats n_positions
     prefix="transformer.",
     ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
+    gguf=InGGUF("gpt2", dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), ("transposed",))),
 )
 # num_key_value_heads repeats multi_query; the others are of a long gone implementation.
 _MORE = "inference_runner max_batch_size num_key_value_heads pre_allocate_kv_cache"
@@ -85,4 +86,5 @@ GPT_BIGCODE = replace(
     read=_gpt_bigcode,
     defaults={**GPT2.defaults, "hidden_act": "gelu_pytorch_tanh"},
     harmless=(*GPT2.harmless, *_MORE.split(), "validate_runner_input"),
+    gguf=InGGUF("starcoder"),
 )

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF
 
 __all__ = ["GPT_NEOX"]
 
@@ -35,6 +35,10 @@ def _gpt_neox(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    return {"use_parallel_residual": model.residual == "parallel"}
+
+
 GPT_NEOX = Family(
     _NAMES,
     _gpt_neox,
@@ -44,4 +48,5 @@ GPT_NEOX = Family(
     prefix="",
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.
     ignored=tuple(_LAYER + f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
+    gguf=InGGUF("gptneox", {"attn_qkv": ("interleaved", "num_attention_heads")}, _metadata, has_biases=True),
 )

@@ -3,10 +3,11 @@
 Mixtral is Mistral with a mixture of experts.
 """
 
+from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.config import ConfigReader, ModelConfig
+from tokenmill.model.families import Family, InGGUF
 
 __all__ = ["LLAMA", "MISTRAL", "MIXTRAL", "NAMES"]
 
@@ -52,6 +53,12 @@ def _mixtral(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
-LLAMA = Family(NAMES, _llama, ignored=_IGNORED)
-MISTRAL = Family(NAMES, lambda reader: {"windows": (reader.window(4096),)}, ignored=_IGNORED)  # transformers' default
-MIXTRAL = Family(_MIXTRAL_NAMES, _mixtral, defaults={"rope_theta": 1e6})
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    return {} if model.windows[0] is None else {"attention.sliding_window": model.windows[0]}
+
+
+_ROWS = {"attn_q": ("pairs", "num_attention_heads"), "attn_k": ("pairs", "num_key_value_heads")}
+_GGUF = InGGUF("llama", _ROWS, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
+LLAMA = Family(NAMES, _llama, ignored=_IGNORED, gguf=_GGUF)
+MISTRAL = replace(LLAMA, read=lambda reader: {"windows": (reader.window(4096),)})  # transformers' default
+MIXTRAL = Family(_MIXTRAL_NAMES, _mixtral, defaults={"rope_theta": 1e6}, gguf=_GGUF)

@@ -6,7 +6,7 @@ Qwen 2 has biases on Q, K and V. Qwen 3 has a norm on every query and key head i
 from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader
-from tokenmill.model.families import Family
+from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.llama import NAMES
 
 __all__ = ["QWEN2", "QWEN3"]
@@ -30,5 +30,7 @@ def _qwen3(reader: ConfigReader) -> dict[str, Any]:
     return {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "head_dim": head_dim, "windows": _windows(reader)}
 
 
-QWEN2 = Family(NAMES, lambda reader: {"qkv_bias": True, "windows": _windows(reader)})
-QWEN3 = Family(NAMES, _qwen3)
+QWEN2 = Family(
+    NAMES, lambda reader: {"qkv_bias": True, "windows": _windows(reader)}, gguf=InGGUF("qwen2", says_biases=False)
+)
+QWEN3 = Family(NAMES, _qwen3, gguf=InGGUF("qwen3"))

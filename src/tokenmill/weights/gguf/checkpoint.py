@@ -78,7 +78,7 @@ class GGUFCheckpoint(Checkpoint):
     def _find_sources(self, tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, Transform]]:
         """Hugging Face name → where it lies and how it is read; CheckpointError lists what no name belongs to."""
         model_type = self.config["model_type"]
-        bases = hf_bases(self.metadata["general.architecture"], model_type)
+        bases = hf_bases(model_type)
         sources: dict[str, tuple[TensorInfo, Transform]] = {}
         unexpected = []
         for stored_name, info in tensors.items():

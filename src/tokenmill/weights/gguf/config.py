@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.families import architectures, gguf_facts
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.text.vocab import end_token_ids
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader, brief
@@ -53,7 +54,7 @@ def read_gguf_config(
     warn: is told, as a format and its values, where llama.cpp computes otherwise.
     """
     keys = _Keys(path, header, rope_factors, warn)
-    config = _READERS[keys.arch](keys) | _shared(keys)
+    config = _READERS.get(keys.arch, _like_llama)(keys) | _shared(keys)
     own = (key.removeprefix(keys.prefix) for key in keys.values.keys() - keys.read if key.startswith(keys.prefix))
     keys.refuse_unread(keys.name(key) for key in own if not is_neutral(key, keys.values, keys.arch))
     warn_of_unknown(str(path), keys.values, keys.values, warn)
@@ -65,7 +66,7 @@ class _Keys(ValueReader):
 
     def __init__(self, path: Path, header: Header, rope_factors: Sequence[float] | None, warn: Warn) -> None:
         general = ValueReader(header.metadata, str(path), CheckpointError)
-        self.arch = general.expect("general.architecture", ..., *_READERS)
+        self.arch = general.expect("general.architecture", ..., *dict.fromkeys(architectures().values()))
         general.expect("general.type", "model")
         if general.count("split.count", 1, minimum=0) > 1:
             raise CheckpointError(
@@ -107,10 +108,10 @@ def _like_llama(keys: _Keys) -> dict[str, Any]:
     head_dim = keys.count("attention.key_length", sizes["hidden_size"] // heads)
     _expect_head_dim(keys, head_dim)
     keys.expect("rope.dimension_count", head_dim)
-    # Qwen 2 always has these biases, and no key that says so.
-    bias = keys.arch != "qwen2" and "blk.0.attn_q.bias" in keys.tensors
+    family = next(name for name, architecture in architectures().items() if architecture == keys.arch)
+    bias = gguf_facts(family).says_biases and "blk.0.attn_q.bias" in keys.tensors
     return {
-        "model_type": keys.arch,
+        "model_type": family,
         **sizes,
         "num_key_value_heads": keys.count("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -185,10 +186,9 @@ def _gpt(keys: _Keys) -> dict[str, Any]:
     return config | {"model_type": "gpt_bigcode", "activation_function": "gelu_pytorch_tanh", "multi_query": True}
 
 
-_READERS: dict[str, Callable[[_Keys], dict[str, Any]]] = {  # by general.architecture
+# By general.architecture; others are read as Llama is.
+_READERS: dict[str, Callable[[_Keys], dict[str, Any]]] = {
     "llama": _llama,
-    "qwen2": _like_llama,
-    "qwen3": _like_llama,
     "gpt2": _gpt,
     "gptneox": _gpt_neox,
     "starcoder": _gpt,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 
-from tokenmill.model.families import find_family
+from tokenmill.model.families import find_family, gguf_facts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +37,9 @@ class Transform:
     transposes: bool = False
 
 
-def hf_bases(arch: str, model_type: str) -> dict[str, str]:
+def hf_bases(model_type: str) -> dict[str, str]:
     """GGUF name → Hugging Face name, both without .weight or .bias; {i} is the layer, {e} the expert."""
+    arch = gguf_facts(model_type).architecture
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, 1)
     family = find_family({"model_type": model_type})
@@ -56,7 +57,8 @@ def hf_bases(arch: str, model_type: str) -> dict[str, str]:
 
 def find_transform(model_type: str, kind: str) -> Transform:
     """Of tensors of that kind, which is GGUF's name without its layer and .weight or .bias."""
-    return _TRANSFORMS.get((model_type, kind.removeprefix("blk.{i}.")), _SAME)
+    order, *keys = gguf_facts(model_type).rows.get(kind.removeprefix("blk.{i}."), ("same",))
+    return ORDERS[order](*keys)
 
 
 def _transpose(tensor: "Tensor", config: Mapping[str, Any]) -> "Tensor":
@@ -77,16 +79,15 @@ def _halves(heads: str) -> Transform:
     return Transform(partial(_swap_axes, 1, (heads, -1, 2)), partial(_swap_axes, 1, (heads, 2, -1)))
 
 
-_SAME = Transform()
-_TRANSPOSED = Transform(_transpose, _transpose, transposes=True)
-# [(q, k, v) · N · H, …] → [N · (q, k, v) · H, …]
-_INTERLEAVED = Transform(
-    partial(_swap_axes, 0, (3, "num_attention_heads", -1)), partial(_swap_axes, 0, ("num_attention_heads", 3, -1))
-)
-# (model_type, GGUF's name within the layer) → how the converter transforms it
-_TRANSFORMS: dict[tuple[str, str], Transform] = {
-    **{(family, "attn_q"): _halves("num_attention_heads") for family in ("llama", "mistral", "mixtral")},
-    **{(family, "attn_k"): _halves("num_key_value_heads") for family in ("llama", "mistral", "mixtral")},
-    **{("gpt2", name): _TRANSPOSED for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")},
-    ("gpt_neox", "attn_qkv"): _INTERLEAVED,
+def _interleaved(heads: str) -> Transform:
+    """[(q, k, v) · N · H, …] → [N · (q, k, v) · H, …]"""
+    return Transform(partial(_swap_axes, 0, (3, heads, -1)), partial(_swap_axes, 0, (heads, 3, -1)))
+
+
+ORDERS: Mapping[str, Callable[..., Transform]] = {
+    "same": Transform,
+    "transposed": lambda: Transform(_transpose, _transpose, transposes=True),
+    "pairs": _halves,
+    "interleaved": _interleaved,
 }
+"""The orders of rows that a family may name."""

@@ -21,7 +21,7 @@ from tokenmill.errors import CheckpointError, ConfigError, file_errors
 from tokenmill.hub.progress import Progress
 from tokenmill.memory.atomic_file import writing
 from tokenmill.model.config import ModelConfig
-from tokenmill.model.families import find_family
+from tokenmill.model.families import architectures, find_family, gguf_facts
 from tokenmill.quant.schemes import GROUP
 from tokenmill.text.gguf_vocab import gguf_of_tokenizer
 from tokenmill.value_reader import brief
@@ -35,7 +35,6 @@ from tokenmill.weights.gguf.names import ROPE_FREQS, Transform, find_transform, 
 from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, Plan, Rounded
 from tokenmill.weights.write.gguf_metadata import (
-    ARCHITECTURES,
     check_read_back,
     metadata_of,
     rope_factors,
@@ -86,8 +85,8 @@ class GGUFExport(Export):
 
     def check(self, plan: Plan) -> None:
         model = plan.model
-        if model.family not in ARCHITECTURES:
-            raise ConfigError("model", model.family, f"for a GGUF file one of {', '.join(ARCHITECTURES)}")
+        if model.family not in architectures():
+            raise ConfigError("model", model.family, f"for a GGUF file one of {', '.join(architectures())}")
         if plan.group != GROUP and plan.bits:
             raise ConfigError("group", plan.group, f"{GROUP}, which all types of GGUF that can be written have")
         for name in plan.bits:
@@ -95,7 +94,7 @@ class GGUFExport(Export):
             if num_inputs % GROUP:
                 what = f"for a GGUF file, one whose matrices have {GROUP} · n inputs; {name} has {num_inputs}"
                 raise ConfigError("model", str(plan.checkpoint.path), what)
-        if model.family == "gpt_neox" and not model.qkv_bias:
+        if gguf_facts(model.family).has_biases and not model.qkv_bias:
             raise ConfigError("model", model.family, "for a GGUF file, one with biases, which llama.cpp requires")
         check_read_back(plan.checkpoint.path, model, metadata_of(model), [source.info for source in _sources(plan)])
 
@@ -155,7 +154,7 @@ def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
     """
     prefix = find_family({"model_type": model.family}).prefix
     found: dict[str, tuple[str, str]] = {}
-    bases = hf_bases(ARCHITECTURES[model.family], model.family).items()
+    bases = hf_bases(model.family).items()
     for layer in range(model.num_layers):
         for kind, base in bases:
             for expert in range(model.num_experts if "{e}" in base else 1):

@@ -15,25 +15,14 @@ import torch
 
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.config import ModelConfig, Rope
-from tokenmill.model.families import read_config
+from tokenmill.model.families import gguf_facts, read_config
 from tokenmill.model.rope import SCALES
 from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
-__all__ = ["ARCHITECTURES", "check_read_back", "metadata_of", "rope_factors", "unread_yarn", "write_header"]
+__all__ = ["check_read_back", "metadata_of", "rope_factors", "unread_yarn", "write_header"]
 
-ARCHITECTURES = {
-    "llama": "llama",
-    "mistral": "llama",
-    "mixtral": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "gpt_neox": "gptneox",
-    "gpt2": "gpt2",
-    "gpt_bigcode": "starcoder",
-}
-"""By model_type."""
 # Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
 _MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
@@ -55,15 +44,13 @@ def metadata_of(model: ModelConfig) -> dict[str, Any]:
         pairs |= dict.fromkeys(("attention.key_length", "attention.value_length"), model.head_dim)
     else:
         pairs |= {"attention.layer_norm_epsilon": model.norm_eps}
-    if model.family == "gpt_neox":
-        pairs |= {"use_parallel_residual": model.residual == "parallel"}
     if model.num_experts:
         pairs |= {"expert_count": model.num_experts, "expert_used_count": model.num_experts_per_token}
-    if ARCHITECTURES[model.family] == "llama" and model.windows[0] is not None:
-        pairs |= {"attention.sliding_window": model.windows[0]}
+    facts = gguf_facts(model.family)
+    pairs |= facts.metadata(model)
     if model.rope is not None:
         pairs |= {"rope.dimension_count": model.rope.dim, "rope.freq_base": model.rope.theta} | _scaling(model.rope)
-    arch = ARCHITECTURES[model.family]
+    arch = facts.architecture
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in pairs.items()}}
 
 
