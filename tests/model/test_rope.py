@@ -49,6 +49,7 @@ def test_the_plain_frequencies(dim, theta):
         ("yarn", {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "original_max_position_embeddings": 32}),
         ("yarn", {**YARN, "beta_fast": 1e-3, "beta_slow": 1e-3}),  # beyond the last pair
         ("yarn", {**YARN, "beta_fast": 1e5, "beta_slow": 9e4}),  # before the first
+        ("yarn", {**YARN, "beta_slow": 1e-6}),  # from a pair in the middle to beyond the last entry
     ],
     ids=str,
 )
@@ -61,7 +62,7 @@ def test_the_frequencies_are_those_of_transformers(kind, numbers, theta, dim):
 def test_ntk_rotates_each_position_by_the_base_of_its_own_length(dim):
     rope = Rope(dim, 10000.0, "dynamic", (("factor", 3.0), ("max_position_embeddings", 256)))
     found = frequencies(rope, 401)
-    assert found.shape == (401, dim // 2)
+    assert found.shape == (401, dim // 2) and frequencies(rope).shape == (1, dim // 2)
     for position in (0, 254, 255, 256, 400):
         expected, _ = transformers_rope("dynamic", {"factor": 3.0}, dim, 10000.0, position + 1)
         torch.testing.assert_close(found[position], expected)
