@@ -61,7 +61,7 @@ def as_ctypes(text):
 
 
 def test_each_function_is_called_as_it_is_declared():
-    library, seen = native_library.library(), []
+    library, seen = native_library.library.__wrapped__(), []
     for name, result, parameters in declared():
         function = getattr(library, name)
         if result != "void":  # else ctypes reads an int that nobody asks for

@@ -1,6 +1,7 @@
 """The planner's arithmetic against what is really allocated."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -146,6 +147,24 @@ def test_experts_are_read_by_as_many_tokens_as_there_are():
     moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
     one, two = (prefill_traffic(moe, PLAIN, batch, 0.2).read_bytes for batch in (1, 2))
     assert two - one == 2 * 3 * 8 * 16 * 4
+
+
+def test_of_experts_a_token_computes_those_that_it_chose():
+    moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
+    each = READ - 2 * 3 * 8 * 16 + 2 * (3 * 8 * 16 + 4 * 8)  # of a layer one expert, and the router
+    assert decode_traffic(moe, PLAIN, 3, 0).operations == 3 * 2 * each
+    assert prefill_traffic(moe, PLAIN, 1, 4).operations == 4 * (2 * (each - 800) + attention(4)) + 2 * 800
+
+
+@pytest.mark.parametrize(("max_length", "num_read"), [(1, 1), (2, 2), (None, 1)])
+def test_how_an_engine_stores_its_matrices(max_length, num_read):
+    """As many experts are read as the longest text may choose."""
+    moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
+    for scheme, integer in (("dense", False), ("q8", True)):
+        config = SimpleNamespace(scheme=scheme, dtype="bfloat16", cache_format="int8", max_length=max_length)
+        engine = SimpleNamespace(model_config=moe, config=config, memory={"matrix_bytes": 30000})
+        weights = READ - 2 * 3 * 8 * 16 + 2 * (num_read * 3 * 8 * 16 + 4 * 8)
+        assert Storage.of_engine(engine) == Storage("bfloat16", 30000 / weights, integer, "int8")
 
 
 def test_the_floor_is_the_larger_of_both():

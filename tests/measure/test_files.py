@@ -63,9 +63,9 @@ def test_a_folder_in_which_no_file_can_be_made(tmp_path, monkeypatch, there):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-def test_a_device_that_is_full():
-    """Linux lets nobody write to it, and lets it be opened."""
+def test_devices():
     check_appendable(Path("/dev/null"), "output")
+    assert refused(check_appendable, Path("/dev/full"), "output").endswith("(No space left on device)")
 
 
 def test_a_directory_is_made_with_those_above_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -97,12 +98,19 @@ def test_a_rate_is_that_of_the_fastest_run(monkeypatch):
 
 def test_what_is_measured_with_how_many_threads(monkeypatch):
     """The kernels of torch are left out: what is asked for, in which order, with how many threads."""
-    asked = []
+    asked, inside = [], []
+
+    @contextmanager
+    def threads(count):
+        inside.append(count)
+        yield
+        inside.pop()
 
     def best(work, device, repeats):
-        asked.append((torch.get_num_threads(), repeats))
+        asked.append((*inside, repeats))
         return 0.5
 
+    monkeypatch.setattr(machine, "torch_threads", threads)
     monkeypatch.setattr(machine, "_best_s", best)
     monkeypatch.setattr(machine, "CACHED_BYTES", 4096)
     monkeypatch.setattr(machine, "FAR_BYTES", 8192)

@@ -35,6 +35,7 @@ def test_a_prefill(recorder):
     run(recorder, [work(1, 5, 5, 5)], grown=[1])
     assert recorder.steps == [StepRecord(0.0, 1.0, 2.0, 3.0, 4.0, 5, 1, 1, False, 1)]
     assert recorder.steps[0].total_s == 4.0
+    assert StepRecord(0.0, 1.0, 2.0, 3.0, 4.0, 5, 1, 1, False).num_passes == 1
 
 
 def test_decoding_needs_the_first_token_of_all(recorder):
