@@ -166,6 +166,21 @@ def test_how_an_engine_stores_its_matrices(max_length, num_read):
         assert Storage.of_engine(engine) == Storage("bfloat16", 30000 / weights, integer, "int8")
 
 
+@pytest.mark.parametrize(
+    ("is_integer", "bits", "expected"),
+    [
+        (False, None, Storage("bfloat16", 2, False, "int8")),
+        (True, 4.5, Storage("bfloat16", 0.5625, True, "int8")),
+        (True, None, Storage("bfloat16", 3.0, True, "int8")),  # what the file takes for each of its parameters
+    ],
+)
+def test_how_an_engine_will_store_its_matrices(is_integer, bits, expected):
+    config = SimpleNamespace(dtype="bfloat16", cache_format="int8")
+    scheme = SimpleNamespace(is_integer=is_integer, bits_per_weight=bits)
+    resolved = SimpleNamespace(config=config, scheme=scheme, model=SMALL)
+    assert Storage.planned(resolved, 3 * sum(count_parameters(SMALL).values())) == expected
+
+
 def test_the_floor_is_the_larger_of_both():
     assert Traffic(100, 10).floor_s(10, 10) == 10 and Traffic(10, 100).floor_s(10, 5) == 20
 
@@ -179,6 +194,7 @@ def test_how_plain_values_are_stored():
 def test_the_sum_of_a_cost():
     cost = Cost(weights_bytes=1000, cache_bytes=200, workspace_bytes=30, bytes_per_token=7)
     assert cost.total_bytes == 1230
+    assert replace(cost, bytes_per_token=1).tokens_within(1029) == 0
     assert [cost.tokens_within(size) for size in (1029, 1030, 1036, 1037)] == [0, 0, 0, 1]
 
 
