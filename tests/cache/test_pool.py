@@ -175,3 +175,18 @@ def test_integers_stay_integers_though_floats_may_differ():
     codes = next(name for name, tensor in rows.items() if not tensor.is_floating_point())
     with pytest.raises(SnapshotError, match=f"{codes} holds torch.float32, which should be torch.int8"):
         made.check_rows(FILE, rows | {codes: rows[codes].float()}, 3, convert=True)
+
+
+def test_on_a_cpu_a_block_is_read_where_it_lies():
+    made = pool()
+    parts = made.block_bytes(2)
+    assert len(parts) == 2 * LAYERS and all(part.shape == (BLOCK, HEADS * WIDTH * 4) for part in parts)
+    parts[0][:] = 0
+    assert not made.read(torch.arange(10, 15))["0.k"].any() and made.read(torch.arange(15, 20))["0.k"].any()
+
+
+def test_on_a_cpu_all_layers_lie_in_one_stretch():
+    """30 slots of 3 heads of 4 numbers of 4 bytes, from one beginning of a cache line to the next."""
+    addresses = [tensor.data_ptr() for layer in pool().layers for tensor in layer.tensors]
+    size = -(-30 * HEADS * WIDTH * 4 // 64) * 64
+    assert [address - addresses[0] for address in addresses] == [number * size for number in range(2 * LAYERS)]

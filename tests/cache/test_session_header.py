@@ -1,11 +1,16 @@
 """Every field of a saved session's header: its type, and what it may hold."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from tokenmill.cache.session_header import checked_header
+from tokenmill.cache.header import FORMAT, KEY
+from tokenmill.cache.session_header import checked_header, read_session_facts
 from tokenmill.errors import SnapshotError
+from tokenmill.memory.atomic_file import seal
 
 GOOD = {
     **dict.fromkeys(("model", "rope", "cache_format", "dtype", "scheme", "program"), "text"),
@@ -66,3 +71,9 @@ def test_every_field_is_needed(field):
 def test_without_tokens_there_are_no_rows():
     with pytest.raises(SnapshotError, match="num_rows"):
         check(tokens=[], num_rows=1, answer_from=0)
+
+
+def test_the_header_of_a_file(tmp_path):
+    path = tmp_path / "x.kv"
+    save_file({"x": torch.zeros(1)}, path, metadata={KEY: seal(GOOD, FORMAT)})
+    assert read_session_facts(path) == {**GOOD, "format": FORMAT, "byteorder": sys.byteorder}
