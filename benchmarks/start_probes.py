@@ -24,7 +24,7 @@ STEPS = {  # what is timed: "module:function" or "module:class.method", in the o
     "tokenmill.model.rope:RotaryTable.__init__": "rotary tables",
     "tokenmill.program.native.program:Native.__init__": "place weights, start threads",
     "tokenmill.engine.core:Core.__init__": "the loop",
-    "tokenmill.engine.requests:InputProcessor.encode": "encode the prompt",
+    "tokenmill.engine.inputs:InputProcessor.encode": "encode the prompt",
     "tokenmill.engine.core:Core.step": "first step: plan, commit",
     "tokenmill.program.native.program:Native.run": "first step: forward",
     "tokenmill.engine.inflight:InFlight.__init__": "first step: sample",

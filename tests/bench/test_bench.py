@@ -38,10 +38,10 @@ def sample(path, point, **settings):
     if engine.config.speculate == "multi_step":  # as many in each call of both runs, however long they take
         engine.core.speculation.proposer = MultiStep(clock=lambda: 0.0)
     clock = Clock()
-    engine.core.clock = clock
+    engine.core.loop.clock = clock
     with record(engine, clock) as recorder:
         done = engine.generate(make_prompts(point, VOCABULARY), max_new_tokens=max(point.new, 1), ignore_eos=True)
-    clock = engine.core.clock = Clock()
+    clock = engine.core.loop.clock = Clock()
     return take_sample(engine, point, make_prompts(point, VOCABULARY), clock), recorder.steps, done
 
 

@@ -92,7 +92,7 @@ def test_what_the_garbage_collector_calls_waits_for_no_step(llama):
 def test_a_deadline_fails_its_own_request_once(llama):
     core = core_for(llama)
     now_s = 100.0
-    core.clock = lambda: now_s
+    core.loop.clock = lambda: now_s
     (wanted,) = core.finish([core.request(START, PLAIN)])
     late, other = submitted(core, core.request(START, PLAIN, timeout_s=5.0), core.request(START, PLAIN, timeout_s=6.5))
     core.step()
@@ -131,7 +131,7 @@ def test_an_error_that_came_in_a_step_of_another_thread_is_raised(llama, monkeyp
 def test_a_deadline_ends_what_still_waits(llama):
     core = core_for(llama, max_sequences=1)
     now_s = 0.0
-    core.clock = lambda: now_s
+    core.loop.clock = lambda: now_s
     first, waiting = submitted(core, core.request(START, PLAIN), core.request(START, PLAIN, timeout_s=1.0))
     core.step()
     now_s = 2.0
@@ -323,7 +323,7 @@ def test_seeds_of_continuations_stay_seeds(llama):
 def test_a_request_that_is_overdue_takes_no_place_in_the_queue(llama):
     core = core_for(llama, max_sequences=1, max_waiting=1)
     now_s = 0.0
-    core.clock = lambda: now_s
+    core.loop.clock = lambda: now_s
     running, late = submitted(core, core.request(START, PLAIN)), None
     core.step()
     late = core.request(START, PLAIN, timeout_s=5.0)

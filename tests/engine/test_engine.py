@@ -44,7 +44,7 @@ def test_hash_is_sha256_of_comma_separated_ids():
 def test_times_add_up_on_a_scripted_clock(path):
     engine = tokenmill.load(path, speculate="off")
     ticks = itertools.count(start=10.0, step=0.5)
-    engine.core.clock = lambda: next(ticks)
+    engine.core.loop.clock = lambda: next(ticks)
     timing = engine.generate(prompt(5), max_new_tokens=4).timing
     assert timing.ttft_s == 0.5
     assert timing.itl_s == (0.5, 0.5, 0.5)

@@ -172,7 +172,7 @@ def test_what_goes_on_has_no_part_in_what_was_begun_before(how, llama, tmp_path)
         next(stream)
         text += next(other).tokens
     stream.close()
-    assert engine.core.in_flight is not None
+    assert engine.core.loop.in_flight is not None
     if how == "append":
         session.append(PROMPTS[3])
         session.prefill()
@@ -192,7 +192,7 @@ def test_nothing_is_left_when_all_have_ended(llama):
     engine = engine_for(llama)
     stop = plain(llama).generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True).tokens[3]
     engine.generate(PROMPTS[0], max_new_tokens=20, stop_token_ids=(stop,))
-    assert engine.core.in_flight is None
+    assert engine.core.loop.in_flight is None
 
 
 def test_what_is_beyond_the_end_fails_nobody(llama):
@@ -288,9 +288,9 @@ def test_an_interrupt_while_a_sequence_is_left_out_moves_no_row_to_another(llama
         requests = [core.request(one, SamplingParams(max_new_tokens=9, ignore_eos=True)) for one in PROMPTS[:3]]
         for request in requests:
             core.submit(request)
-        while core.in_flight is None or len(core.in_flight.plan.work) < 3:
+        while core.loop.in_flight is None or len(core.loop.in_flight.plan.work) < 3:
             core.step()
-        step = core.in_flight
+        step = core.loop.in_flight
         rows = {work.sequence.id: rows for work, rows in zip(step.plan.work, step.rows_of, strict=True)}
         step.plan.work[0].sequence.finish_reason = "abort"
         return step, rows
@@ -348,8 +348,8 @@ def test_a_session_that_is_closed_while_its_step_is_in_flight_ends_nothing_else(
     session = engine.session(PROMPTS[1])
     stream = session.stream(max_new_tokens=16, ignore_eos=True)
     next(stream)
-    assert engine.core.in_flight is not None
-    dropped = engine.core.in_flight.plan.work[0].sequence
+    assert engine.core.loop.in_flight is not None
+    dropped = engine.core.loop.in_flight.plan.work[0].sequence
     session.close()
     del stream, session
     settings = {"max_new_tokens": 8, "ignore_eos": True}

@@ -116,7 +116,7 @@ def test_refusals_and_errors_arrive_in_asyncio(path):
     core = tokenmill.load(path, max_waiting=4).core
     with pytest.raises(CapacityError, match="max_waiting"):
         asyncio.run(completions(core, core.request(prompt(5), SamplingParams(n=5))))
-    core.clock = iter(range(10**6)).__next__
+    core.loop.clock = iter(range(10**6)).__next__
     with pytest.raises(RequestError, match="deadline"):
         asyncio.run(completions(core, core.request(prompt(5), SamplingParams(), timeout_s=3)))
 

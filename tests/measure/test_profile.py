@@ -130,7 +130,7 @@ def test_the_engine_is_left_as_it_was(engine):
     profile(engine, [prompt(5)], SamplingParams(max_new_tokens=2))
     with pytest.raises(tokenmill.RequestError):
         profile(engine, [[]], SamplingParams(max_new_tokens=2))
-    assert not engine.core.observers
+    assert not engine.core.loop.observers
 
 
 # ---- levels

@@ -11,7 +11,7 @@ from tests.speculate.test_multi_step import engine_for, needs_native
 from tests.text.test_tokenizer import trained
 from tests.word_model import save_word_model
 from tokenmill import load
-from tokenmill.engine.requests import InputProcessor
+from tokenmill.engine.inputs import InputProcessor
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.detokenize import Detokenizer

@@ -141,7 +141,7 @@ def cancel_all(core):
         (lambda core: core.close(), 503),
         (lambda core: [setattr(each, "deadline_s", 0.0) for each in core.trackers.values()], 504),
         (lambda core: [setattr(each.detokenizer, "push", raises(ValueError)) for each in core.trackers.values()], 500),
-        (lambda core: [core._fail(each.sequence, ValueError()) for each in list(core.trackers.values())], 500),
+        (lambda core: [core.loop.fail(each.sequence, ValueError()) for each in list(core.trackers.values())], 500),
         (lambda core: [setattr(each, "take", raises(KeyError)) for each in core.trackers.values()], 500),
         (cancel_all, 400),
     ],

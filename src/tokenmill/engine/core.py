@@ -1,36 +1,30 @@
-"""The loop, and the public methods by which engine, sessions, scoring, servers, batches and tests drive it.
+"""The public methods by which engine, sessions, scoring, servers, batches and tests drive the loop (loop.py).
 
-    drafts → plan → copy and load → run → sample → verify → commit → store → deliver
-
-`_step` is the loop's body. Single stream, batch, continuous batching, chunked prefill and speculation are settings of
-it. Changes to the scheduler or to requests are made inside `with core.lock, core.transaction:` (transaction.py).
+Single stream, batch, continuous batching, chunked prefill and speculation are settings of one loop. Changes to the
+scheduler or to requests are made inside `with core.lock, core.transaction:` (transaction.py).
 """
 
 import os
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
 from math import inf
 from weakref import WeakMethod
 
-from torch import Tensor
-
-from tokenmill.engine.inflight import InFlight
+from tokenmill.engine.inputs import InputProcessor
+from tokenmill.engine.loop import Loop
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
-from tokenmill.engine.requests import InputProcessor, Prompt, Request
+from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.transaction import Transaction
 from tokenmill.errors import CapacityError, DeadlinePassed, RequestError, TokenmillError
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.speculation import Speculation
-from tokenmill.speculate.verify import verify
 
 __all__ = ["Core"]
 
@@ -49,14 +43,11 @@ class Core:
 
     def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
         self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
-        self.inputs = InputProcessor(loaded)
-        self.clock: Callable[[], float] = time.perf_counter
-        self.observers: list[Observer] = []
-        self.trackers: dict[int, Tracker] = {}
+        self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
+        self.trackers = self.loop.trackers
         self.to_cancel: deque[tuple[Sequence, Tracker | None]] = deque()
         self.lock, self.transaction = threading.RLock(), Transaction(self._end_cancelled, self._recover)
         self._is_undelivered = self._is_closed = False
-        self.in_flight: InFlight | None = None
         unlock = WeakMethod(self._unlock)
         os.register_at_fork(after_in_child=lambda: (found := unlock()) and found())
 
@@ -74,7 +65,7 @@ class Core:
         sequences = list(self.inputs.sequences(self.inputs.encode(prompt), params, priority, salt))
         for sequence in sequences:
             self.scheduler.check_length(sequence.max_tokens)
-        return Request(sequences, self.clock() + timeout_s)
+        return Request(sequences, self.loop.clock() + timeout_s)
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`). Only once."""
@@ -85,7 +76,7 @@ class Core:
                 raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
             for index, sequence in enumerate(request.sequences):
                 detokenizer = self.inputs.detokenizer(sequence)
-                tracker = Tracker(sequence, detokenizer, self.clock(), index, request.deadline_s)
+                tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
                 request.trackers.append(tracker)  # first, so that `cancel` finds the sequence if an interrupt comes now
                 self.trackers[sequence.id] = tracker
                 self.enqueue(sequence)
@@ -176,13 +167,13 @@ class Core:
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
         """Inside this context, call an observer at every step."""
-        self.observers = [*self.observers, observer]
+        self.loop.observers = [*self.loop.observers, observer]
         try:
             yield
         finally:
-            self.observers = [each for each in self.observers if each is not observer]
+            self.loop.observers = [each for each in self.loop.observers if each is not observer]
 
-    # ---- the loop
+    # ---- steps
 
     def step(self) -> None:
         """Move every running sequence by one step. What ends a request alone is raised by `take`."""
@@ -193,7 +184,7 @@ class Core:
                 self._redeliver()
                 self._fail_overdue()
                 with self.loaded.torch_threads():
-                    self._step()
+                    self.loop.step()
             except TokenmillError:
                 self.transaction.recover()
                 raise
@@ -203,104 +194,12 @@ class Core:
             if self._is_closed:
                 self._end_all()
 
-    def _step(self) -> None:
-        """The loop's body: begin a step unless one is in flight, begin the next one if possible, end this one."""
-        self._phase("begin")
-        current, self.in_flight = self.in_flight, None
-        if current is None:
-            plan = self._plan()
-            if not plan.work:
-                return  # a step of another thread has finished everything
-            self._phase("plan", plan)
-            current = self._run(plan)
-            self._phase("run")
-            self._begin_next(current)
-        else:
-            self._phase("plan", current.plan)
-            self._begin_next(current)
-            self._phase("run")
-        self._end(current)
-
-    def _begin_next(self, current: InFlight) -> None:
-        """With async scheduling, begin the next step before the tokens of `current` are read, if possible."""
-        is_async = self.loaded.config.async_scheduling == "on" and not any(each.in_order for each in self.observers)
-        if not is_async or not current.next_can_be_planned:
-            return
-        self.scheduler.advance(current.plan, current.unread)
-        current.next_is_planned = True
-        plan = self._plan()
-        if plan.work:
-            self.in_flight = self._run(plan, current.ids_R)
-
-    def _plan(self) -> Plan:
-        """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
-        plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running))
-        failed = self.loaded.runner.prepare(plan)
-        return self.scheduler.withdraw(plan, failed) if failed else plan
-
-    def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
-        """Run a plan and begin to sample, without waiting for the device. fed_R: see Step."""
-        plan, logits_RV = self.loaded.runner.run(plan, fed_R)
-        for observer in self.observers:
-            observer.logits(plan, logits_RV)
-        return InFlight(plan, logits_RV)
-
-    def _end(self, current: InFlight) -> None:
-        """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
-        sampled, errors = current.read()
-        self._phase("sample", current.plan)
-        accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
-        self._note(current, accepted, sampled, errors)
-        stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
-        self.loaded.runner.store(stores)
-        self._deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
-        self.speculation.learn(current.plan, accepted)
-        self._phase("deliver")
-
-    def _note(
-        self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
-    ) -> None:
-        """Keep the log-probabilities of accepted tokens; end a sequence if one of its accepted rows has an error."""
-        for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
-            tracker = self.trackers.get(work.sequence.id)
-            position = work.start + work.count - work.num_logits + 1
-            for index, row in enumerate(rows[: len(tokens)]):
-                if tracker is not None:
-                    tracker.logprobs[position + index] = sampled.logprobs[row]
-                if row in errors:
-                    self._fail(work.sequence, errors[row])
-                    break
-
-    def _fail(self, sequence: Sequence, error: Exception) -> None:
-        """End one sequence with an error; the others go on."""
-        tracker = self.trackers.get(sequence.id)
-        if tracker is not None:
-            tracker.error = error
-            del self.trackers[sequence.id]
-        self.scheduler.finish(sequence, "error")
-
-    def _deliver(self, trackers: List[Tracker]) -> None:
-        """Hand each tracker the tokens of its sequence that it does not have yet; one that has ended is forgotten."""
-        now_s = self.clock()
-        for tracker in trackers:
-            sequence = tracker.sequence
-            new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
-            try:
-                if not tracker.has_ended and tracker.push(new, now_s):
-                    self.scheduler.finish(sequence, "stop")
-                if not tracker.has_ended and sequence.finish_reason is not None:
-                    tracker.finish(sequence.finish_reason)
-                if tracker.has_ended:
-                    del self.trackers[sequence.id]
-            except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
-                self._fail(sequence, error)
-
     def _redeliver(self) -> None:
         """After an interrupted step: texts are made anew of all tokens, because their decoding may have broken off."""
         if self._is_undelivered:
             for tracker in self.trackers.values():
                 tracker.detokenizer = self.inputs.detokenizer(tracker.sequence)
-            self._deliver(list(self.trackers.values()))
+            self.loop.deliver(list(self.trackers.values()))
             self._is_undelivered = False
 
     def _unlock(self) -> None:
@@ -313,25 +212,21 @@ class Core:
 
     def _recover(self) -> None:
         """Drop the step in flight, and have the scheduler restore its invariants. It may be called again."""
-        self.in_flight, self._is_undelivered = None, True
+        self.loop.in_flight, self._is_undelivered = None, True
         self.scheduler.recover()
 
     def _end_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            self._fail(sequence, RequestError("this engine is closed"))
-        self.in_flight = None
+            self.loop.fail(sequence, RequestError("this engine is closed"))
+        self.loop.in_flight = None
         self.speculation.close()
         self.loaded.release()
 
-    def _phase(self, name: str, plan: Plan | None = None) -> None:
-        for observer in self.observers:
-            observer.phase(name, plan)
-
     def _fail_overdue(self) -> None:
         for tracker in [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]:
-            if self.clock() >= tracker.deadline_s:
+            if self.loop.clock() >= tracker.deadline_s:
                 after = len(tracker.tokens)
-                self._fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
+                self.loop.fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
 
     def _end_cancelled(self) -> None:
         """End what is to be cancelled. Each is removed last, so that an interrupt before that repeats it."""
@@ -345,6 +240,4 @@ class Core:
                     del self.trackers[sequence.id]
                 sequence.on_logits = None
             self.to_cancel.popleft()
-        # Those that have ended leave the step in flight, even if they are resumed before it is read.
-        if self.in_flight is not None and not self.in_flight.leave_out_finished():
-            self.in_flight = None
+        self.loop.leave_out_finished()

@@ -1,44 +1,20 @@
-"""Requests: a prompt and its settings, checked before they are queued, as sequences that the scheduler can run.
+"""A request: continuations of a prompt that are queued together; and what may be given as prompts."""
 
-No prompt is cut and no setting corrected silently. What cannot be served is refused; the message says by how much, and
-which setting to change.
-"""
-
-import logging
 import math
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from collections.abc import Sequence as List
-from dataclasses import asdict, dataclass, field, replace
-from hashlib import sha512
-from itertools import count
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.engine.outputs import Tracker
-from tokenmill.errors import AS_IDS, ConfigError, RequestError
-from tokenmill.loader.loaded import LoadedModel
-from tokenmill.schedule.choosing import Choosing
-from tokenmill.schedule.sequence import Rows, Sequence
-from tokenmill.settings.engine_config import ResolvedConfig
-from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
-from tokenmill.text.detokenize import Detokenizer
-from tokenmill.text.literal import encode_chat, unread_variables
-from tokenmill.text.tokenizer import Tokenizer
-from tokenmill.value_reader import ValueReader, brief
+from tokenmill.errors import RequestError
+from tokenmill.schedule.sequence import Sequence
+from tokenmill.settings.sampling_params import SamplingParams
+from tokenmill.value_reader import brief
 
-__all__ = ["InputProcessor", "Prompt", "Request", "batch_of", "for_each", "plain", "token_ids"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Prompt", "Request", "batch_of", "for_each", "plain", "token_ids"]
 
 Prompt = str | List[int]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
-MIN_REPLAYED = 64  # tokens, of which the last ones may have begun a character, and each four may be one
-TEMPLATE_OWN = ("messages", "tokenizer", "template", "special_texts", "mark", "allow_special")
-HOW_IT_ENDS = ("add_generation_prompt", "continue_final_message")
-PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
-"""Where the text of a part of a message stands, by the part's type; the last two are those of OpenAI's responses."""
-WITHOUT_CONTENT = ("assistant", "function")  # roles whose content OpenAI's API allows to be null
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 
 
@@ -47,7 +23,7 @@ class Request:
     """Continuations of a prompt, or of several. Made by `Core.request`, queued by `Core.submit`, once.
 
     sequences: one for each continuation, prompt by prompt, as Piece.index counts them. deadline_s: the reading of
-    Core.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
+    Loop.clock, in seconds, from which on it fails with DeadlinePassed if it has not ended. trackers: one for each
     continuation, once it is queued; `error` is what ended it, `completion` its result.
     """
 
@@ -59,231 +35,6 @@ class Request:
     def is_done(self) -> bool:
         """Whether every continuation has ended, well or with an error."""
         return bool(self.trackers) and all(each.has_ended for each in self.trackers)
-
-
-class InputProcessor:
-    """Turns prompts into the sequences of one model, and gives each sequence an id."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self._name, self._max_length = loaded.config.model, loaded.config.max_length
-        self._room, self._cache_limit = min(self._max_length, loaded.config.cache_tokens), _cache_limit(loaded.config)
-        model, self._tokenizer = loaded.model_config, loaded.tokenizer
-        self._vocab_size, self._context = model.vocab_size, model.context
-        self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
-        known = self._tokenizer.eos_token_ids if self._tokenizer is not None else ()
-        ends = dict.fromkeys((*known, *model.eos_token_ids), "eos")
-        self._eos = {number: reason for number, reason in ends.items() if 0 <= number < model.vocab_size}
-        if absent := sorted(ends.keys() - self._eos.keys()):
-            absent_ids, last = ", ".join(map(str, absent)), model.vocab_size - 1
-            message = "%s: end-of-text id %s is ignored, because this model's ids are 0 to %d"
-            log.warning(message, self._name, absent_ids, last)
-        ids = self._tokenizer.suppressed_ids if self._tokenizer is not None else ()
-        self._suppressed = {number: -math.inf for number in ids if number < model.vocab_size}
-        self._ids = count(1)
-
-    def params(self, settings: Mapping[str, Any], given: SamplingParams | None = None) -> SamplingParams:
-        """The sampling settings of a request: `settings` over those that are `given`, or over the model's own."""
-        if given is not None and not isinstance(given, SamplingParams):
-            raise ConfigError("params", given, "a SamplingParams; single settings are keywords")
-        named = {ALIASES.get(name, name) for name in settings}
-        start = self.defaults if given is None else asdict(given)
-        if wrong := [name for name, value in settings.items() if isinstance(value, SamplingParams)]:
-            raise ConfigError(wrong[0], "SamplingParams", "the keyword is params")
-        return SamplingParams(**({k: v for k, v in start.items() if k not in named} | dict(settings)))
-
-    def encode(self, prompt: Prompt, add_special_tokens: bool = True, *, after: List[int] = ()) -> list[int]:
-        """See Engine.encode."""
-        if isinstance(prompt, str):
-            tokenizer = self._need_tokenizer()
-            tokens = tokenizer.encode(prompt, add_special_tokens and not after, continues=tokenizer.is_text(after))
-        else:
-            tokens = token_ids(prompt)
-        if not tokens:
-            raise RequestError("the prompt is empty: give at least one token of text")
-        self._check_ids(tokens)
-        return tokens
-
-    @property
-    def document_start(self) -> int | None:
-        """The token that begins a text, or stands between texts; None if the model names none."""
-        tokenizer = self._tokenizer
-        known = () if tokenizer is None else (tokenizer.bos_token_id, *tokenizer.eos_token_ids)
-        usable = (number for number in (*known, *self._eos) if number is not None and number < self._vocab_size)
-        return next(usable, None)
-
-    def chat_prompt(
-        self, messages: List[Mapping[str, Any]], allow_special: bool = False, variables: Mapping[str, Any] = NOTHING
-    ) -> list[int]:
-        """See Engine.chat_prompt."""
-        if not isinstance(messages, list | tuple) or not messages:
-            raise RequestError(f"{brief(messages)} is no conversation: give a list of messages with role and content")
-        texts = [_message(message, f"message {number} of the chat") for number, message in enumerate(messages, start=1)]
-        if wrong := [name for name in variables if name in TEMPLATE_OWN]:
-            raise RequestError(f"{wrong[0]} is no variable of a chat template that a request may set")
-        if variables.get("continue_final_message") and variables.get("add_generation_prompt", True):
-            why = "only with add_generation_prompt false, since the last message is left open and no answer begun"
-            raise ConfigError("continue_final_message", True, why)
-        if self._tokenizer is None:
-            raise RequestError(f"this model has no tokenizer, so it has no conversations: {AS_IDS}")
-        tokens = encode_chat(self._tokenizer, texts, allow_special=allow_special, **variables)
-        if not tokens:
-            raise RequestError("this model's chat template makes an empty text of these messages")
-        return tokens
-
-    def unread_variables(self, variables: Mapping[str, Any]) -> list[str]:
-        """Names of variables, such as `tools`, that this model's chat template does not read: they change nothing."""
-        return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
-
-    def sequences(
-        self, tokens: list[int], params: SamplingParams, priority: int = 0, salt: bytes = b""
-    ) -> Iterator[Sequence]:
-        """The n continuations of a prompt. priority: see Sequence. salt: see Rows."""
-        max_tokens = self._max_tokens(len(tokens), params)
-        if params.stop and self._tokenizer is None:
-            raise RequestError("stop texts need a tokenizer: use stop_token_ids with this model")
-        for name in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
-            self._check_ids(getattr(params, name) or (), name)
-        if self._suppressed:  # as a setting of the sequence, so that whatever depends on its settings knows of them
-            params = replace(params, logit_bias={**params.logit_bias, **self._suppressed})
-        stops = self._stop_ids(params)
-        seed = secrets.randbelow(2**32) if params.seed is None else params.seed
-        salt, bad_words = salt_of(salt), self._bad_words(params.bad_words)
-        for number in range(params.n):
-            choosing = Choosing(params, (seed + number) % 2**63, stops, bad_words=bad_words)
-            prompt, rows = (next(self._ids), list(tokens), len(tokens)), Rows(salt=salt)
-            yield Sequence(*prompt, max_tokens, choosing, rows, priority=priority)
-
-    def kept(self, tokens: list[int], score_from: int | None = None, salt: bytes = b"") -> Sequence:
-        """A sequence that is kept after its end, so that it can be rewound and resumed. score_from: see Sequence."""
-        self.check_length(len(tokens))
-        prompt = next(self._ids), tokens, len(tokens)
-        return Sequence(*prompt, len(tokens), rows=Rows(salt=salt_of(salt)), score_from=score_from, keep=True)
-
-    def _stop_ids(self, params: SamplingParams) -> dict[int, str]:
-        """The tokens that end a text, with the reason that each gives."""
-        own = {} if params.ignore_eos else self._eos
-        return own | dict.fromkeys(params.stop_token_ids, "stop")
-
-    def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
-        """For the tokens that follow the prompt of a sequence; None without a tokenizer.
-
-        If they continue a text, it shows first what the text's earlier tokens have held back.
-        """
-        if self._tokenizer is None:
-            return None
-        params, earlier = sequence.choosing.params, sequence.earlier
-        prompt = sequence.tokens[: sequence.num_prompt_tokens]
-        found = self._detokenizer(params, prompt) if earlier is None else self._replayed(params, prompt, *earlier)
-        found.go_on(stop=params.stop, include_stop=params.include_stop, min_tokens=params.min_new_tokens)
-        return found
-
-    def _replayed(self, params: SamplingParams, tokens: list[int], start: int, before: SamplingParams) -> Detokenizer:
-        """A detokenizer that was given the tokens from `start` on, which were chosen with the settings `before`.
-
-        Only of the last ones, since no more can be held back. A text that has ended among them holds nothing back.
-        """
-        longest = max(map(len, before.stop), default=0)
-        start, stop_ids = max(start, len(tokens) - MIN_REPLAYED - 4 * longest), self._stop_ids(before)
-        settings = replace(before, skip_special_tokens=params.skip_special_tokens)
-        found = self._detokenizer(settings, tokens[:start])
-        for place, token in enumerate(tokens[start:], start + 1):
-            found.push([token])
-            if token in stop_ids or found.stopped is not None:
-                found = self._detokenizer(settings, tokens[:place])
-        return found
-
-    def _detokenizer(self, params: SamplingParams, prompt: list[int]) -> Detokenizer:
-        return Detokenizer(
-            self._need_tokenizer(), stop=params.stop, prompt=prompt, skip_special=params.skip_special_tokens
-        )
-
-    def check_length(self, num_tokens: int) -> None:
-        """RequestError for more tokens than max_length."""
-        if num_tokens > self._max_length:
-            raise RequestError(
-                f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text "
-                f"({self._remedy(num_tokens)})"
-            )
-
-    def _remedy(self, num_tokens: int) -> str:
-        """What else would help a text of so many tokens. Advice that the model would refuse is none."""
-        if num_tokens <= self._context:
-            return f"or raise max_length{' and cache_tokens' * (num_tokens > self._cache_limit)} to {num_tokens}"
-        if self._max_length >= self._context:
-            return "this is the model's own context"
-        return f"the model's own context is {self._context}"
-
-    def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
-        max_length, wanted, min_new = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
-        if wanted == -1:
-            wanted = max(self._room - num_prompt, min_new)
-        num_new = wanted or max(DEFAULT_MAX_NEW_TOKENS, min_new)
-        if num_prompt + (wanted or min_new) > max_length:
-            remedy = self._remedy(num_prompt + (wanted or min_new))
-            if num_prompt >= max_length:
-                raise RequestError(
-                    f"the prompt has {num_prompt} tokens, and with max_length of {max_length} not one more fits: "
-                    f"shorten the prompt ({remedy})"
-                )
-            raise RequestError(
-                f"prompt of {num_prompt} tokens + max_new_tokens of {num_new} is over max_length of {max_length}: "
-                f"shorten the prompt or lower max_new_tokens ({remedy})"
-            )
-        return min(num_prompt + num_new, max_length)
-
-    def _bad_words(self, words: List[str]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of each word, as it is written alone and after a space."""
-        if not words:
-            return ()
-        if self._tokenizer is None:
-            raise ConfigError("bad_words", list(words), "none, because this model has no tokenizer")
-        spelled: dict[tuple[int, ...], None] = {}
-        for word in words:
-            if not (stripped := word.lstrip()):
-                raise ConfigError("bad_words", word, "a word, not spaces alone")
-            for text in (stripped, f" {stripped}"):
-                ids = tuple(self._tokenizer.encode(text, add_special_tokens=False, continues=True))
-                if ids and max(ids) < self._vocab_size:  # another token is never drawn
-                    spelled[ids] = None
-        return tuple(spelled)
-
-    def _check_ids(self, tokens: Iterable[int], setting: str | None = None) -> None:
-        """RequestError for ids that the model does not have, in a prompt or in a setting."""
-        for token in tokens:
-            if not 0 <= token < self._vocab_size:
-                last, where = self._vocab_size - 1, f"{setting}: " if setting else ""
-                message = f"{where}token id {token} is out of range: this model's ids are 0 to {last}"
-                raise RequestError(message, setting)
-
-    def _need_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise RequestError(f"this model has no tokenizer: {AS_IDS}")
-        return self._tokenizer
-
-
-def _cache_limit(config: ResolvedConfig) -> float:
-    """cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length."""
-    blocks = config.max_sequences * -(-config.max_length // config.block_size)
-    return config.cache_tokens if config.cache_tokens < blocks * config.block_size else math.inf
-
-
-def salt_of(given: bytes) -> bytes:
-    """What starts the digests of a sequence. No salt equals the digest of another tenant's block, which is shorter."""
-    return sha512(given).digest() if given else b""
-
-
-def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """One chat message, checked. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
-    reader = ValueReader(message, where, RequestError)
-    role, content = reader.text("role"), reader.values.get("content")
-    if isinstance(content, list):
-        parts = [ValueReader(part, f"{where}: part {number}", RequestError) for number, part in enumerate(content, 1)]
-        texts = [part.text(PARTS[part.expect("type", ..., *PARTS)], longest=math.inf) for part in parts]
-        return {**reader.values, "content": "\n".join(texts)}
-    if content is not None or not (role in WITHOUT_CONTENT or reader.values.get("tool_calls")):
-        reader.text("content", longest=math.inf)
-    return reader.values
 
 
 def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:

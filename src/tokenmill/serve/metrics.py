@@ -128,7 +128,7 @@ class Metrics(Observer):
         tracker = self._core.trackers.get(sequence.id)
         if tracker is None:
             return
-        self._started_s[sequence.id] = self._core.clock() - tracker.started_s
+        self._started_s[sequence.id] = self._core.loop.clock() - tracker.started_s
         self._prompt.inc(sequence.num_prompt_tokens)
         self._queries.inc(sequence.num_prompt_tokens)
         self._hits.inc(sequence.num_cached_tokens or 0)

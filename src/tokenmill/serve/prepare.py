@@ -124,7 +124,7 @@ def _prepared(
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant
-    deadline_s = core.clock() + (inf if body.timeout is None else body.timeout)
+    deadline_s = core.loop.clock() + (inf if body.timeout is None else body.timeout)
     prepared = Prepared(Request(sequences, deadline_s), prompts, params.n, body.n or 1)
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs are not part of a stream: leave out one of the two", "prompt_logprobs")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from tokenmill.engine.requests import PARTS, WITHOUT_CONTENT
+from tokenmill.engine.inputs import PARTS, WITHOUT_CONTENT
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.field_names import nearest
 from tokenmill.settings.field import settings_of
@@ -33,7 +33,7 @@ def _also(name: str, *names: str, default: Any = None) -> Any:
     return Field(default=default, validation_alias=AliasChoices(name, *names))
 
 
-# What engine/requests.py checks of a message, for /openapi.json.
+# What engine/inputs.py checks of a message, for /openapi.json.
 _PARTS = [
     {
         "type": "object",

@@ -1,0 +1,138 @@
+"""The loop's body: one step of every running sequence, from drafts to delivered text.
+
+drafts → plan → copy and load → run → sample → verify → commit → store → deliver
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as List
+
+from torch import Tensor
+
+from tokenmill.engine.inflight import InFlight
+from tokenmill.engine.observers import Observer
+from tokenmill.engine.outputs import Tracker
+from tokenmill.errors import RequestError
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.sample.sampler import Sampled
+from tokenmill.schedule.scheduler import Scheduler
+from tokenmill.schedule.sequence import Plan, Sequence
+from tokenmill.speculate.speculation import Speculation
+from tokenmill.speculate.verify import verify
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """One loaded model, its scheduler, and the trackers of those that have not ended, by the id of their sequence.
+
+    in_flight: a step that has begun and is not read. It is called by one thread at a time, see Core.
+    """
+
+    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
+        self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
+        self.clock: Callable[[], float] = time.perf_counter
+        self.observers: list[Observer] = []
+        self.trackers: dict[int, Tracker] = {}
+        self.in_flight: InFlight | None = None
+
+    def leave_out_finished(self) -> None:
+        """Sequences that have ended leave the step in flight, even if they are resumed before it is read."""
+        if self.in_flight is not None and not self.in_flight.leave_out_finished():
+            self.in_flight = None
+
+    def step(self) -> None:
+        """Begin a step unless one is in flight, begin the next one if possible, end this one."""
+        self._phase("begin")
+        current, self.in_flight = self.in_flight, None
+        if current is None:
+            plan = self._plan()
+            if not plan.work:
+                return  # a step of another thread has finished everything
+            self._phase("plan", plan)
+            current = self._run(plan)
+            self._phase("run")
+            self._begin_next(current)
+        else:
+            self._phase("plan", current.plan)
+            self._begin_next(current)
+            self._phase("run")
+        self._end(current)
+
+    def _begin_next(self, current: InFlight) -> None:
+        """With async scheduling, begin the next step before the tokens of `current` are read, if possible."""
+        is_async = self.loaded.config.async_scheduling == "on" and not any(each.in_order for each in self.observers)
+        if not is_async or not current.next_can_be_planned:
+            return
+        self.scheduler.advance(current.plan, current.unread)
+        current.next_is_planned = True
+        plan = self._plan()
+        if plan.work:
+            self.in_flight = self._run(plan, current.ids_R)
+
+    def _plan(self) -> Plan:
+        """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
+        plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running))
+        failed = self.loaded.runner.prepare(plan)
+        return self.scheduler.withdraw(plan, failed) if failed else plan
+
+    def _run(self, plan: Plan, fed_R: Tensor | None = None) -> InFlight:
+        """Run a plan and begin to sample, without waiting for the device. fed_R: see Step."""
+        plan, logits_RV = self.loaded.runner.run(plan, fed_R)
+        for observer in self.observers:
+            observer.logits(plan, logits_RV)
+        return InFlight(plan, logits_RV)
+
+    def _end(self, current: InFlight) -> None:
+        """Wait for the chosen tokens; commit those that are accepted, store full blocks, deliver."""
+        sampled, errors = current.read()
+        self._phase("sample", current.plan)
+        accepted = verify(current.plan, [sampled.tokens[rows.start : rows.stop] for rows in current.rows_of])
+        self._note(current, accepted, sampled, errors)
+        stores = self.scheduler.commit(current.plan, accepted, current.next_is_planned)
+        self.loaded.runner.store(stores)
+        self.deliver([t for work in current.plan.work if (t := self.trackers.get(work.sequence.id)) is not None])
+        self.speculation.learn(current.plan, accepted)
+        self._phase("deliver")
+
+    def _note(
+        self, current: InFlight, accepted: List[List[int]], sampled: Sampled, errors: Mapping[int, RequestError]
+    ) -> None:
+        """Keep the log-probabilities of accepted tokens; end a sequence if one of its accepted rows has an error."""
+        for work, rows, tokens in zip(current.plan.work, current.rows_of, accepted, strict=True):
+            tracker = self.trackers.get(work.sequence.id)
+            position = work.start + work.count - work.num_logits + 1
+            for index, row in enumerate(rows[: len(tokens)]):
+                if tracker is not None:
+                    tracker.logprobs[position + index] = sampled.logprobs[row]
+                if row in errors:
+                    self.fail(work.sequence, errors[row])
+                    break
+
+    def fail(self, sequence: Sequence, error: Exception) -> None:
+        """End one sequence with an error; the others go on."""
+        tracker = self.trackers.get(sequence.id)
+        if tracker is not None:
+            tracker.error = error
+            del self.trackers[sequence.id]
+        self.scheduler.finish(sequence, "error")
+
+    def deliver(self, trackers: List[Tracker]) -> None:
+        """Hand each tracker the tokens of its sequence that it does not have yet; one that has ended is forgotten."""
+        now_s = self.clock()
+        for tracker in trackers:
+            sequence = tracker.sequence
+            new = sequence.tokens[sequence.num_prompt_tokens + len(tracker.tokens) :]
+            try:
+                if not tracker.has_ended and tracker.push(new, now_s):
+                    self.scheduler.finish(sequence, "stop")
+                if not tracker.has_ended and sequence.finish_reason is not None:
+                    tracker.finish(sequence.finish_reason)
+                if tracker.has_ended:
+                    del self.trackers[sequence.id]
+            except Exception as error:  # noqa: BLE001  (an error in decoding one text must not end the others)
+                self.fail(sequence, error)
+
+    def _phase(self, name: str, plan: Plan | None = None) -> None:
+        for observer in self.observers:
+            observer.phase(name, plan)
