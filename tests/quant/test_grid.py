@@ -152,3 +152,11 @@ def test_codes_are_the_nearest_levels_within_the_bits():
     assert round_on(Fit(torch.tensor(0.5), torch.tensor(-1.0)), numbers, 8).tolist() == [0, 0, 0, 2, 15, 200]
     assert round_on(Fit(torch.tensor(0.0), torch.tensor(1.0)), torch.tensor([1.0, 4.0]), 4).tolist() == [0, 3]
     assert divisor(torch.tensor([0.0, 2.0, -3.0])).tolist() == [1.0, 2.0, -3.0]
+
+
+@pytest.mark.parametrize("kind", GRIDS)
+def test_weights_count_beside_each_other(kind):
+    """All of them a million times smaller, by a power of two so that nothing is rounded, give the same grid."""
+    numbers, weights = next(iter(cases(17, 5)))
+    for usual, small in zip(*(_fit(numbers, 4, kind, weights * 2.0**power) for power in (0, -20)), strict=True):
+        assert torch.equal(usual, small)
