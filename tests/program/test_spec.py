@@ -7,6 +7,7 @@ from tests.tiny_models import save
 from tokenmill.config import EngineConfig
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
+from tokenmill.kernels import native_library
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program import choose, find_spec, preferred_schemes
 from tokenmill.program.native.spec import NativeSpec, first_rows
@@ -34,6 +35,16 @@ def test_bytes_are_those_that_eager_allocates(family, dtype, scheme, tmp_path):
     """With biases, which are kept in float32 where rows are rounded, a tied head, positions, and a router."""
     engine = load(save(family, tmp_path), program="eager", scheme=scheme, dtype=dtype)
     assert EagerSpec.weight_bytes(engine.model_config, dtype, find_scheme(scheme)) == engine.memory["weights_bytes"]
+
+
+@pytest.mark.skipif(not native_library.is_usable(), reason="the library is missing")
+@pytest.mark.parametrize("scheme", ["dense", "q8", "q4"])
+@pytest.mark.parametrize("family", ["llama-bias", "llama-mha-tied", "gpt2", "mixtral"])
+def test_bytes_are_those_that_native_packs(family, scheme, tmp_path):
+    engine = load(save(family, tmp_path), program="native", scheme=scheme, dtype="bfloat16", packed_cache=False)
+    assert (
+        NativeSpec.weight_bytes(engine.model_config, "bfloat16", find_scheme(scheme)) == engine.memory["weights_bytes"]
+    )
 
 
 def test_which_schemes_run():
