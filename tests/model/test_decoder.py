@@ -8,7 +8,8 @@ import torch
 
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.decoder import Decoder
-from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
+from tokenmill.quant.schemes import Scheme, find_scheme
+from tokenmill.registry import SCHEMES
 from tokenmill.settings.engine_config import FUSIBLE
 
 V, D, P = 11, 6, 9

@@ -15,8 +15,9 @@ from tokenmill.model import layers
 from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.layers import ACTIVATIONS, MLP, Attention, Embedding, MoE, make_linear, make_norm
 from tokenmill.quant.matrix import Matrix
-from tokenmill.quant.schemes import SCHEMES, Scheme, find_scheme
+from tokenmill.quant.schemes import Scheme, find_scheme
 from tokenmill.quant.stored import Stored
+from tokenmill.registry import SCHEMES
 
 ALL = ("qkv", "gate_up", "norm", "rotary")
 close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
