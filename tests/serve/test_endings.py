@@ -135,9 +135,9 @@ def cancel_all(core):
 @pytest.mark.parametrize(
     ("spoil", "status"),
     [
-        (lambda core: setattr(core, "_step", raises(ZeroDivisionError)), 503),
-        (lambda core: setattr(core, "_step", raises(KeyboardInterrupt)), 503),
-        (lambda core: setattr(core, "_step", raises(MemoryError)), 503),
+        (lambda core: setattr(core.loop, "step", raises(ZeroDivisionError)), 503),
+        (lambda core: setattr(core.loop, "step", raises(KeyboardInterrupt)), 503),
+        (lambda core: setattr(core.loop, "step", raises(MemoryError)), 503),
         (lambda core: core.close(), 503),
         (lambda core: [setattr(each, "deadline_s", 0.0) for each in core.trackers.values()], 504),
         (lambda core: [setattr(each.detokenizer, "push", raises(ValueError)) for each in core.trackers.values()], 500),
