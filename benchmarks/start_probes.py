@@ -89,7 +89,7 @@ def run(started_s: float, report: str, arguments: list[str]) -> None:
     probes.watch_imports()
     import typer
 
-    from tokenmill.cli.start import run as run_command
+    from tokenmill.cli.process.start import run as run_command
 
     echo, has_printed = typer.echo, list[bool]()
 

@@ -6,7 +6,7 @@ engine = tokenmill.load("smollm2-135m")
 print(engine.generate("Why is the sky blue?", max_new_tokens=64).text)
 
 Only the names below are public. They are imported on first use: `tokenmill --help` needs no torch, and Ctrl-C finds
-cli/start.py in charge as soon as anything takes time.
+cli/process/start.py in charge as soon as anything takes time.
 """
 
 # Here, so that a fork is noted from now on.

@@ -1,6 +1,6 @@
 """`python -m tokenmill`: the command line."""
 
-from tokenmill.cli.start import run
+from tokenmill.cli.process.start import run
 
 if __name__ == "__main__":
     run()

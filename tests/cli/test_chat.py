@@ -8,10 +8,11 @@ import pytest
 from tests.cli.terminal import PROMPT, Terminal
 from tests.tiny_models import save
 from tests.word_model import save_chat_model
-from tokenmill.cli import chat, prompt_progress
-from tokenmill.cli.conversation import LEAVE, Conversation
+from tokenmill.cli import prompt_progress
+from tokenmill.cli.chat import verb as chat
+from tokenmill.cli.chat.conversation import LEAVE, Conversation
+from tokenmill.cli.chat.typed import Typed, read_typed
 from tokenmill.cli.main import main
-from tokenmill.cli.typed import Typed, read_typed
 
 
 @pytest.fixture(scope="module")

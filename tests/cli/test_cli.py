@@ -15,9 +15,9 @@ import tokenmill
 from tests.cli.conftest import TEMPLATE
 from tests.tiny_models import VOCABULARY
 from tokenmill.cli import generate
-from tokenmill.cli.display import progress_on_stderr
 from tokenmill.cli.main import app
-from tokenmill.cli.options import option_name
+from tokenmill.cli.parser.options import option_name
+from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
@@ -259,7 +259,8 @@ def test_ctrl_c_keeps_the_text_so_far(tm, monkeypatch):
 # Shows the first piece, then waits for ever. SIGINT is set, since a test that runs in the background has it ignored.
 PAUSED = """
 import signal, time
-from tokenmill.cli import generate, main
+from tokenmill.cli import generate
+from tokenmill.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 show = generate.show
 def paused(pieces):

@@ -11,7 +11,7 @@ from tests.tiny_models import save
 from tokenmill.bench import golden
 from tokenmill.bench import rows as bench_rows
 from tokenmill.bench.rows import COLUMNS, read_rows
-from tokenmill.cli.bench_rows import HEADER, lines_of
+from tokenmill.cli.bench.rows import HEADER, lines_of
 from tokenmill.cli.main import main
 from tokenmill.kernels.attend import gather
 from tokenmill.measure import machine

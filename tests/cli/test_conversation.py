@@ -6,8 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from tests.word_model import save_chat_model
-from tokenmill.cli.chat import with_room_for_forks
-from tokenmill.cli.conversation import Conversation
+from tokenmill.cli.chat.conversation import Conversation
+from tokenmill.cli.chat.verb import with_room_for_forks
 from tokenmill.cli.report import cut_by, summary
 from tokenmill.engine.load import load
 from tokenmill.engine.observers import Observer

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_models import save
-from tokenmill.cli.display import table_text
-from tokenmill.cli.quantize_report import Report, show
+from tokenmill.cli.process.display import table_text
+from tokenmill.cli.quantize.report import Report, show
 from tokenmill.weights.write.quantize import Kind
 
 STYLE = re.compile(r"\x1b\[[\d;]*m")

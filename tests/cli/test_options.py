@@ -9,9 +9,9 @@ import pytest
 import typer
 
 from tests.cli.test_cli import commands
-from tokenmill.cli.display import table_text
 from tokenmill.cli.main import app
-from tokenmill.cli.other_names import ALIASES, with_hyphens
+from tokenmill.cli.parser.other_names import ALIASES, with_hyphens
+from tokenmill.cli.process.display import table_text
 from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
@@ -130,7 +130,7 @@ def test_plain_values_are_read_as_typer_reads_them(monkeypatch):
         return {name: repr(value) for name, value in params.items() if value}
 
     ours = read()
-    monkeypatch.setattr("tokenmill.cli.command._without_pydantic", list)
+    monkeypatch.setattr("tokenmill.cli.parser.command._without_pydantic", list)
     assert ours == read()
     assert (ours["max_new_tokens"], ours["top_p"], ours["prompt"]) == ("7", "1.0", "['a', 'b']")
 

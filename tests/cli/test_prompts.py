@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tokenmill
-from tokenmill.cli import eval_perplexity as evaluation
 from tokenmill.cli import models, prompt_progress
+from tokenmill.cli.eval import perplexity as evaluation
 from tokenmill.cli.generate import show
 from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import EngineConfig

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from tests.cli.terminal import Terminal
 from tests.word_model import save_chat_model
+from tokenmill.cli.chat.rendered import RenderedMarkdown
 from tokenmill.cli.model_text import visible
-from tokenmill.cli.rendered import RenderedMarkdown
 
 
 def written(text, width=40, **settings):
@@ -92,7 +92,7 @@ def test_ctrl_c_keeps_what_was_shown_and_gives_the_cursor_back():
     "options, env, lives", [((), {}, True), (("--plain",), {}, False), ((), {"TERM": "dumb"}, False)]
 )
 def test_chat_renders_on_a_terminal_unless_it_is_told_not_to(tmp_path, options, env, lives):
-    told = "import tokenmill.cli.rendered as r\nwrite = r.RenderedMarkdown.write\n" + (
+    told = "import tokenmill.cli.chat.rendered as r\nwrite = r.RenderedMarkdown.write\n" + (
         "def said(*a):\n    print('RENDERED')\n    write(*a)\nr.RenderedMarkdown.write = said\n"
     )
     env = {"TOKENMILL_DATA": str(tmp_path / "data")} | env

@@ -43,7 +43,7 @@ sys.exit(code)
 
 FAMILIES = """
 import sys
-from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
+from tokenmill.cli.process.torch_import import META_KERNELS, without_meta_kernels
 with without_meta_kernels():
     from tokenmill import SamplingParams, load
     from tokenmill.loader import packed_copy
@@ -60,7 +60,7 @@ print("without", META_KERNELS not in sys.modules)
 
 LATER = """
 import sys
-from tokenmill.cli.torch_import import META_KERNELS, without_meta_kernels
+from tokenmill.cli.process.torch_import import META_KERNELS, without_meta_kernels
 with without_meta_kernels():
     import torch
 assert META_KERNELS not in sys.modules and not hasattr(torch, "_meta_registrations")

@@ -129,7 +129,7 @@ class Interrupt:
         if name == "typer":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
-from tokenmill.cli.start import run
+from tokenmill.cli.process.start import run
 run()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -138,7 +138,7 @@ run()
 
 @pytest.mark.parametrize("module", ["tokenmill.settings.engine_config", "tokenmill.cli.main"])
 @pytest.mark.parametrize(
-    "how", ["from tokenmill.cli.start import run; run()", "runpy.run_module('tokenmill', None, '__main__')"]
+    "how", ["from tokenmill.cli.process.start import run; run()", "runpy.run_module('tokenmill', None, '__main__')"]
 )
 def test_ctrl_c_while_our_own_modules_are_imported(module, how):
     code = f"""
@@ -156,12 +156,14 @@ sys.meta_path.insert(0, Interrupt())
 
 def test_nothing_is_imported_before_ctrl_c_is_guarded():
     """Whatever stands here may be interrupted with a traceback."""
-    code = "import sys; before = set(sys.modules); import tokenmill.cli.start; print(*sorted({*sys.modules} - before))"
+    imported = "import tokenmill.cli.process.start"
+    code = f"import sys; before = {{*sys.modules}}; {imported}; print(*sorted({{*sys.modules}} - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [
         "tokenmill",
         "tokenmill.cli",
-        "tokenmill.cli.start",
+        "tokenmill.cli.process",
+        "tokenmill.cli.process.start",
         "tokenmill.process",
         "tokenmill.version",
     ]

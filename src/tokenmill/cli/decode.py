@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.command import is_given
-from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.generate import Stream, show
-from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
 from tokenmill.cli.prefill import Force, check_target
+from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import Ids, Text, gather
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import prompt_progress

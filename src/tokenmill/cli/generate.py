@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, ChatTemplate, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import (
+    OUTPUT,
+    ChatTemplate,
+    Json,
+    Model,
+    Quiet,
+    examples,
+    with_defaults,
+    with_settings,
+)
+from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Texts, check_waiting, gather, shown_ids
 from tokenmill.cli.report import document, summary
 from tokenmill.cli.watch import load_reference, prompt_progress, watched

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr
-from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
-from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams

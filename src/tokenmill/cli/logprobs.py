@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.display import table_text
+from tokenmill.cli.process.display import table_text
 
 if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine

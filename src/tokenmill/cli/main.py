@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from tokenmill.cli.command import VerbGroup
-from tokenmill.cli.display import remark
-from tokenmill.cli.other_names import ELSEWHERE
-from tokenmill.cli.streams import Unwritable, prepare_streams, silence_stdout
+from tokenmill.cli.parser.command import VerbGroup
+from tokenmill.cli.parser.other_names import ELSEWHERE
+from tokenmill.cli.process.display import remark
+from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.registry import lookup
 from tokenmill.version import __version__
@@ -25,20 +25,20 @@ __all__ = ["app", "main", "run"]
 
 VERBS = {
     "generate": "tokenmill.cli.generate",
-    "chat": "tokenmill.cli.chat",
+    "chat": "tokenmill.cli.chat.verb",
     "serve": "tokenmill.cli.serve",
     "prefill": "tokenmill.cli.prefill",
     "decode": "tokenmill.cli.decode",
     "pull": "tokenmill.cli.pull",
-    "quantize": "tokenmill.cli.quantize",
+    "quantize": "tokenmill.cli.quantize.verb",
     "pack": "tokenmill.cli.pack",
     "compile": "tokenmill.cli.compile",
     "info": "tokenmill.cli.info",
     "plan": "tokenmill.cli.plan",
     "profile": "tokenmill.cli.profile",
-    "cache": "tokenmill.cli.cache",
-    "bench": "tokenmill.cli.bench",
-    "eval": "tokenmill.cli.eval",
+    "cache": "tokenmill.cli.cache.group",
+    "bench": "tokenmill.cli.bench.group",
+    "eval": "tokenmill.cli.eval.group",
 }
 
 

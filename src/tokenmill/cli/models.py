@@ -6,9 +6,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.display import remark, say_on_stderr
-from tokenmill.cli.imports import uninterrupted
-from tokenmill.cli.torch_import import without_meta_kernels
+from tokenmill.cli.process.display import remark, say_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.process.torch_import import without_meta_kernels
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.settings.engine_config import EngineConfig

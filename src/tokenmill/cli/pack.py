@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr
-from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
 from tokenmill.cli.prefill import check_target
+from tokenmill.cli.process.display import print_json, progress_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.models import load_engine, looks_saved
-from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
 from tokenmill.cli.watch import prompt_progress
 from tokenmill.errors import ConfigError, SnapshotError

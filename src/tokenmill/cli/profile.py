@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.display import print_json, print_table, progress_on_stderr, remark
-from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import Ids, Texts, check_waiting, gather
 from tokenmill.cli.report import program_facts, versions
 from tokenmill.errors import ConfigError, TokenmillError

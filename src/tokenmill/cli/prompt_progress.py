@@ -3,7 +3,7 @@
 import time
 from contextlib import ExitStack
 
-from tokenmill.cli.display import progress_on_stderr
+from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.engine.observers import Observer
 from tokenmill.hub.progress import Progress
 from tokenmill.schedule.sequence import Plan

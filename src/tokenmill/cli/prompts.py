@@ -10,7 +10,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from tokenmill.cli.options import PROMPT, parse_ids
+from tokenmill.cli.parser.options import PROMPT, parse_ids
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size

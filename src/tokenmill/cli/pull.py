@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.display import progress_on_stderr
-from tokenmill.cli.imports import uninterrupted
-from tokenmill.cli.options import MODEL, OUTPUT, Model, Quiet, examples
+from tokenmill.cli.parser.options import MODEL, OUTPUT, Model, Quiet, examples
+from tokenmill.cli.process.display import progress_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.cli.options import option_name
+from tokenmill.cli.parser.options import option_name
 from tokenmill.measure.memory import peak_bytes
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.sampling_params import SamplingParams

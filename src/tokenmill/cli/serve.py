@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenmill.cli.command import is_given
-from tokenmill.cli.config_file import read_config_file
-from tokenmill.cli.display import progress_on_stderr, remark
-from tokenmill.cli.imports import uninterrupted
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.options import ChatTemplate, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.config_file import read_config_file
+from tokenmill.cli.parser.options import ChatTemplate, Model, Quiet, examples, with_settings
+from tokenmill.cli.process.display import progress_on_stderr, remark
+from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.download import cache_folder, data_folder
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig

@@ -9,8 +9,8 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.cli.display import remark, table_text
 from tokenmill.cli.models import load_engine
+from tokenmill.cli.process.display import remark, table_text
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import EngineConfig

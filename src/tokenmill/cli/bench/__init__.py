@@ -1,0 +1,1 @@
+"""`tokenmill bench`: the verbs that measure."""

@@ -1,0 +1,312 @@
+"""`tokenmill bench load`: load on a server that speaks OpenAI's protocol."""
+
+import json as json_format
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenmill.bench.points import parse_counts
+from tokenmill.cli.parser.options import OUTPUT, PROMPT, Json, Quiet, examples
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
+from tokenmill.errors import ConfigError
+
+if TYPE_CHECKING:  # imports httpx2, which is optional
+    from tokenmill.bench.load import Ask, Load
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench load --concurrency 8",
+    "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl && tokenmill bench plot load.jsonl",
+    "tokenmill bench load --rate 4 --num-prompts 200 --goodput ttft:500 --goodput tpot:50",
+    "tokenmill bench load --url http://10.0.0.5:8000 --chat --rate inf --concurrency 32 --output load.jsonl",
+)
+
+SERVER, ARRIVAL = "Server", "Arrival"
+
+Url = Annotated[str, typer.Option("--url", help="Where the server answers.", rich_help_panel=SERVER)]
+Name = Annotated[
+    str | None,
+    typer.Option("--model", help="Name to ask for. Default: the first that the server lists.", rich_help_panel=SERVER),
+]
+Key = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Sent as bearer token.", rich_help_panel=SERVER),
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Ask /v1/chat/completions, not /v1/completions.", rich_help_panel=SERVER)
+]
+TimeLimit = Annotated[
+    float, typer.Option("--time-limit", help="Seconds after which a request counts as failed.", rich_help_panel=SERVER)
+]
+Rate = Annotated[
+    float, typer.Option("--rate", help="Requests per second; inf sends all at once.", rich_help_panel=ARRIVAL)
+]
+Burstiness = Annotated[
+    float,
+    typer.Option(
+        "--burstiness",
+        help="How evenly requests come: 1 is Poisson, below 1 in bursts, inf evenly (shape of a gamma distribution).",
+        rich_help_panel=ARRIVAL,
+    ),
+]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency",
+        metavar="N,…",
+        help="Maximum number of requests in flight; the others wait. Each of several is a run of its own.",
+        rich_help_panel=ARRIVAL,
+    ),
+]
+NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Requests to send.", rich_help_panel=ARRIVAL)]
+Prompt = Annotated[
+    int,
+    typer.Option(
+        "--prompt",
+        help="Tokens of each prompt (made of short words, or of ids with --vocab-size).",
+        rich_help_panel=PROMPT,
+    ),
+]
+New = Annotated[int, typer.Option("--new", help="Maximum number of tokens of an answer.", rich_help_panel=PROMPT)]
+Seed = Annotated[
+    int, typer.Option("--seed", help="The same seed gives the same prompts and times.", rich_help_panel=PROMPT)
+]
+VocabSize = Annotated[
+    int | None,
+    typer.Option("--vocab-size", help="Send random token ids below this, not words.", rich_help_panel=PROMPT),
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        help='Prompts from a file, one per line: text, or JSON as {"prompt": "…", "max_tokens": 9}; '
+        "repeated when there are too few.",
+        rich_help_panel=PROMPT,
+    ),
+]
+IgnoreEos = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos/--no-ignore-eos",
+        help="Ask for answers of full length, past the model's end.",
+        rich_help_panel=PROMPT,
+    ),
+]
+Goodput = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--goodput",
+        metavar="METRIC:MS",
+        help="Also count the requests within this limit in ms on ttft, tpot or e2el. May be repeated.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Detailed = Annotated[
+    bool, typer.Option("--detailed", help="Every request's figures and text, in JSON.", rich_help_panel=OUTPUT)
+]
+Label = Annotated[
+    str | None, typer.Option("--label", help="Name of the run in results and pictures.", rich_help_panel=OUTPUT)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="Append the JSON document to this file.", rich_help_panel=OUTPUT
+    ),
+]
+
+
+def command(
+    url: Url = "http://127.0.0.1:8000",
+    model: Name = None,
+    api_key: Key = None,
+    chat: Chat = False,
+    time_limit: TimeLimit = 600.0,
+    rate: Rate = math.inf,
+    burstiness: Burstiness = 1.0,
+    concurrency: Concurrency = None,
+    num_prompts: NumPrompts = 100,
+    prompt: Prompt = 128,
+    new: New = 64,
+    seed: Seed = 0,
+    vocab_size: VocabSize = None,
+    prompts: Prompts = None,
+    ignore_eos: IgnoreEos = True,
+    goodput: Goodput = None,
+    detailed: Detailed = False,
+    label: Label = None,
+    output: Output = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Send streaming requests to an OpenAI-compatible server, and say how fast and how evenly it answers.
+
+    With --rate requests come when they are due (open loop), with --concurrency when another ends (closed loop). Figures
+    have the names and meanings of vLLM's bench serve. Exit code 1 when no request succeeded, 130 after Ctrl-C.
+    """
+    from tokenmill.bench.load import Load
+
+    counts = [None] if concurrency is None else parse_counts(concurrency, "--concurrency")
+    load = Load(
+        url=url,
+        model=model,
+        api_key=api_key or None,
+        chat=chat,
+        time_limit=time_limit,
+        rate=rate,
+        burstiness=burstiness,
+        num_prompts=num_prompts,
+        prompt=prompt,
+        new=new,
+        seed=seed,
+        vocab_size=vocab_size,
+        prompts=prompts,
+        ignore_eos=ignore_eos,
+        goodput=dict(_parse_bound(text) for text in goodput or []),
+    )
+    if detailed and not (json or output):
+        raise ConfigError("--detailed", True, "only together with --json or --output, which can show it")
+    runs: list[dict[str, Any]] = []
+    for number, count in enumerate(counts):
+        # Other prompts for each run: those of the one before are in the server's prefix cache.
+        facts = _run(replace(load, concurrency=count, seed=seed + number), label, detailed, output, quiet)
+        _report(facts, output, json, quiet)
+        runs.append(facts)
+        if facts["interrupted"] or not facts["completed"]:
+            raise typer.Exit(130 if facts["interrupted"] else 1)
+    if len(runs) > 1 and not json:
+        _compare(runs)
+
+
+def _run(load: "Load", label: str | None, detailed: bool, output: Path | None, quiet: bool) -> dict[str, Any]:
+    """Everything that may be refused comes before the first request."""
+    from tokenmill.bench.load import build_asks, find_model, send
+    from tokenmill.bench.load_report import figures
+    from tokenmill.measure.files import check_appendable
+
+    asks = build_asks(load)
+    if output:
+        check_appendable(output, "--output")
+    model = find_model(load)
+    with progress_on_stderr(quiet) as progress:
+        progress.stage(f"{len(asks)} requests to {load.url}")
+        outcome = send(load, model, asks, progress)
+    open_loop = math.isfinite(load.rate) or load.concurrency is None
+    facts = figures(outcome, load.goodput, open_loop, detailed)
+    return _head(load, model, label) | facts | {"notes": [*facts["notes"], *_repeats(asks)]}
+
+
+def _report(facts: dict[str, Any], output: Path | None, json: bool, quiet: bool) -> None:
+    is_lost = output is not None and not _saved(facts, output)
+    if json or is_lost:
+        print_json(facts)
+    else:
+        _show(facts)
+    if not quiet:
+        for note in facts["notes"]:
+            remark(f"note: {note}")
+    if is_lost:
+        raise typer.Exit(2)
+
+
+def _saved(facts: dict[str, Any], output: Path) -> bool:
+    try:
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json_format.dumps(facts) + "\n")
+    except OSError as error:
+        remark(f"error: {output} cannot be written ({error.strerror}): the document is on stdout")
+        return False
+    return True
+
+
+def _head(load: "Load", model: str, label: str | None) -> dict[str, Any]:
+    """The settings of the run, under vLLM's keys where it has one."""
+    return {
+        "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
+        "backend": "openai-chat" if load.chat else "openai",
+        "endpoint_type": "openai-chat" if load.chat else "openai",
+        "label": label,
+        "base_url": load.url,
+        "model_id": model,
+        "tokenizer_id": None,
+        "num_prompts": load.num_prompts,
+        # JSON has no infinity.
+        "request_rate": load.rate if math.isfinite(load.rate) else "inf",
+        "burstiness": load.burstiness if math.isfinite(load.burstiness) else "inf",
+        "max_concurrency": load.concurrency,
+        "seed": load.seed,
+        "prompt": load.prompt if load.prompts is None else str(load.prompts),
+        "new": load.new,
+        "goodput": dict(load.goodput),
+    }
+
+
+def _repeats(asks: "Sequence[Ask]") -> list[str]:
+    # Repeated ones are the same object.
+    distinct = len({id(ask) for ask in asks})
+    return [] if distinct == len(asks) else [f"{distinct} prompts were repeated; a prefix cache answers those faster"]
+
+
+def _parse_bound(text: str) -> tuple[str, float]:
+    metric, _, bound_ms = text.partition(":")
+    try:
+        return metric, float(bound_ms)
+    except ValueError:
+        raise ConfigError("--goodput", text, "METRIC:MILLISECONDS, as ttft:500") from None
+
+
+def _show(facts: dict[str, Any]) -> None:
+    counted = {"usage": "", None: "", "chunks": " (chunks counted)", "both": " (some are chunks)"}
+    rows = [
+        ("completed", f"{facts['completed']:,}"),
+        ("failed", f"{facts['failed']:,}"),
+        ("unfinished", f"{facts['unfinished']:,}"),
+        ("max in flight", f"{facts['max_concurrent_requests']:,}"),
+        ("duration", f"{facts['duration']:.2f} s"),
+        ("input tokens", f"{facts['total_input_tokens']:,}"),
+        ("output tokens" + counted[facts["token_counts_from"]], f"{facts['total_output_tokens']:,}"),
+        ("requests/s", f"{facts['request_throughput']:.2f}"),
+        ("within --goodput/s", f"{facts['request_goodput'] or 0:.2f}"),
+        ("output tokens/s", f"{facts['output_throughput']:.1f}"),
+        ("all tokens/s", f"{facts['total_token_throughput']:.1f}"),
+    ]
+    left_out = {"unfinished": facts["interrupted"], "within --goodput/s": facts["goodput"]}
+    arrival = f"rate {facts['request_rate']}"
+    if facts["max_concurrency"]:
+        arrival += f", at most {facts['max_concurrency']} at a time"
+    title = f"{facts['num_prompts']} requests to {facts['model_id']} at {facts['base_url']}, {arrival}"
+    print_table(title, [row for row in rows if left_out.get(row[0], True)])
+    _show_latencies(facts)
+    if facts["error_counts"]:
+        examples_of = facts["error_examples"]
+        failures = [(reason, str(count), examples_of[reason]) for reason, count in facts["error_counts"].items()]
+        print_table("\nFailures", failures, ("reason", "requests", "the first of them"))
+
+
+def _compare(runs: Sequence[dict[str, Any]]) -> None:
+    """A row for each run."""
+    names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "p99_e2el_ms")
+    words = ("at a time", "tokens/s", "ttft p50", "ttft p99", "tpot p50", "tpot p99", "e2el p99")
+    shown = [
+        (str(run["max_concurrency"]), *("" if (value := run[name]) is None else f"{value:.1f}" for name in names))
+        for run in runs
+    ]
+    print_table("\nBy requests in flight; milliseconds", shown, words)
+
+
+def _show_latencies(facts: dict[str, Any]) -> None:
+    from tokenmill.bench.load_report import LATENCIES
+
+    statistics = ("mean", "median", "std", "p90", "p95", "p99")
+    rows = []
+    for metric in LATENCIES:
+        values = [facts[f"{statistic}_{metric}_ms"] for statistic in statistics]
+        if any(value is not None for value in values):
+            rows.append((metric, *(f"{value:.2f}" for value in values)))
+    if rows:
+        print_table("\nMilliseconds", rows, ("", *statistics))

@@ -1,0 +1,56 @@
+"""`tokenmill bench machine`: the limits of this machine."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.bench.rows import MEASURED
+from tokenmill.cli.parser.options import Json, Quiet, examples
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.settings.field import settings_of
+from tokenmill.units import counted
+
+__all__ = ["EXAMPLES", "command"]
+
+SETTINGS = settings_of(EngineConfig)
+
+EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")
+
+
+def command(
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help=SETTINGS["device"].help, rich_help_panel=MEASURED)
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help=SETTINGS["threads"].help, rich_help_panel=MEASURED)] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure now, whatever is kept from before.", rich_help_panel=MEASURED)
+    ] = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure read bandwidth and arithmetic of this machine: the limits that every benchmark is compared with.
+
+    Kept for a day in tokenmill's cache folder. Shared machines change within seconds, so every benchmark also probes
+    the bandwidth beside each repetition.
+    """
+    with uninterrupted():
+        import torch
+
+        from tokenmill.kernels.devices import find_device
+        from tokenmill.kernels.threads import default_threads
+        from tokenmill.measure.machine import limits
+
+    config = EngineConfig(device=device, threads=threads)  # refuses what every verb refuses
+    where = torch.device(find_device(config.device))
+    count = config.threads or default_threads()
+    with progress_on_stderr(quiet) as progress:
+        progress.stage(f"measuring {where} with {counted(count, 'thread')}")
+        found = asdict(limits(where, count, again))
+    if json:
+        print_json(found)
+        return
+    rows = [(name, f"{value:,.1f}" if isinstance(value, float) else str(value)) for name, value in found.items()]
+    print_table("this machine", [row for row in rows if row[0] != "measured_at" and row[1] != "None"])

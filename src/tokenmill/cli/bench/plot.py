@@ -1,0 +1,51 @@
+"""`tokenmill bench plot`: result files in, pictures out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples
+from tokenmill.cli.process.display import print_json, remark
+from tokenmill.cli.process.imports import uninterrupted
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
+    "tokenmill bench plot before.jsonl after.csv -o pictures",
+)
+
+
+def command(
+    file: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE", help="Results of `tokenmill bench --output`, .jsonl or .csv.", rich_help_panel="Results"
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the pictures go.", rich_help_panel=OUTPUT)
+    ] = Path("plots"),
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw results: curves over batch and prompt, time between tokens, roofline, ladder, load on a server.
+
+    Each picture for which the files have data is written as PNG and SVG; which were left out, and why, is said on
+    stderr. Needs matplotlib: pip install 'tokenmill[bench]'.
+    """
+    with uninterrupted():
+        from tokenmill.bench.plot import draw
+        from tokenmill.bench.rows import read_rows
+
+    rows = read_rows(file)
+    drawn = draw(rows, output, "--output")
+    if json:
+        print_json({"written": [str(path) for path in drawn.written], "left_out": drawn.left_out})
+    else:
+        for path in drawn.written:
+            typer.echo(path)
+    if not quiet:
+        for name, reason in drawn.left_out.items():
+            remark(f"left out {name}: {reason}")

@@ -1,0 +1,90 @@
+"""`tokenmill bench`: the cost card, then prefill and generation as people name them."""
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from tokenmill.bench.points import Point, parse_counts, parse_tests
+from tokenmill.cli.bench.rows import (
+    MEASURED,
+    OWN,
+    Check,
+    Output,
+    Repetitions,
+    RowFile,
+    ShapeName,
+    check_shape,
+    ending,
+    make_series,
+    print_card,
+    print_rows,
+)
+from tokenmill.cli.parser.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.process.display import progress_on_stderr
+from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill bench",
+    "tokenmill bench --tests pp512,tg128 --depth 0,1000 --batch 1,4 --threads 2",
+    "tokenmill bench --shape llama-1b --tests tg32 --output figures.jsonl",
+)
+
+Tests = Annotated[
+    str,
+    typer.Option(
+        "--tests", "-T", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", rich_help_panel=MEASURED
+    ),
+]
+Depths = Annotated[
+    str, typer.Option("--depth", "-d", metavar="N,…", help="Tokens in the cache before that.", rich_help_panel=MEASURED)
+]
+Batches = Annotated[
+    str,
+    typer.Option(
+        "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.", rich_help_panel=MEASURED
+    ),
+]
+
+
+@with_settings(without=OWN, engine=EngineConfig)
+def command(
+    context: typer.Context,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    shape: ShapeName = None,
+    tests: Tests = "pp512,tg128",
+    depth: Depths = "0",
+    batch: Batches = "1",
+    repetitions: Repetitions = 3,
+    check: Check = True,
+    output: Output = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure one model: what it costs, what it reaches, how near to this machine's limit that is.
+
+    Medians over repetitions with the smallest and largest, prefill and decode apart, and a hash of the tokens. Where a
+    reference is known, the text is compared with transformers' first: figures of a wrong computation are not reported.
+    """
+    points = _points(tests, depth, batch)
+    file = RowFile(output)
+    check_shape(context, shape)
+    with progress_on_stderr(quiet) as progress:
+        series, config = make_series(replace(engine, model=model), shape, progress, repetitions, check, "bench")
+        card = print_card(series, config, points, json)
+        rows = file.keep(series.rows(points, config))
+    if not json:
+        print_rows(f"{config.model}, medians of {repetitions}", rows)
+    ending(rows, json)
+    file.finish(rows, {"card": card, "rows": rows} if json else None)
+
+
+def _points(tests: str, depth: str, batch: str) -> list[Point]:
+    depths = parse_counts(depth, "--depth", 0)
+    batches = parse_counts(batch, "--batch")
+    return [
+        Point(prompt, new, size, before) for size in batches for before in depths for prompt, new in parse_tests(tests)
+    ]

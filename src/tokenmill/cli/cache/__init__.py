@@ -1,0 +1,1 @@
+"""`tokenmill cache`: what lies in the cache folder."""

@@ -1,0 +1,206 @@
+"""`tokenmill chat`: a conversation on one session; only what is new is computed."""
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.cli.chat.conversation import LEAVE, Conversation
+from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read_typed
+from tokenmill.cli.model_text import write_text
+from tokenmill.cli.models import load_engine, looks_saved
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.process.display import progress_on_stderr, remark
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.watch import prompt_progress
+from tokenmill.errors import TokenmillError
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DEFAULT_MODEL, EngineConfig
+from tokenmill.settings.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenmill.engine.engine import Engine
+
+__all__ = ["EXAMPLES", "command", "with_room_for_forks"]
+
+EXAMPLES = examples(
+    "tokenmill chat",
+    'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
+    "tokenmill chat --open yesterday.kv",
+)
+
+BLOCK_SIZE = 32
+"""Tokens per cache block, so that a fork shares the blocks before it; no model's context is smaller."""
+FORK_TOKENS = 8192
+"""At most this many slots of the cache are for what two forks do not share."""
+WORDS = ("exit", "quit")  # typed alone, they hardly are a message
+
+
+HELP = {
+    "max_new_tokens": "Maximum number of new tokens of an answer. Default: all that the context leaves.",
+    "cache_tokens": f"Slots in the cache. Default: max-length, and as much again, at most {FORK_TOKENS}, for /fork.",
+    "seed": "The same seed gives the same tokens. Default: a new one for each answer.",
+}
+
+
+@with_settings(
+    without=("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens"),
+    words=HELP,
+    sampling=SamplingParams,
+    engine=EngineConfig,
+)
+def command(
+    context: typer.Context,
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    model: Model = DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel=PROMPT)] = None,
+    start: Annotated[
+        Path | None, typer.Option("--open", help="Go on with a conversation that /save wrote.", rich_help_panel=PROMPT)
+    ] = None,
+    chat_template: ChatTemplate = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Talk with a model. Each answer is followed by a line of figures; /help lists what else can be typed.
+
+    What was computed once is not computed again, turn after turn. Without -n an answer may fill the context. Ctrl-C
+    stops an answer; Ctrl-D or /bye ends the conversation. Where stdin is no terminal, each line of it is a message.
+    On a terminal answers are rendered as Markdown; piped, they are the model's text as it is.
+    """
+    if start is not None and system is not None:
+        raise TokenmillError("--system and --open exclude each other: a saved conversation has its own system message")
+    if looks_saved(Path(model)):
+        raise TokenmillError(f"{model} is a saved conversation, not a model: `tokenmill chat --open {model}`")
+    if start is not None and not is_given(context, "model"):
+        with uninterrupted():
+            from tokenmill.cache.header import read_facts
+        model = str(read_facts(start)["model"])
+    with progress_on_stderr(quiet) as progress:
+        loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress, chat_template)
+        if engine.generation_config:
+            sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
+    if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:
+        raise TokenmillError(
+            f"{model} has no chat template, so there is no chatting with it; `tokenmill generate` continues a text"
+        )
+    is_typed = sys.stdin.isatty()
+    if is_typed and not quiet:
+        remark(_greeting(loaded))
+    talk = Conversation(loaded, sampling, system)
+    if start is not None:
+        said = talk.open(str(start))
+        if not quiet:
+            remark(said)
+    with from_terminal() if is_typed else from_pipe() as read:
+        went_well = _converse(talk, read, is_typed, plain, quiet)
+    if not (went_well or is_typed):
+        raise typer.Exit(2)
+
+
+def with_room_for_forks(engine: EngineConfig) -> EngineConfig:
+    """The settings with cache blocks that forks can share, and a cache for more than one of them."""
+    length = engine.max_length or DEFAULT_MAX_LENGTH
+    if engine.block_size is None and engine.kernel == "auto":
+        engine = replace(engine, block_size=min(BLOCK_SIZE, length))
+    if engine.cache_tokens is None:
+        engine = replace(engine, cache_tokens=length + min(length, FORK_TOKENS))
+    return engine
+
+
+def _greeting(engine: "Engine") -> str:
+    config = engine.config
+    return (
+        f"{config.model}, {engine.program_name} {config.dtype}, {config.max_length} tokens of context\n"
+        "Type a message. /help lists the commands; /bye or Ctrl-D leaves."
+    )
+
+
+def _converse(talk: Conversation, read: Read, is_typed: bool, plain: bool, quiet: bool) -> bool:
+    """Serve what is typed until its end. What cannot be done is said, and the conversation goes on; whether all was."""
+    went_well = True
+    while True:
+        try:
+            typed = read_typed(read)
+            if typed.command in LEAVE or (is_typed and typed.text.strip() in WORDS and _leaves(typed.text, read)):
+                return went_well
+            _serve(talk, typed, plain, quiet)
+        except EOFError:
+            if is_typed:
+                typer.echo()
+            return went_well
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            typer.echo()
+            remark("/bye or Ctrl-D leaves")
+        except TokenmillError as error:
+            remark(f"error: {error}")
+            went_well = False
+
+
+def _leaves(word: str, read: Read) -> bool:
+    """Whether a word that was typed alone is meant to end the conversation."""
+    while True:
+        answer = read(f"leave? y leaves, n sends {word.strip()!r} as a message: ").strip().lower()
+        if answer in ("y", "yes"):
+            return True
+        if answer in ("n", "no"):
+            return False
+
+
+def _serve(talk: Conversation, typed: Typed, plain: bool, quiet: bool) -> None:
+    """Carry out a command, or ask a question; show the answer if there is one."""
+    if typed.command is not None:
+        if said := talk.do(typed.command, typed.argument):
+            remark(said)
+    elif typed.text.strip():
+        talk.ask(typed.text)
+    if not talk.pending:
+        return
+    try:
+        with prompt_progress(talk.engine, quiet):
+            _show(talk, plain)
+        said = talk.figures
+    except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise
+        said = talk.state
+    for line in () if quiet else (said, talk.warning):
+        if line:
+            remark(line)
+
+
+def _show(talk: Conversation, plain: bool) -> None:
+    """Write an answer as it comes, on a terminal as Markdown. Its line ends also where it is stopped."""
+    is_terminal = sys.stdout.isatty()
+    with closing(talk.answer()) as texts:
+        if not is_terminal:
+            _write(texts)
+            return
+        if plain or os.environ.get("TERM") == "dumb":
+            _write(texts)
+            return
+        from tokenmill.cli.chat.rendered import RenderedMarkdown
+
+        with RenderedMarkdown() as rendered:
+            for text in texts:
+                rendered.write(text)
+
+
+def _write(texts: Iterable[str]) -> None:
+    is_begun = False
+    try:
+        for text in texts:
+            is_begun = True
+            write_text(text)
+    finally:
+        if is_begun:
+            typer.echo()

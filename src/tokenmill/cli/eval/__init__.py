@@ -1,0 +1,1 @@
+"""`tokenmill eval`: the verbs that say how good a model is."""

@@ -1,0 +1,233 @@
+"""`tokenmill eval tasks`: tasks of lm-evaluation-harness."""
+
+import json as json_text
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from tokenmill.cli.eval.perplexity import Needed
+from tokenmill.cli.models import load_engine, read_model_config
+from tokenmill.cli.parser.command import is_given
+from tokenmill.cli.parser.options import OUTPUT, ChatTemplate, Json, Quiet, examples, with_settings
+from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, say_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.report import program_facts, versions
+from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.settings.engine_config import EngineConfig
+
+if TYPE_CHECKING:  # these import torch
+    from tokenmill.measure.harness.model import TokenmillLM
+    from tokenmill.measure.harness.tasks import TaskSettings
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill eval tasks smollm2-135m arc_easy hellaswag --limit 200 -o results.json",
+    "tokenmill eval tasks ./my-model my_task --include-path ./my-tasks --num-fewshot 5",
+    "tokenmill eval tasks smollm2-135m ifeval --apply-chat-template --log-samples --json",
+)
+EVALUATED = "What is evaluated"
+MODULES = ("lm_eval", "datasets", "evaluate", "yaml", "tqdm")  # what the extra installs
+
+WORDS = {
+    "max_sequences": "Maximum number of sequences in one step. Default: by processors. It changes no result.",
+    "cache_tokens": "Slots in the cache over all sequences. Default: max-sequences times max-length, if they fit.",
+}
+
+Tasks = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TASK",
+        help="Names of tasks or groups, * for any letters, or YAML files. `lm_eval ls tasks` lists them.",
+        rich_help_panel=EVALUATED,
+    ),
+]
+IncludePath = Annotated[
+    Path | None,
+    typer.Option("--include-path", metavar="DIR", help="A folder with tasks of your own.", rich_help_panel=EVALUATED),
+]
+NumFewshot = Annotated[
+    int | None,
+    typer.Option(
+        "--num-fewshot", min=0, help="Examples before each question. Default: the task's.", rich_help_panel=EVALUATED
+    ),
+]
+Limit = Annotated[
+    float | None,
+    typer.Option("--limit", help="Documents of each task; below 1 a share of them.", rich_help_panel=EVALUATED),
+]
+Template = Annotated[
+    bool,
+    typer.Option("--apply-chat-template", help="Ask through the model's chat template.", rich_help_panel=EVALUATED),
+]
+System = Annotated[
+    str | None,
+    typer.Option("--system-instruction", metavar="TEXT", help="A text before each prompt.", rich_help_panel=EVALUATED),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        min=0,
+        help="Of examples, and where a task samples. Default: the harness' own seeds.",
+        rich_help_panel=EVALUATED,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write all results as JSON.", rich_help_panel=OUTPUT),
+]
+LogSamples = Annotated[
+    bool,
+    typer.Option("--log-samples", help="With every document and answer in the JSON.", rich_help_panel=OUTPUT),
+]
+
+
+@with_settings(without=("max_waiting",), words=WORDS, engine=EngineConfig)
+def command(
+    context: typer.Context,
+    engine: EngineConfig,
+    model: Needed,
+    tasks: Tasks,
+    include_path: IncludePath = None,
+    num_fewshot: NumFewshot = None,
+    limit: Limit = None,
+    apply_chat_template: Template = False,
+    chat_template: ChatTemplate = None,
+    system_instruction: System = None,
+    seed: Seed = None,
+    log_samples: LogSamples = False,
+    output: Output = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tasks of lm-evaluation-harness: multiple choice, perplexity of texts, answers that are compared.
+
+    Contexts that requests share are computed once, and max-sequences of them run together; by default as many as memory
+    and processors allow. No result depends on that. Needs the extra: pip install 'tokenmill[eval]'.
+    """
+    if limit is not None and not limit > 0:
+        raise ConfigError("limit", limit, "a number of documents above 0, or a share below 1")
+    with uninterrupted():
+        from tokenmill.measure.files import check_appendable, write_atomically
+    if output is not None:
+        check_appendable(output, "--output")
+    how: dict[str, Any] = {
+        "num_fewshot": num_fewshot,
+        "limit": limit,
+        "template": apply_chat_template or chat_template is not None,
+        "system_instruction": system_instruction,
+        "seed": seed,
+        "log_samples": log_samples,
+    }
+    number = engine.max_sequences if is_given(context, "max_sequences") else None
+    found = _evaluate(replace(engine, model=model), number, chat_template, (tasks, include_path), how, quiet)
+    if output is not None:
+        write_atomically(output, (_as_json(found.document) + "\n").encode(), "--output")
+    if json:
+        print_json(json_text.loads(_as_json(found.document)))
+    else:
+        print_table(found.title, _rows(found.document), HEADER)
+
+
+class _Found(NamedTuple):
+    title: str
+    document: dict[str, Any]
+
+
+def _evaluate(
+    config: EngineConfig,
+    number: int | None,
+    chat_template: Path | None,
+    tasks: tuple[list[str], Path | None],
+    how: Mapping[str, Any],
+    quiet: bool,
+) -> _Found:
+    """Find the tasks, load the model, evaluate. number: of sequences in flight; None is by memory and processors."""
+    _silence()
+    with uninterrupted():
+        from tokenmill.loader.fit import fit_for_many
+
+        try:
+            from tokenmill.measure.harness.model import SEED, TokenmillLM
+            from tokenmill.measure.harness.tasks import TaskSettings, evaluate, find_tasks
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in MODULES:
+                raise
+            raise TokenmillError(f"eval tasks needs {error.name}: pip install 'tokenmill[eval]'") from None
+    # The harness prints what it is about, and the code of a task may print anything: stdout is for results alone.
+    printed = StringIO() if quiet else sys.stderr
+    with progress_on_stderr(quiet) as progress, redirect_stdout(printed):
+        progress.stage("loading tasks")
+        found, settings = find_tasks(*tasks), TaskSettings(**how)
+        fitted = fit_for_many(config, read_model_config(config.model, progress), number)
+        engine = load_engine(fitted, progress, chat_template)
+        model = TokenmillLM(engine, seed=SEED if settings.seed is None else settings.seed, progress=progress)
+        started_s = time.perf_counter()
+        results = evaluate(model, found, settings)
+    seconds = time.perf_counter() - started_s
+    title = f"{config.model}, {engine.program_name} {engine.config.dtype}"
+    return _Found(title, _document(model, settings, results, seconds))
+
+
+def _silence() -> None:
+    """No bars of other libraries, which ask for this when they are imported; warnings of the harness as ours."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    say_on_stderr("lm_eval", logging.ERROR)
+
+
+HEADER = ("task", "metric", "value", "± stderr", "documents", "hash of texts")
+
+
+def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """A line for each metric of each task."""
+    rows: list[tuple[str, ...]] = []
+    for name, found in document["results"].items():
+        metrics = [key for key, value in found.items() if isinstance(value, float) and "_stderr" not in key]
+        count = document.get("n-samples", {}).get(name, {}).get("effective", "")
+        for number, key in enumerate(metrics):
+            metric, _, kind = key.partition(",")
+            error = found.get(f"{metric}_stderr,{kind}")
+            shown = metric if kind in ("none", "") else f"{metric} ({kind})"
+            spread = f"{error:.4f}" if isinstance(error, float) else ""
+            once = ("", "", "") if number else (name, str(count), document["tokenmill"]["generated"].get(name, ""))
+            rows.append((once[0], shown, f"{found[key]:.4f}", spread, *once[1:]))
+    return rows
+
+
+def _document(
+    model: "TokenmillLM", settings: "TaskSettings", results: Mapping[str, Any], seconds: float
+) -> dict[str, Any]:
+    """The harness' results, and under `tokenmill` what else somebody needs who wants to repeat them."""
+    from tokenmill.bench.rows import commit
+
+    engine = model.engine
+    ours = {
+        "model": engine.config.model,
+        "fingerprint": dict(engine.fingerprint),
+        "commit": commit(),
+        "program": program_facts(engine),
+        "settings": asdict(engine.config),
+        "evaluation": asdict(settings),
+        "generated": model.generated,
+        "seconds": seconds,
+        "versions": {**versions(), "lm_eval": version("lm_eval"), "datasets": version("datasets")},
+    }
+    return {**results, "tokenmill": ours}
+
+
+def _as_json(document: Mapping[str, Any]) -> str:
+    from lm_eval.utils import handle_non_serializable
+
+    return json_text.dumps(document, ensure_ascii=False, indent=1, default=handle_non_serializable)

@@ -1,0 +1,178 @@
+"""`tokenmill quantize`: a model with matrices in 4 or 8 bits, as a directory or a GGUF file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli.models import find_checkpoint
+from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.process.display import print_json, progress_on_stderr, say_on_stderr
+from tokenmill.cli.process.imports import uninterrupted
+from tokenmill.cli.prompts import read_text
+from tokenmill.errors import ConfigError
+from tokenmill.registry import EXPORTS, either, help_of
+from tokenmill.settings.checks import check_choice
+from tokenmill.settings.engine_config import DEFAULT_MODEL
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = examples(
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm importance --text book.txt --group 128 -o qwen3-q4-128",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --group 128 --target-bits 4.5 -o qwen3-q4-mixed",
+    "tokenmill quantize model-directory --scheme q8 --head none -o model-q8",
+    "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq --export gptq --group 128 -o qwen3-gptq",
+    "tokenmill quantize Qwen/Qwen3-0.6B --export gguf -o qwen3-q4_1.gguf",
+)
+CALIBRATION = "Calibration"
+
+Output = Annotated[
+    Path,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="PATH",
+        help="The new directory, in Hugging Face layout; with --export gguf the new file.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+SchemeName = Annotated[
+    str,
+    typer.Option(
+        "--scheme",
+        metavar="NAME",
+        help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
+        rich_help_panel=MODEL,
+    ),
+]
+Group = Annotated[
+    int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
+]
+Head = Annotated[
+    str | None,
+    typer.Option(
+        "--head",
+        metavar="NAME",
+        help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
+        "With --export gguf also of an embedding that is the head, by default none.",
+        rich_help_panel=MODEL,
+    ),
+]
+_EXPORTS = ["tokenmill's own", *(f"{name} ({help_of(EXPORTS[name])})" for name in EXPORTS if name != "tokenmill")]
+ExportName = Annotated[
+    str,
+    typer.Option(
+        "--export",
+        metavar="NAME",
+        help=f"The format: {either(_EXPORTS)}.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Symmetric = Annotated[
+    bool,
+    typer.Option(
+        "--symmetric",
+        help="Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).",
+        rich_help_panel=MODEL,
+    ),
+]
+Algorithm = Annotated[
+    str,
+    typer.Option(
+        "--algorithm",
+        metavar="NAME",
+        help="rtn rounds each weight to the nearest level, in seconds; importance weights its error by the mean square "
+        "of its input; gptq also compensates each rounding error in the weights after it. Both take minutes.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+TargetBits = Annotated[
+    float | None,
+    typer.Option(
+        "--target-bits",
+        metavar="BITS",
+        help="Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
+        "get 8 bits, as many as fit. With importance or gptq.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+TextFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--text",
+        metavar="FILE",
+        help="Calibrate on this text, in UTF-8, and measure on its end. Default: on what the model itself writes.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+NumTexts = Annotated[
+    int, typer.Option("--num-texts", min=2, max=4096, help="Calibration texts.", rich_help_panel=CALIBRATION)
+]
+TextLength = Annotated[
+    int, typer.Option("--text-length", min=16, help="Tokens of each text.", rich_help_panel=CALIBRATION)
+]
+Seed = Annotated[
+    int, typer.Option("--seed", min=0, help="Of the texts that the model writes.", rich_help_panel=CALIBRATION)
+]
+Evaluate = Annotated[
+    bool | None,
+    typer.Option(
+        "--evaluate/--no-evaluate",
+        help="Compare with the source on text that was not calibrated on. Default: unless the algorithm is rtn.",
+        rich_help_panel=CALIBRATION,
+    ),
+]
+
+
+def command(
+    *,
+    model: Model = DEFAULT_MODEL,
+    output: Output,
+    scheme: SchemeName = "q4",
+    group: Group = 32,
+    head: Head = None,
+    export: ExportName = "tokenmill",
+    symmetric: Symmetric = False,
+    algorithm: Algorithm = "rtn",
+    target_bits: TargetBits = None,
+    text: TextFile = None,
+    num_texts: NumTexts = 32,
+    text_length: TextLength = 512,
+    seed: Seed = 0,
+    evaluate: Evaluate = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Round the matrices of a model to 4 or 8 bits and write them as a directory, or as a GGUF file.
+
+    What is written is kept exactly when the model is loaded. Embeddings, norms and biases stay as they are. A
+    calibration that is interrupted goes on when the same command is given again.
+    """
+    with uninterrupted():
+        from tokenmill.calibrate.rounding import ALGORITHMS
+        from tokenmill.cli.quantize.report import document, show
+        from tokenmill.cli.quantize.run import quantize_and_compare
+        from tokenmill.cli.quantize.texts import TextSettings
+        from tokenmill.weights.write.export import find_export
+
+    check_choice("algorithm", algorithm, ALGORITHMS)
+    if target_bits is not None and algorithm == "rtn":
+        raise ConfigError(
+            "target_bits", target_bits, f"only with algorithm {' or '.join(ALGORITHMS[1:])}, which measure"
+        )
+    find_export(export).check_output(output)
+    if not quiet:
+        say_on_stderr()
+    written = None if text is None else read_text(text)
+    texts = TextSettings(model, None if text is None else str(text), written, num_texts, text_length, seed)
+    settings = {"scheme": scheme, "group": group, "head": head, "export": export, "symmetric": symmetric}
+    settings |= {} if target_bits is None else {"target_bits": target_bits}
+    with progress_on_stderr(quiet) as progress:
+        checkpoint = find_checkpoint(model, progress)
+        wanted = algorithm != "rtn" if evaluate is None else evaluate
+        report = quantize_and_compare(checkpoint, output, progress, algorithm, texts, wanted, settings)
+    if json:
+        print_json(document(report))
+    else:
+        show(report)
