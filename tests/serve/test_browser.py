@@ -81,7 +81,7 @@ def test_stop_ends_the_answer_on_the_server(page, server, monkeypatch):
     page.until_done()
     assert "stopped" in page.text(".turn.assistant .strip")
     held.clear()
-    page.until(lambda: server.driver.num_open == 0)
+    page.until(lambda: server.admission.num_open == 0)
     page.say("w2")
     assert "12" not in page.text(".turn.user .body") and len(page.texts()) == 4
 

@@ -24,7 +24,7 @@ def held(chat_model):
     with served(chat_model) as server:
         hold(server.driver)
         yield server
-        while server.driver.num_open or server.driver.core.trackers:
+        while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
         check_empty(server.driver.core)
         assert 'finished_reason="length"' not in server.driver.metrics.text().decode()
@@ -60,7 +60,7 @@ def test_400_comes_before_a_stream_begins(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_429_says_how_long_to_wait(chat_model, stream):
-    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.driver.admission_slots(1):
+    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.admission.slots(1):
         with client_of(server) as client, pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(**ASK, stream=stream)
         assert caught.value.code == "queue_full" and caught.value.response.headers["retry-after"] == "1"
@@ -68,9 +68,8 @@ def test_429_says_how_long_to_wait(chat_model, stream):
 
 def test_after_429_the_client_tries_again(chat_model):
     with served(chat_model, {"max_sequences": 1}, max_queued=0) as server:
-        driver = server.driver
-        driver.num_open = 1
-        driver.metrics.count_rejected = lambda _: setattr(driver, "num_open", 0)
+        server.admission.num_open = 1
+        server.driver.metrics.count_rejected = lambda _: setattr(server.admission, "num_open", 0)
         with client_of(server, max_retries=1) as client:
             assert client.completions.create(**ASK).usage.completion_tokens == 90
 
@@ -96,7 +95,7 @@ def test_a_task_that_is_cancelled(held, stream):
     async def leave():
         async with client_of(held, openai.AsyncOpenAI) as client:
             asking = asyncio.ensure_future(client.completions.create(**ASK, stream=stream))
-            while not held.driver.num_open:
+            while not held.admission.num_open:
                 await asyncio.sleep(0.01)
             asking.cancel()
             await asyncio.wait({asking})

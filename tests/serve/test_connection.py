@@ -83,9 +83,9 @@ def test_a_stream_that_waits_for_its_reader_is_cancelled(chat_model, monkeypatch
         taken.sendall(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
         assert taken.recv(1)
         ends_s = time.monotonic() + 60
-        while server.driver.num_open and time.monotonic() < ends_s:
+        while server.admission.num_open and time.monotonic() < ends_s:
             time.sleep(0.02)
-        assert not server.driver.num_open and not server.server_state.connections
+        assert not server.admission.num_open and not server.server_state.connections
 
 
 def post(body, version="1.1"):
@@ -133,6 +133,6 @@ def test_a_client_that_has_gone_is_noticed(chat_model, stream):
             taken.sendall(post(BODY | {"max_tokens": 90, "stream": stream}))
             while not server.driver.core.trackers:
                 time.sleep(0.01)
-        while server.driver.num_open or server.driver.core.trackers:
+        while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
         assert not server.server_state.connections

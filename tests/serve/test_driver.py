@@ -11,7 +11,6 @@ import pytest
 from tests.empty import check_empty
 from tests.serve.conftest import served
 from tokenmill import load
-from tokenmill.errors import CapacityError
 from tokenmill.serve import driver as driver_module
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import EngineDied
@@ -41,7 +40,7 @@ def core(chat_model):
 
 @pytest.fixture
 def driver(core):
-    driver = Driver(core, Metrics(core, "words"), max_open=4)
+    driver = Driver(core, Metrics(core, "words"))
     driver.start()
     yield driver
     driver.stop()
@@ -87,30 +86,9 @@ def test_an_error_of_one_request_is_told_to_it_alone(driver, core):
     assert "deadline" in str(error) and len(tokens) == 20
 
 
-def test_one_key_never_takes_all_places(core):
-    driver = Driver(core, Metrics(core, "words"), max_open=4, num_keys=2)
-    with driver.admission_slots(2, b"one"):
-        with pytest.raises(CapacityError, match="1 needed, 0 available"), driver.admission_slots(1, b"one"):
-            pass
-        with driver.admission_slots(2, b"two"):
-            assert driver.num_open == 4
-    with driver.admission_slots(2, b"one"):
-        assert driver.num_open == 2
-
-
-def test_admission_slots(driver):
-    with driver.admission_slots(3):
-        refused = pytest.raises(CapacityError, match="2 needed, 1 available; change max-queued-requests")
-        with refused, driver.admission_slots(2):
-            pass
-        with driver.admission_slots(1):
-            assert driver.num_open == 4
-    assert driver.num_open == 0
-
-
 def test_a_step_that_raises_ends_everybody(core, caplog):
     died = threading.Event()
-    driver = Driver(core, Metrics(core, "words"), 4, died.set)
+    driver = Driver(core, Metrics(core, "words"), died.set)
     driver.start()
     core.step = lambda: 1 / 0
 
@@ -127,7 +105,7 @@ def test_a_step_that_raises_ends_everybody(core, caplog):
 
 
 def test_stopped_it_tells_those_who_wait(core):
-    driver, gate = Driver(core, Metrics(core, "words"), 4), Gate(core)
+    driver, gate = Driver(core, Metrics(core, "words")), Gate(core)
     driver.start()
 
     async def read():
@@ -160,7 +138,7 @@ def test_a_full_queue_is_429(chat_model):
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        while server.driver.num_open < 2:
+        while server.admission.num_open < 2:
             time.sleep(0.01)
         refused = httpx2.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
@@ -186,7 +164,7 @@ def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
                 with pytest.raises(httpx2.ReadTimeout):
                     http.post(asking.url, json=LONG, timeout=0.3)
                 gate.opened.set()
-        while server.driver.num_open or server.driver.core.trackers:
+        while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
         check_empty(server.driver.core)
 

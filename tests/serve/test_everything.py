@@ -127,6 +127,6 @@ def test_every_text_is_that_of_a_quiet_engine(chat_model, tmp_path):
                 httpx2.post(
                     f"{server.url}/v1/sessions/{name}/erase", headers={"Authorization": f"Bearer {key}"}, timeout=60
                 )
-        while server.driver.num_open:
+        while server.admission.num_open:
             time.sleep(0.01)
         check_empty(server.driver.core)

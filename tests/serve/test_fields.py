@@ -231,7 +231,7 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
             response = httpx2.post(f"{server.url}/v1/completions", json=body | more, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (504, "timeout")
             assert len(steps) < 23  # which is how many the prompt takes
-        assert not server.driver.num_open
+        assert not server.admission.num_open
 
 
 def test_a_stream_whose_client_leaves_while_its_prompt_is_scored_ends(chat_model):
@@ -247,7 +247,7 @@ def test_a_stream_whose_client_leaves_while_its_prompt_is_scored_ends(chat_model
         with pytest.raises(httpx2.TimeoutException):
             httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.3)
         time.sleep(0.5)
-        assert not server.driver.num_open
+        assert not server.admission.num_open
 
 
 def test_the_scoring_of_a_prompt_is_its_clients(quiet):

@@ -141,9 +141,9 @@ def test_clients_that_leave_at_any_point(chat_model):
     with served(chat_model, SCARCE, max_queued=64) as server:
         asyncio.run(run(port_of(server)))
         ends_s = time.monotonic() + 60
-        while (server.driver.num_open or server.driver.core.num_used_blocks) and time.monotonic() < ends_s:
+        while (server.admission.num_open or server.driver.core.num_used_blocks) and time.monotonic() < ends_s:
             time.sleep(0.01)
-        assert server.driver.num_open == 0
+        assert server.admission.num_open == 0
         check_empty(server.driver.core)
         body = {"prompt": words(3, 12), "max_tokens": 2, "temperature": 0}
         with httpx2.Client(base_url=server.url, timeout=60) as http:

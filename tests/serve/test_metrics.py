@@ -95,7 +95,7 @@ def test_who_leaves_is_counted(chat_model):
         body = {"prompt": "w1", "max_tokens": 90, "temperature": 0, "stream": True}
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             next(response.iter_lines())
-        while server.driver.num_open or server.driver.core.trackers:
+        while server.admission.num_open or server.driver.core.trackers:
             time.sleep(0.01)
         found = samples(server.url)
     assert (
@@ -105,6 +105,6 @@ def test_who_leaves_is_counted(chat_model):
 
 
 def test_refusals_are_counted(chat_model):
-    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.driver.admission_slots(1):
+    with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, server.admission.slots(1):
         assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "w1"}, timeout=60).status_code == 429
         assert samples(server.url)["tokenmill:admission_rejections_total queue_full"] == 1

@@ -173,6 +173,6 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
 
 def test_a_key_that_fills_the_server_keeps_no_sessions(kept):
     with kept(settings={"max_sequences": 1}, keys=("one", "two"), max_queued=1) as server:
-        server.driver._open_of[blake2b(b"one", digest_size=16).digest()] = server.driver.max_open_of_one
+        server.admission._open_of[blake2b(b"one", digest_size=16).digest()] = server.admission.max_open_of_one
         assert post(server, "/v1/sessions/tale/save", {"prompt": "w1"}, "one").status_code == 429
         assert post(server, "/v1/sessions/tale/save", {"prompt": "w1"}, "two").status_code == 200

@@ -17,7 +17,7 @@ def test_a_method_that_is_not_there_names_those_that_are(http):
 
 def test_load_counts_texts(server, http):
     assert http.get("/load").json() == {"server_load": 0}
-    with server.driver.admission_slots(3):
+    with server.admission.slots(3):
         assert http.get("/load").json() == {"server_load": 3}
 
 

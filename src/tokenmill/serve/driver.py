@@ -9,10 +9,9 @@ import logging
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -22,10 +21,9 @@ from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
 from tokenmill.schedule.sequence import Sequence
-from tokenmill.serve.errors import EngineDied, QueueFull
+from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
 from tokenmill.serve.metrics import Metrics
-from tokenmill.serve.turnover import Turnover
 
 __all__ = ["Driver"]
 
@@ -42,23 +40,12 @@ T = TypeVar("T")
 class Driver:
     """Steps a core while there are requests.
 
-    max_open: admission slots, one for each sequence that runs or waits; num_open: those that are held.
-    max_open_of_one: of one key, so that with several keys none takes all. error: set when nothing is served any more.
-    has_failed: whether a step raised; then on_failure is called, in the driver's thread.
+    error: set when nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the
+    driver's thread.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        metrics: Metrics,
-        max_open: int,
-        on_failure: Callable[[], None] = lambda: None,
-        num_keys: int = 1,
-    ) -> None:
-        self.core, self.metrics, self.max_open, self.num_open = core, metrics, max_open, 0
-        self.max_open_of_one = max_open if num_keys <= 1 else max(1, max_open - max_open // num_keys)
-        self._open_of: Counter[bytes] = Counter()
-        self._turnover = Turnover()
+    def __init__(self, core: Core, metrics: Metrics, on_failure: Callable[[], None] = lambda: None) -> None:
+        self.core, self.metrics = core, metrics
         self.error: EngineDied | None = None
         self.has_failed = False
         self.on_failure = on_failure
@@ -85,22 +72,6 @@ class Driver:
         begun_s = self._begun_s
         limit_s = max(HUNG_S, HUNG_TIMES * self._longest_s) if self._num_steps >= FIRST_STEPS else FIRST_S
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
-
-    @contextmanager
-    def admission_slots(self, count: int, client: bytes = b"") -> Iterator[None]:
-        """Hold so many slots, one for each sequence; QueueFull if they are not free. Called in the event loop."""
-        free = min(self.max_open - self.num_open, self.max_open_of_one - self._open_of[client])
-        if count > free:
-            self.metrics.count_rejected("queue_full")
-            raise QueueFull(count, max(free, 0), self._turnover.wait_s(count - max(free, 0), self.num_open))
-        self.num_open += count
-        self._open_of[client] += count
-        try:
-            with self._turnover.holding():
-                yield
-        finally:
-            self.num_open -= count
-            self._open_of[client] -= count
 
     @property
     def answers(self) -> dict[int, str]:

@@ -61,11 +61,11 @@ class _Work:
     @property
     def num_slots(self) -> int:
         """Texts that run or wait together; the others of the request wait behind them."""
-        return min(self.body.num_sequences, self.service.driver.max_open_of_one)
+        return min(self.body.num_sequences, self.service.admission.max_open_of_one)
 
     def check_number(self) -> None:
         """ApiError for more texts than a request may ask for; for one prompt no more than run and wait together."""
-        count, max_together = self.body.num_sequences, self.service.driver.max_open_of_one
+        count, max_together = self.body.num_sequences, self.service.admission.max_open_of_one
         for name in ("n", "best_of"):
             if (each := getattr(self.body, name, None) or 1) > max_together:
                 raise ApiError(
@@ -99,7 +99,7 @@ async def _respond(work: _Work) -> Response:
     work.check_number()
     if work.body.stream:
         return _EventStream(work)
-    with work.service.driver.admission_slots(work.num_slots, tenant_of(work.request)):
+    with work.service.admission.slots(work.num_slots, tenant_of(work.request)):
         return await _unless_disconnected(work.request, _answer(work))
 
 
@@ -153,10 +153,10 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Response. What is refused before the first byte has a status of its own."""
-        driver, request = self._work.service.driver, self._work.request
-        with driver.admission_slots(self._work.num_slots, tenant_of(request)):
+        service, request = self._work.service, self._work.request
+        with service.admission.slots(self._work.num_slots, tenant_of(request)):
             prepared, form = await _unless_disconnected(request, self._work.begin())
-            events = _events(driver.pieces(prepared.request, form.id), form)
+            events = _events(service.driver.pieces(prepared.request, form.id), form)
             with suppress(_Disconnected):
                 await _unless_disconnected(request, self._send(events, send))
 

@@ -16,6 +16,7 @@ import uvicorn
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.serve.access import AccessLog
+from tokenmill.serve.admission import Admission
 from tokenmill.serve.app import make_app
 from tokenmill.serve.connection import HttpProtocol
 from tokenmill.serve.driver import Driver
@@ -77,10 +78,10 @@ class Server(uvicorn.Server):
         self._engine, self._taken, self._options = engine, taken, options
         metrics = Metrics(engine.core, options.name, options.metrics_prefix)
         self._pace = Pace(engine.core.scheduler, options.stall_s)
-        max_open = engine.config.max_sequences + options.max_queued
-        self.driver = Driver(engine.core, metrics, max_open, self._end, len(options.keys))
+        self.driver = Driver(engine.core, metrics, self._end)
+        self.admission = Admission(metrics, engine.config.max_sequences + options.max_queued, len(options.keys))
         kept = Sessions(engine, options.session_dir) if options.session_dir is not None else None
-        self._service = Service(engine, self.driver, options, kept)
+        self._service = Service(engine, self.driver, self.admission, options, kept)
         self._app = make_app(self._service)
         self._endings = Endings(Guard(self._app, options, is_loopback(taken)))
         self._ends_s: float | None = None  # by time.monotonic, which is the event loop's clock too
@@ -119,7 +120,7 @@ class Server(uvicorn.Server):
         """See uvicorn.Server: called ten times a second."""
         if self._ends_s is not None:
             self._endings.end_at(self._ends_s)
-            if not self.driver.num_open or time.monotonic() >= self._ends_s:
+            if not self.admission.num_open or time.monotonic() >= self._ends_s:
                 self.should_exit = True
         return await super().on_tick(counter)
 

@@ -31,7 +31,7 @@ def server_facts(service: Service) -> dict[str, Any]:
     """Limits of the server, by the names of `Options`; whether clients need a key; whether it keeps sessions."""
     return {
         **{name: getattr(service.options, name) for name in OPTIONS},
-        "max_open": service.driver.max_open,
+        "max_open": service.admission.max_open,
         "wants_key": bool(service.options.keys),
         "keeps_sessions": service.sessions is not None,
     }

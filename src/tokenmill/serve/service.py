@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.engine.engine import Engine
+from tokenmill.serve.admission import Admission
 from tokenmill.serve.driver import Driver
 from tokenmill.serve.errors import ApiError
 from tokenmill.serve.options import Options
@@ -37,6 +38,7 @@ class Service:
 
     engine: Engine
     driver: Driver
+    admission: Admission
     options: Options
     sessions: Sessions | None = None
     is_draining: bool = False

@@ -36,7 +36,7 @@ def sessions(service: Service) -> APIRouter:
     async def with_rows(request: Request, make: Callable[[bytes], Session], do: Callable[[bytes, Session], T]) -> T:
         """Make a session, have its rows beside what else runs, and do something with it."""
         driver, tenant = service.driver, tenant_of(request)
-        with driver.admission_slots(1, tenant):
+        with service.admission.slots(1, tenant):
             session = await driver.call(lambda: make(tenant))
             return await driver.keep(session, tenant, lambda: do(tenant, session))
 

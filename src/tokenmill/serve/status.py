@@ -40,7 +40,7 @@ def status(service: Service) -> APIRouter:
     @routes.get("/load", response_model=None, responses=answers(LoadAnswer))
     async def load() -> dict[str, int]:
         """How many texts run or wait, as a router asks that chooses among servers."""
-        return {"server_load": service.driver.num_open}
+        return {"server_load": service.admission.num_open}
 
     @routes.get("/server_info", response_model=None, responses=answers(ServerAnswer))
     async def server_info() -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_a_stream_passes_a_proxy_as_it_comes(chat_model, tmp_path, make):
             assert response.headers["content-type"].startswith("text/event-stream")
             assert next(response.iter_lines()).startswith("data: {")
         ends_s = time.monotonic() + 20
-        while server.driver.num_open or server.driver.core.trackers:
+        while server.admission.num_open or server.driver.core.trackers:
             assert time.monotonic() < ends_s, "the proxy does not tell that the client has left"
             time.sleep(0.01)
         check_empty(server.driver.core)
@@ -142,6 +142,6 @@ def test_a_proxy_changes_nothing_else(chat_model, tmp_path, make):
         assert http.get("/v1/models").status_code == 401
         assert http.get("/metrics", headers=KEY).status_code == 404
         assert http.post("/v1/completions", json=" " * 5_000_000, headers=KEY).status_code == 413
-        with server.driver.admission_slots(1):
+        with server.admission.slots(1):
             refused = http.post("/v1/completions", json=BODY, headers=KEY)
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"

@@ -37,7 +37,7 @@ def test_every_call(chat_model):
         served(chat_model, {"max_sequences": 1}, max_queued=0) as full,
         served(chat_model) as draining,
         served(chat_model) as held,
-        full.driver.admission_slots(1),
+        full.admission.slots(1),
     ):
         hold(held.driver)
         draining._service.is_draining = True
@@ -45,7 +45,7 @@ def test_every_call(chat_model):
         said = node("--test", "--test-reporter=tap", **{name: server.url for name, server in urls.items()})
         assert int(re.search(r"^# pass (\d+)$", said, re.MULTILINE)[1]) >= 40, said
         ends_s = time.monotonic() + 20
-        while held.driver.num_open or held.driver.core.trackers:
+        while held.admission.num_open or held.driver.core.trackers:
             assert time.monotonic() < ends_s, "a request that was cancelled still runs"
             time.sleep(0.01)
         check_empty(held.driver.core)

@@ -103,7 +103,7 @@ def test_a_client_that_leaves_gives_its_place_back(chat_model, quiet):
             http.post(COMPLETION, json={"prompt": "w1", "max_tokens": -1}, timeout=0.5)
         server.driver.core.step = step
         ends_s = time.monotonic() + 20
-        while server.driver.num_open:
+        while server.admission.num_open:
             assert time.monotonic() < ends_s, "the server does not notice that the client has left"
             time.sleep(0.01)
         assert post(http, prompt="w1")["choices"][0]["text"] == quiet.generate("w1", max_new_tokens=8).text

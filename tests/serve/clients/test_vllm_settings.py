@@ -94,7 +94,7 @@ def test_many_clients_that_leave(chat_model, quiet):
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(leave, range(40)))
         server.driver.core.step = step
-        wait_until(lambda: not server.driver.num_open, "requests of clients that have left still run")
+        wait_until(lambda: not server.admission.num_open, "requests of clients that have left still run")
         assert post(http, prompt="w1")["choices"][0]["text"] == quiet.generate("w1", max_new_tokens=8).text
         check_empty(server.driver.core)
 
