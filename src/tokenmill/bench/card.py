@@ -1,4 +1,5 @@
-"""The cost card: what a model must move and compute, what this machine can, and the floor that follows.
+"""The cost card, printed before every benchmark: what a model must move and compute, what this machine can, and the
+lower bound that follows.
 
 Printed before anything is measured, so that every figure after it can be judged.
 """

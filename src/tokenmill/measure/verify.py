@@ -1,4 +1,4 @@
-"""Step by step: what was fed, what would have been fed without a cache, what was chosen, and how long it took.
+"""Each step's inputs and choices, compared with the same steps computed in float32 without a cache.
 
 And the same steps computed a second time, by float32 modules as they stand: how far the logits are from each other.
 """

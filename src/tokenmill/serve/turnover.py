@@ -1,4 +1,4 @@
-"""How long admission slots are held, from which a client that finds none is told when to come again."""
+"""The mean time that admission slots are held, from which a client that finds none is told when to come again."""
 
 import math
 import time
