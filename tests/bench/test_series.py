@@ -17,7 +17,7 @@ from tokenmill.bench.rows import COLUMNS
 from tokenmill.bench.series import Series
 from tokenmill.bench.shapes import SHAPES, find_shape
 from tokenmill.engine.build import build
-from tokenmill.errors import ConfigError
+from tokenmill.errors import CapacityError, ConfigError, WrongText
 from tokenmill.hub.progress import Silent
 from tokenmill.measure import machine
 from tokenmill.measure.cost import Storage, decode_traffic, prefill_traffic
@@ -239,3 +239,84 @@ def test_measuring_the_machine_gives_every_figure(monkeypatch):
     assert torch.get_num_threads() == threads
     assert min(found.read_gb_s, found.cached_read_gb_s, found.float32_gflop_s, found.bfloat16_gflop_s) > 0
     assert found.copy_to_device_gb_s is None
+
+
+# ---- what a row says of a failure, and which check there is
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (MemoryError(), "out of memory", "MemoryError"),
+        (CapacityError("memory", 10, 5, "batch"), "out of memory", None),
+        (RuntimeError("cannot\n  allocate 5 bytes"), "out of memory", "cannot allocate 5 bytes"),
+        (ConfigError("depth", 1, "0"), "refused", "depth = 1 is not allowed: 0"),
+        (RuntimeError("x" * 400), "failed", "x" * 300),
+        (RuntimeError(), "failed", "RuntimeError"),
+    ],
+)
+def test_why_there_are_no_figures(error, status, reason, tiny):
+    row = tiny._marked(Point(8, 4, batch=2), EngineConfig(threads=3), "here", error)
+    assert (row["status"], row["reason"]) == (status, reason or str(error))
+    assert (row["test"], row["batch"], row["threads"], row["label"]) == ("pp8+tg4 x2", 2, 3, "here")
+    assert set(row) <= set(COLUMNS)
+
+
+def test_which_text_is_compared(tiny, monkeypatch):
+    asked = []
+    monkeypatch.setattr(series, "check_text", lambda engine, reference: asked.append((engine, reference)) or "right")
+    assert tiny._check("engine") == "none: no reference for this model"
+    monkeypatch.setattr(series, "reference_for", lambda path: {"a": "1"})
+    assert tiny._check("engine") == "right" and asked == [("engine", {"a": "1"})]
+    tiny.check = False
+    assert tiny._check("engine") == "off" and len(asked) == 1
+    assert Series(find_shape("gpt2"), Silent())._check("engine") == "none: random weights"
+
+
+def test_an_engine_that_says_something_else_is_not_measured(tiny, monkeypatch):
+    def wrong(*_):
+        raise WrongText("1 of 2 texts")
+
+    monkeypatch.setattr(series, "reference_for", lambda path: {"a": "1"})
+    monkeypatch.setattr(series, "check_text", wrong)
+    with pytest.raises(WrongText, match="1 of 2 texts"):
+        list(tiny.rows([Point(8, 2)], EngineConfig()))
+
+
+def test_what_an_engine_is_made_with(tiny):
+    config = tiny._config_for([Point(16, 4, batch=3), Point(100, 4, batch=3)], EngineConfig(max_step_tokens=2))
+    assert (config.max_length, config.max_sequences, config.max_step_tokens) == (104, 3, 3)
+    assert config.prefix_cache is False
+    assert tiny._config_for([Point(4, 4)], EngineConfig()).max_length == 64
+    assert tiny._config_for([Point(4, 4)], EngineConfig(max_length=99)).max_length == 99
+    bare = tiny._config_for([Point(600, 4, batch=3)], EngineConfig(cache=False))
+    assert bare.max_step_tokens == max(EngineConfig().max_step_tokens, 3 * 604)
+    with pytest.raises(ConfigError, match="the depth of one sequence would mix"):
+        tiny._config_for([Point(4, 4, batch=2, depth=1)], EngineConfig())
+    tiny._config_for([Point(0, 4, batch=2, depth=1)], EngineConfig())
+    tiny._config_for([Point(4, 4, batch=1, depth=1)], EngineConfig())
+
+
+def test_limits_are_measured_once_for_each_number_of_threads(tiny, monkeypatch):
+    asked = []
+
+    def measured(device, threads):
+        asked.append((str(device), threads))
+        return replace(LIMITS, threads=threads)
+
+    monkeypatch.setattr(series, "limits", measured)
+    config = EngineConfig(device="cpu", threads=1)
+    assert tiny.limits(config) is tiny.limits(config)
+    tiny.limits(replace(config, threads=2))
+    assert asked == [("cpu", 1), ("cpu", 2)]
+
+
+def test_what_does_not_fit_is_refused_before_it_is_made(tiny, monkeypatch):
+    config = EngineConfig(device="cpu", dtype="float32", max_length=64)
+    model = read_config(tiny.checkpoint.config)
+    needed = series.cost_of(series.resolve(config, model)).total_bytes
+    monkeypatch.setattr(series, "free_bytes", lambda device: needed)
+    tiny._check_memory(config)
+    monkeypatch.setattr(series, "free_bytes", lambda device: needed - 1)
+    with pytest.raises(CapacityError, match="batch, prompt or new tokens"):
+        tiny._check_memory(config)

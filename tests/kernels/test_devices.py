@@ -78,3 +78,38 @@ def test_what_onednn_does_not_multiply(monkeypatch):
     assert devices.why_no_onednn("float16") == "cannot multiply float16 on this processor"
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
     assert devices.why_no_onednn("float32") == "needs a torch that was built with oneDNN"
+
+
+def test_onednn_multiplies_what_its_processor_can(monkeypatch):
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
+    for supported in (False, True):
+        monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda supported=supported: supported)
+        assert devices.why_no_onednn("float32") is None
+        refused = None if supported else "cannot multiply bfloat16 on this processor"
+        assert devices.why_no_onednn("bfloat16") == refused
+        assert devices.why_no_onednn("float16") == "cannot multiply float16 on this processor"
+
+
+def test_the_memory_of_a_gpu_is_what_torch_says_is_free(monkeypatch):
+    """Not run on a GPU: torch's answer is (free, total)."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (700 + device.index, 9000))
+    assert devices.free_bytes("cuda:1") == 701
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mps", "there"), [(0, False, "cpu"), (2, False, "cpu, cuda:0, cuda:1"), (0, True, "cpu, mps")]
+)
+def test_the_devices_that_are_there_are_listed(monkeypatch, gpus, mps, there):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
+    with pytest.raises(ConfigError) as error:
+        devices.find_device("gpu")
+    assert str(error.value).endswith(f"'gpu' is not allowed: here there are auto, {there}")
+
+
+def test_a_device_must_hold_a_tensor(monkeypatch):
+    """Its name alone is known to torch in any case."""
+    asked = []
+    monkeypatch.setattr(torch, "empty", lambda *size, device: asked.append((size, str(device))))
+    assert devices.find_device("cuda:3") == "cuda:3"
+    assert asked == [((0,), "cuda:3")]

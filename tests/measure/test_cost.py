@@ -1,5 +1,8 @@
 """The planner's arithmetic against what is really allocated."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +10,15 @@ import tokenmill
 from tests.tiny_models import CONTEXT, TINY, save
 from tokenmill.errors import ConfigError
 from tokenmill.loader.resolve import resolve
-from tokenmill.measure.cost import Cost, cost_of, kv_bytes_per_token
+from tokenmill.measure.cost import (
+    Cost,
+    Storage,
+    Traffic,
+    cost_of,
+    decode_traffic,
+    kv_bytes_per_token,
+    prefill_traffic,
+)
 from tokenmill.memory.available import available_bytes
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import count_parameters
@@ -95,3 +106,120 @@ def test_what_fits_is_what_is_left_after_the_weights():
 
 def test_available_memory_is_some_of_the_machines():
     assert 0 < available_bytes() <= 1 << 50
+
+
+SMALL = ModelConfig("llama", 100, 8, 2, 2, 1, 4, 16, 64, rope=Rope(4, 1e4), windows=(None, 3))
+# Of a layer: q, k, v and out, the MLP; twice that, three norms of 8 and two more, and the head.
+READ = 2 * ((8 + 4 + 4) * 8 + 8 * 8 + 3 * 8 * 16) + 5 * 8 + 100 * 8
+ROW = 2 * 2 * 1 * 4 * 4  # K and V of 2 layers, a head of 4 numbers of 4 bytes
+PLAIN = Storage("float32", 4.0, cache_format="dense")
+
+
+def attention(seen):
+    """A product and an addition, with K and with V, for 2 heads of 4."""
+    return 4 * 8 * seen
+
+
+@pytest.mark.parametrize(("batch", "depth", "seen"), [(1, 0, 0), (1, 2, 4), (3, 10, 13)])
+def test_the_traffic_of_decoding(batch, depth, seen):
+    """A window of 3 cuts what the second layer sees; seen: by both layers together."""
+    found = decode_traffic(SMALL, PLAIN, batch, depth)
+    assert found.read_bytes == READ * 4 + batch * seen / 2 * ROW
+    assert found.operations == batch * (2 * READ + attention(seen))
+
+
+def test_the_traffic_without_a_cache_is_that_of_a_prefill():
+    assert decode_traffic(SMALL, PLAIN, 2, 6, cache=False) == prefill_traffic(SMALL, PLAIN, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_tokens", "depth", "seen"), [(1, 4, 0, 2 + 2), (2, 10, 0, 5 + 3), (2, 10, 20, 25 + 3), (1, 1, 0, 1)]
+)
+def test_the_traffic_of_prefill(batch, num_tokens, depth, seen):
+    """A token sees half of the new ones on average; logits are computed of the last."""
+    found = prefill_traffic(SMALL, PLAIN, batch, num_tokens, depth)
+    assert found.read_bytes == READ * 4 + batch * depth * ROW
+    assert found.operations == batch * (num_tokens * (2 * (READ - 800) + attention(seen)) + 2 * 800)
+
+
+def test_experts_are_read_by_as_many_tokens_as_there_are():
+    moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
+    one, two = (prefill_traffic(moe, PLAIN, batch, 0.2).read_bytes for batch in (1, 2))
+    assert two - one == 2 * 3 * 8 * 16 * 4
+
+
+def test_of_experts_a_token_computes_those_that_it_chose():
+    moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
+    each = READ - 2 * 3 * 8 * 16 + 2 * (3 * 8 * 16 + 4 * 8)  # of a layer one expert, and the router
+    assert decode_traffic(moe, PLAIN, 3, 0).operations == 3 * 2 * each
+    assert prefill_traffic(moe, PLAIN, 1, 4).operations == 4 * (2 * (each - 800) + attention(4)) + 2 * 800
+
+
+@pytest.mark.parametrize(("max_length", "num_read"), [(1, 1), (2, 2), (None, 1)])
+def test_how_an_engine_stores_its_matrices(max_length, num_read):
+    """As many experts are read as the longest text may choose."""
+    moe = replace(SMALL, num_experts=4, num_experts_per_token=1)
+    for scheme, integer in (("dense", False), ("q8", True)):
+        config = SimpleNamespace(scheme=scheme, dtype="bfloat16", cache_format="int8", max_length=max_length)
+        engine = SimpleNamespace(model_config=moe, config=config, memory={"matrix_bytes": 30000})
+        weights = READ - 2 * 3 * 8 * 16 + 2 * (num_read * 3 * 8 * 16 + 4 * 8)
+        assert Storage.of_engine(engine) == Storage("bfloat16", 30000 / weights, integer, "int8")
+
+
+@pytest.mark.parametrize(
+    ("is_integer", "bits", "expected"),
+    [
+        (False, None, Storage("bfloat16", 2, False, "int8")),
+        (True, 4.5, Storage("bfloat16", 0.5625, True, "int8")),
+        (True, None, Storage("bfloat16", 3.0, True, "int8")),  # what the file takes for each of its parameters
+    ],
+)
+def test_how_an_engine_will_store_its_matrices(is_integer, bits, expected):
+    config = SimpleNamespace(dtype="bfloat16", cache_format="int8")
+    scheme = SimpleNamespace(is_integer=is_integer, bits_per_weight=bits)
+    resolved = SimpleNamespace(config=config, scheme=scheme, model=SMALL)
+    assert Storage.planned(resolved, 3 * sum(count_parameters(SMALL).values())) == expected
+
+
+def test_the_floor_is_the_larger_of_both():
+    assert Traffic(100, 10).floor_s(10, 10) == 10 and Traffic(10, 100).floor_s(10, 5) == 20
+
+
+def test_how_plain_values_are_stored():
+    assert Storage.plain("bfloat16") == Storage("bfloat16", 2, False, EngineConfig.cache_format)
+    assert Storage.plain("float32", "int8") == Storage("float32", 4, False, "int8")
+    assert Storage("float32", 1.0).integer is False
+
+
+def test_the_sum_of_a_cost():
+    cost = Cost(weights_bytes=1000, cache_bytes=200, workspace_bytes=30, bytes_per_token=7)
+    assert cost.total_bytes == 1230
+    assert replace(cost, bytes_per_token=1).tokens_within(1029) == 0
+    assert [cost.tokens_within(size) for size in (1029, 1030, 1036, 1037)] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("cache_format", "row"), [("dense", 4 * 4), ("int8", 4 + 4)])
+def test_the_rows_of_a_token(cache_format, row):
+    assert kv_bytes_per_token(SMALL, "float32", cache_format) == 2 * 2 * row
+
+
+def workspace(config, model):
+    return cost_of(resolve(config, model)).workspace_bytes
+
+
+def test_the_workspace_by_hand():
+    """8 wide; q, k, v twice and out 40, the MLP 64; 4 bytes each, norms and logits in float32 beside."""
+    config = EngineConfig(
+        dtype="float32", program="eager", scheme="dense", max_length=20, max_step_tokens=6, max_sequences=1
+    )
+    rotary = 2 * 20 * 4 * 4
+    assert workspace(config, SMALL) == 6 * ((16 + 64) * 4 + 16 * 4) + 100 * 12 + rotary
+    plain = replace(SMALL, gated_mlp=False, intermediate_size=10)
+    assert workspace(config, plain) == 6 * ((16 + 40) * 4 + 16 * 4) + 100 * 12 + rotary
+    shared = replace(SMALL, num_experts=2, num_experts_per_token=1, shared_expert_size=20)
+    assert workspace(config, shared) == 6 * ((16 + 80) * 4 + 16 * 4) + 100 * 12 + rotary
+    assert workspace(replace(config, max_step_tokens=500, max_sequences=2), SMALL) == (
+        2 * 20 * ((16 + 64) * 4 + 16 * 4) + 2 * 100 * 12 + rotary
+    )
+    learned = replace(SMALL, rope=None, positions="learned")
+    assert workspace(config, learned) == workspace(config, SMALL) - rotary

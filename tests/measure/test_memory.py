@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tokenmill.measure import memory
 from tokenmill.measure.memory import peak_bytes, reset_peak, resident_bytes
 
 COUNT = """
@@ -50,3 +51,40 @@ def test_the_peak_begins_anew():
     if not reset_peak():
         pytest.skip("this system keeps the peak for ever")
     assert peak_bytes() < high
+
+
+STATUS = "Name:\tmill\nVmHWM:\t    2000 kB\nVmRSS:\t    1000 kB\n"
+
+
+@pytest.fixture
+def system(tmp_path, monkeypatch):
+    """Files of the system that hold what a test writes into them; none at first."""
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "clear_refs")
+    monkeypatch.setattr(memory.resource, "getrusage", lambda who: {memory.resource.RUSAGE_SELF: Usage}[who])
+    return tmp_path
+
+
+class Usage:
+    ru_maxrss = 3000
+
+
+def test_the_systems_figures_in_bytes(system):
+    (system / "status").write_text(STATUS)
+    assert (resident_bytes(), peak_bytes()) == (1000 * 1024, 2000 * 1024)
+    (system / "status").write_text("Name:\tmill\n")
+    assert (resident_bytes(), peak_bytes()) == (3000 * 1024, 3000 * 1024)
+
+
+@pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
+def test_a_system_without_those_files(system, monkeypatch, platform, unit):
+    monkeypatch.setattr(memory.sys, "platform", platform)
+    assert (resident_bytes(), peak_bytes()) == (3000 * unit, 3000 * unit)
+
+
+def test_the_peak_is_restarted_by_a_5(system):
+    assert reset_peak() is True
+    assert (system / "clear_refs").read_text() == "5"
+    (system / "clear_refs").unlink()
+    (system / "clear_refs").mkdir()
+    assert reset_peak() is False

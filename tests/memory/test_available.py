@@ -168,3 +168,37 @@ def test_a_limit_of_the_address_space(tmp_path, monkeypatch, limit, expected):
 def test_nothing_to_read(tmp_path):
     assert available_bytes(tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert available_processors(tmp_path) >= 1
+
+
+def test_lines_of_other_kinds_are_passed_over(tmp_path, monkeypatch):
+    """A name of two words, a number without its unit, and a unit without a number."""
+    monkeypatch.setattr(available.resource, "getrlimit", lambda _: (3000 * 1024, 5000 * 1024))
+    status = {"proc/self/status": "Name:\tmy mill\nVmSize: 2000\nVmPeak:\tno kB\n"}
+    assert available_bytes(tree(tmp_path, meminfo(8_000, "HugePages_Total: 7", "Note: of it"), status)) == 3000 * 1024
+
+
+def test_what_is_promised_and_not_told_is_nothing(tmp_path):
+    promised = {"proc/sys/vm/overcommit_memory": "2"}
+    assert available_bytes(tree(tmp_path, meminfo(8_000, "CommitLimit: 5000 kB"), promised)) == 5000 * 1024
+    more = meminfo(8_000, "CommitLimit: 5000 kB", "Committed_AS: 6000 kB")
+    assert available_bytes(tree(tmp_path, more, promised)) == 0
+    assert available_bytes(tree(tmp_path, meminfo(8_000), promised)) == 8_000 * 1024
+
+
+def test_the_limit_that_holds_is_that_of_the_address_space(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(available.resource, "getrlimit", lambda which: asked.append(which) or (0, 0))
+    assert available_bytes(tmp_path) == 0
+    assert asked == [resource.RLIMIT_AS]
+
+
+@pytest.mark.parametrize(("given", "expected"), [(3, 3), (None, 1)])
+def test_a_system_without_an_affinity(tmp_path, monkeypatch, given, expected):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: given)
+    assert available_processors(tmp_path) == expected
+
+
+def test_the_affinity_is_that_of_this_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0: {1, 2, 3}}[process], raising=False)
+    assert available_processors(tmp_path) == 3

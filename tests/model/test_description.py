@@ -123,3 +123,75 @@ def test_equal_layers_have_equal_descriptions():
     assert one == other
     one, other = describe(replace(PLAIN, windows=(None, 5))).layers
     assert one != other
+
+
+COUNTED = replace(PLAIN, num_layers=3, windows=(None,) * 3, num_heads=6, num_kv_heads=2)
+QKV_OUT = (6 + 2 + 2) * 8 * 48 + 6 * 8 * 48
+
+
+@pytest.mark.parametrize(
+    ("departures", "counts"),
+    [
+        ({}, {}),
+        ({"tie_embeddings": True, "head_bias": True}, {"head": 0}),
+        ({"head_bias": True}, {"head": 211 * 49}),
+        ({"positions": "learned"}, {"positions": 128 * 48}),
+        ({"qkv_bias": True}, {"attention": 3 * (QKV_OUT + 80)}),
+        ({"o_bias": True}, {"attention": 3 * (QKV_OUT + 48)}),
+        ({"mlp_bias": True}, {"mlp": 3 * (2 * 80 * 49 + 48 * 81)}),
+        ({"gated_mlp": False}, {"mlp": 3 * 2 * 48 * 80}),
+        ({"attention_sinks": True}, {"attention": 3 * (QKV_OUT + 6)}),
+        ({"qk_norm": "head"}, {"attention": 3 * (QKV_OUT + 16)}),
+        ({"qk_norm": "all"}, {"attention": 3 * (QKV_OUT + 48 + 16)}),
+        ({"norm": "layer"}, {"norms": 7 * 2 * 48}),
+        ({"norm": "layer", "norm_bias": False}, {"norms": 7 * 48}),
+        ({"norm_placement": "both"}, {"norms": 13 * 48}),
+        ({"norm_placement": "after"}, {"norms": 7 * 48}),
+        ({"num_experts": 5, "num_experts_per_token": 2}, {"mlp": 3 * (5 * 48 + 5 * 3 * 48 * 80)}),
+        (
+            {
+                "num_experts": 5, "num_experts_per_token": 2, "router_bias": True,
+                "shared_expert_size": 10, "shared_expert_gate": True,
+            },
+            {"mlp": 3 * (5 * 49 + 5 * 3 * 48 * 80 + 3 * 48 * 10 + 48)},
+        ),
+    ],
+)  # fmt: skip
+def test_parameters_by_part(departures, counts):
+    """By hand: 211 tokens, 48 wide, 3 layers of 6 and 2 heads of 8, an MLP of 80."""
+    plain = {"embedding": 211 * 48, "positions": 0, "attention": 3 * QKV_OUT, "mlp": 3 * 3 * 48 * 80, "norms": 7 * 48}
+    assert count_parameters(replace(COUNTED, **departures)) == {**plain, "head": 211 * 48, **counts}
+
+
+def test_what_a_step_reads():
+    all_but_mlp = 3 * QKV_OUT + 7 * 48 + 211 * 48
+    assert describe(COUNTED).num_read(1) == describe(COUNTED).num_read(9) == all_but_mlp + 3 * 3 * 48 * 80
+    assert describe(replace(COUNTED, tie_embeddings=True)).num_read(1) == all_but_mlp + 3 * 3 * 48 * 80
+    experts = describe(replace(COUNTED, num_experts=5, num_experts_per_token=2))
+    for num_tokens, read in ((1, 2), (2, 4), (3, 5), (100, 5)):
+        assert experts.num_read(num_tokens) == all_but_mlp + 3 * (5 * 48 + read * 3 * 48 * 80)
+
+
+def test_a_description_in_full():
+    plain = describe(replace(COUNTED, ropes=(Rope(8, 1e4), None, Rope(8, 1e4)), windows=(None, 4, None)))
+    assert plain.ropes == (Rope(8, 1e4),)
+    assert sorted((shape.window or 0, shape.scale) for shape in plain.attention_shapes) == [(0, 8**-0.5), (4, 8**-0.5)]
+    assert {matrix.role: (count, matrix.outputs, matrix.inputs) for matrix, count in plain.matrices.items()} == {
+        "qkv": (3, 80, 48), "out": (3, 48, 48), "gate_up": (3, 160, 48), "down": (3, 48, 80), "head": (1, 211, 48),
+    }  # fmt: skip
+    assert {matrix.num_weights for matrix in plain.matrices} == {80 * 48, 48 * 48, 160 * 48, 211 * 48}
+    assert plain.mixtures == [] and not plain.layers[0].parallel and plain.layers[0].after is None
+    assert describe(replace(COUNTED, residual="parallel", attention_scale=2.0)).layers[0].parallel
+    assert {s.scale for s in describe(replace(COUNTED, attention_scale=2.0)).attention_shapes} == {2.0}
+    capped = describe(replace(COUNTED, attention_softcap=3.0, attention_sinks=True)).layers[0].attention.shape
+    assert (capped.softcap, capped.sinks, capped.window) == (3.0, True, None)
+
+
+def test_the_matrices_of_experts_are_counted():
+    given = {"num_experts": 5, "num_experts_per_token": 2, "shared_expert_size": 10, "shared_expert_gate": True}
+    block = describe(replace(COUNTED, **given, norm_top_k=False, router_scores="sigmoid")).mixtures[0]
+    assert (block.num, block.chosen, block.normalise, block.scores) == (5, 2, False, "sigmoid")
+    assert {(matrix.role, matrix.outputs, matrix.inputs): count for matrix, count in block.matrices.items()} == {
+        ("router", 5, 48): 1, ("shared_gate", 1, 48): 1, ("gate_up", 160, 48): 5, ("down", 48, 80): 5,
+        ("gate_up", 20, 48): 1, ("down", 48, 10): 1,
+    }  # fmt: skip

@@ -12,10 +12,8 @@ from torch._inductor import cpp_builder
 from torch._inductor.utils import run_and_get_code
 
 from tests.tiny_models import FAMILY_NAMES, prompt, save
-from tokenmill.cache.step import Span
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
-from tokenmill.program.compiled.micro_batches import DynamicShapes, Shape, StaticShapes, split
 
 pytestmark = pytest.mark.slow
 
@@ -205,24 +203,3 @@ def test_asking_for_a_mode_is_asking_for_the_program(llama):
     assert engine_for(llama, compile="static").program_name == "compiled"
     assert engine_for(llama).program_name != "compiled"
     assert engine_for(llama, compile="no").program_name != "compiled"
-
-
-def spans(*counts_and_starts):
-    return [Span(10 * n, count, start, 0, None, 1) for n, (count, start) in enumerate(counts_and_starts)]
-
-
-def test_shapes():
-    shapes = StaticShapes(6, 512, 1500)
-    assert (shapes.sequences, shapes.tokens, shapes.keys) == ([1, 2, 4, 6], [1, 8, 32, 128, 512], [256, 1024, 1500])
-    batches = split(spans((1, 4), (7, 0), (1, 300), (1, 9)), 2)
-    assert [len(batch) for batch in batches] == [2, 1, 1]
-    assert [shapes.of(batch) for batch in batches] == [Shape(2, 1, 1024), Shape(1, 1, 256), Shape(1, 8, 256)]
-
-
-def test_sizes_that_are_alike_are_told_apart():
-    """Two dynamic sizes that agree while compiling would be taken for one."""
-    dynamic = DynamicShapes(96)
-    for count in range(2, 97):
-        (batch,) = split([Span(0, count, 0, 0, None, 1)], 4)
-        _, example = dynamic.compilation(dynamic.of(batch))
-        assert example.num_tokens != example.num_keys >= count

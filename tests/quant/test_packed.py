@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tokenmill.quant import packed as module
 from tokenmill.quant.packed import PackedLinear
 from tokenmill.quant.schemes import Packed
 
@@ -43,3 +44,36 @@ def test_the_product_is_the_plain_matrix_product(shape):
     x = torch.randn(3, shape[1])
     torch.testing.assert_close(matrix(x), x @ weight.T + matrix.bias, atol=1e-3, rtol=1e-4)
     assert matrix.weight is None and matrix.packed.nbytes == weight.nbytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_unit", "rows", "portions"),
+    [
+        (torch.bfloat16, True, 32, [32]),
+        (torch.bfloat16, True, 33, [32, 1]),
+        (torch.bfloat16, True, 70, [32, 32, 6]),
+        (torch.bfloat16, False, 70, [70]),
+        (torch.float32, True, 70, [70]),
+    ],
+)
+def test_a_matrix_unit_gets_32_rows_at_a_time(dtype, has_unit, rows, portions, monkeypatch):
+    monkeypatch.setattr(module, "HAS_MATRIX_UNIT", has_unit)
+    given = []
+    monkeypatch.setattr(PackedLinear, "_product", lambda _, x: given.append(len(x)) or x)
+    x = torch.arange(rows).to(dtype)[:, None]
+    assert torch.equal(PackedLinear(1, 1, bias=False)(x), x) and given == portions
+
+
+@pytest.mark.parametrize(("rows", "inputs", "taken"), [(1, 1024, 1), (1, 1025, 2), (2, 1025, 2), (1, 3, 1)])
+def test_a_wide_row_is_not_multiplied_alone(rows, inputs, taken, monkeypatch):
+    given = []
+
+    def pointwise(x, *_):
+        given.append(x.shape)
+        return x[:, :1].clone()
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", pointwise)
+    matrix = PackedLinear(inputs, 1, bias=False)
+    matrix.register_buffer("packed", torch.empty(0))
+    assert torch.equal(matrix(torch.ones(rows, inputs)), torch.ones(rows, 1))
+    assert given == [(taken, inputs)]

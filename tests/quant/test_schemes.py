@@ -11,8 +11,9 @@ from tokenmill.kernels import native_library
 from tokenmill.measure.cost import cost_of
 from tokenmill.program import preferred_schemes
 from tokenmill.program.native.layouts import LAYOUTS, matrix_layout
+from tokenmill.quant import schemes as module
 from tokenmill.quant.matrix import Matrix
-from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, find_scheme
+from tokenmill.quant.schemes import AS_STORED, REFERENCE, Scheme, choose, find_scheme
 from tokenmill.registry import MATRICES, PROGRAMS, SCHEMES, lookup
 
 LONG = prompt(60, seed=5)
@@ -87,6 +88,63 @@ def test_a_new_scheme_is_one_class_and_one_line(how, half, tmp_path):
     assert torch.allclose(engine.logits(LONG), plain.logits(LONG), atol=0.02)
     with pytest.raises(ConfigError, match="because scheme is 'half', not dense"):
         load(path, scheme="half", fuse="none", **settings)
+
+
+def test_the_facts_by_hand():
+    """33 inputs are two groups: 8 bits take 32 codes and a scale for each, 4 bits also a minimum, all in float32."""
+    facts = {
+        name: [
+            getattr(find_scheme(name), fact)
+            for fact in ("is_integer", "is_plain", "is_traceable", "keeps_codes", "rounds_to", "bits_per_weight")
+        ]
+        for name in SCHEMES
+    }
+    assert facts == {
+        "packed": [False, False, False, False, None, None],
+        "dense": [False, True, True, False, None, None],
+        "q8": [True, False, True, False, 8, 8.5],
+        "q4": [True, False, True, False, 4, 5.0],
+        "file": [True, False, True, True, None, None],
+    }
+    num_bytes = {name: find_scheme(name).matrix_bytes(3, 33, "bfloat16", 0) for name in SCHEMES}
+    assert num_bytes == {"packed": 198, "dense": 198, "q8": 3 * 2 * 36, "q4": 3 * 2 * 40, "file": 198}
+    stored = [find_scheme("file").matrix_bytes(3, 33, "float32", bits) for bits in (0, 4.5, 6.5, 7, 8.5)]
+    assert stored == [396, 240, 240, 216, 216]
+    assert find_scheme("q8").matrix_bytes(1, 32, "float32", 4.5) == 36
+
+
+def test_layouts_of_the_native_program():
+    layouts = {name: matrix_layout(find_scheme(name), "bfloat16") for name in SCHEMES}
+    assert layouts == {
+        "packed": None, "dense": "bfloat16", "q8": "8 bits", "q4": "4 bits with minimums", "file": "bfloat16",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def no_bfloat16(monkeypatch):
+    """A processor whose oneDNN multiplies float32 alone."""
+    monkeypatch.setattr(module, "why_no_onednn", lambda dtype: None if dtype == "float32" else f"no {dtype}")
+
+
+def test_auto_takes_the_first_that_does_not_refuse(no_bfloat16):
+    usable = ["packed", "dense"]
+    assert [choose("auto", "cpu", dtype, usable)[0] for dtype in ("float32", "bfloat16")] == ["packed", "dense"]
+    name, scheme = choose("auto", "cuda:1", "float32", usable)
+    assert name == "dense" and type(scheme) is Scheme
+    assert choose("q8", "cuda:1", "float32", usable)[0] == "q8"  # what is asked for need not be preferred
+
+
+def test_a_refusal_says_why(no_bfloat16):
+    for name, device, dtype, reason in (
+        ("packed", "cuda:1", "float32", "packed needs a CPU, and the device is cuda:1"),
+        ("packed", "cpu", "bfloat16", "packed no bfloat16"),
+        ("auto", "cpu", "bfloat16", "packed no bfloat16"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            choose(name, device, dtype, ["packed"])
+        assert str(refused.value).endswith(
+            f"scheme = {name!r} is not allowed: {reason}; use auto, or another dtype or device"
+        )
 
 
 @pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")

@@ -108,7 +108,7 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it():
     spelled = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("the", " the")]
     assert spelled[0] != spelled[1]
     loaded = SimpleNamespace(
-        config=SimpleNamespace(model="any", max_length=64, cache_tokens=64),
+        config=SimpleNamespace(model="any", max_length=64, cache_tokens=64, max_sequences=1, block_size=64),
         model_config=SimpleNamespace(vocab_size=tokenizer.num_tokens, context=64, eos_token_ids=()),
         tokenizer=tokenizer,
         generation_defaults={},

@@ -227,3 +227,35 @@ def test_a_draft_model_that_is_behind_is_asked_in_every_step():
     for _ in range(60):
         clock.run(controller, [sequence], new)
     assert model.calls > 50
+
+
+class Costs:
+    """Passes of 1 s for one token, and of as much more for each further one as is told."""
+
+    def __init__(self, each):
+        self.each = each
+
+    def seconds(self, count, several):
+        return 1.0 + self.each * (count - 1)
+
+
+class Along:
+    """The same chances for every text."""
+
+    def __init__(self, *chances):
+        self.chances = chances
+
+    def along(self, sequence, *_):
+        return list(self.chances)
+
+
+def test_the_draft_model_writes_as_much_as_pays():
+    """One text: 1.9 tokens in 1.2 s, 2.7 in 1.4 s, 2.75 in 1.6 s, of which the draft model takes 0.1 s for each."""
+    controller = Controller(Facts(False, draft=object()))
+    controller._costs, controller._texts = Costs(0.1), Along(0.9, 0.8, 0.05)
+    controller._model_costs.learn(1, 0.1)
+    assert controller._of_model([decoding([1])], 3) == (pytest.approx(2.7 / 1.4), {1: 2}, True)
+    assert controller._of_model([decoding([1])], 1) == (pytest.approx(1.9 / 1.2), {1: 1}, True)
+    assert controller._of_model([decoding([1])], 0) == (0.0, {}, False)
+    controller._texts = Along(0.0, 0.8, 0.05)
+    assert controller._of_model([decoding([1])], 3)[1] == {1: 0}

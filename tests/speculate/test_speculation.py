@@ -6,8 +6,8 @@ import pytest
 
 from tokenmill import load
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
-from tokenmill.speculate.proposer import Proposer
-from tokenmill.speculate.speculation import DraftStats, Speculation
+from tokenmill.speculate.proposer import Facts, Proposer
+from tokenmill.speculate.speculation import DraftStats, Speculation, described
 
 PROMPT = [5, 6, 7, 8]
 
@@ -97,7 +97,7 @@ def test_a_text_whose_end_fails_takes_no_drafts_from_the_others(caplog):
 def test_what_is_counted(llama):
     engine = load(llama, dtype="float32", speculate="off")
     wanted = engine.generate(PROMPT, max_new_tokens=12, ignore_eos=True).tokens
-    speculation = engine.core.speculation = Speculation(Says([]), 3, 64, 1000)
+    speculation = engine.core.loop.speculation = Speculation(Says([]), 3, 64, 1000)
 
     class Half(Proposer):
         """Two right drafts, and a wrong one."""
@@ -117,3 +117,89 @@ def test_what_is_counted(llama):
 
 def test_nothing_drafted_is_no_division_by_zero():
     assert DraftStats().mean_accepted == 0
+
+
+def test_what_came_of_drafts_in_columns_and_in_words():
+    stats = DraftStats(drafting_s=1.5, verifying_s=0.25)
+    stats.count(4, 2)
+    stats.count(3, 0)
+    stats.count(2000, 2)
+    assert stats.columns == {
+        "drafted": 2007, "accepted": 4, "mean_accepted": 4 / 3, "accepted_histogram": {0: 1, 2: 2},
+        "drafting_s": 1.5, "verifying_s": 0.25,
+    }  # fmt: skip
+    assert list(stats.columns["accepted_histogram"]) == [0, 2]
+    assert described(stats.columns) == (
+        "4 of 2,007 drafts accepted, 1.3 in a pass (0: 1, 2: 2); 1.50 s to draft, 0.25 s to verify"
+    )
+
+
+def decoded(sequence, drafts, done=2):
+    return Work(sequence, done, 1 + len(drafts), 1 + len(drafts), tuple(drafts))
+
+
+def test_times_and_counts_of_one_step():
+    """Drafting takes 2 s, the pass 5 s. The second text has no drafts, and the third others than were guessed."""
+    clock = iter([10.0, 12.0, 17.0])
+    ours = Speculation(Says([5, 6]), 4, 64, 100, clock=lambda: next(clock))
+    one, two, three = sequences(3)
+    ours.proposer.propose = lambda asked, limit: {1: [5, 6], 2: [], 3: [UNKNOWN]}
+    assert ours.drafts([one, two, three]) == {1: [5, 6], 2: [], 3: [UNKNOWN]}
+    ours.learn(Plan(work=[decoded(one, [5, 6]), decoded(two, []), decoded(three, [7, 8])]), [[5, 9], [3], [7, 8, 9]])
+    assert (ours.stats.drafting_s, ours.stats.verifying_s) == (2.0, 5.0)
+    assert (ours.stats.num_drafted, ours.stats.num_accepted, ours.stats.histogram) == (2, 1, {1: 1})
+    ours.learn(Plan(work=[decoded(one, [5, 6])]), [[5, 9]])  # the clock is not asked: nothing was drafted for this
+    assert ours.stats.num_drafted == 2
+
+
+def test_the_end_of_a_text_is_told_unless_it_was_broken_off():
+    ended = []
+    ours, texts = speculation(Says([])), sequences(5)
+    ours.proposer.ended = lambda sequence: ended.append(sequence.finish_reason)
+    for sequence, reason in zip(texts, ("eos", "stop", "length", "cancelled", None), strict=True):
+        sequence.finish_reason = reason
+    ours.learn(Plan(work=[decoded(each, []) for each in texts]), [[3]] * 5)
+    assert ended == ["eos", "stop", "length"]
+
+
+def test_a_proposer_that_cannot_learn_is_left_alone(caplog):
+    ours, two = speculation(Says([5])), sequences(2)
+
+    def fail(*_):
+        raise IndexError("gone")
+
+    ours.proposer.learn = fail
+    ours.learn(Plan(work=[decoded(each, []) for each in two]), [[3], [3]])
+    assert ours.drafts(two) == {}
+    assert caplog.messages == ["proposer Says failed, IndexError: gone; without it: 2 texts"]
+
+
+class Closed:
+    def __init__(self):
+        self.times = 0
+
+    def close(self):
+        self.times += 1
+
+
+def test_what_the_proposer_holds_is_closed():
+    draft, store = Closed(), Closed()
+    Speculation(Says([]), 4, 64, 100, Facts(False, draft, store)).close()
+    assert (draft.times, store.times) == (1, 1)
+    Speculation(Says([]), 4, 64, 100, Facts(False, None, store)).close()
+    assert store.times == 2
+    alone = speculation(Says([]))
+    alone.close()
+    assert alone.draft is None
+
+
+def test_the_budget_of_a_step_is_shared_evenly():
+    """64 tokens for 13 sequences are 4 each, of which one is the sequence's own."""
+    ours = speculation(Says(range(9)), num_draft_tokens=9)
+    assert {len(tokens) for tokens in ours.drafts(sequences(13)).values()} == {3}
+    assert ours.drafts([]) == {}
+
+
+def test_the_first_and_the_last_token_of_the_model():
+    assert speculation(Says([0, 99, 100, 1])).drafts(sequences(1)) == {1: [0, 99]}
+    assert speculation(Says([-2])).drafts(sequences(1)) == {1: []}

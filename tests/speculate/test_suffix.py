@@ -6,7 +6,8 @@ from collections import Counter
 import pytest
 
 from tokenmill.schedule.sequence import Rows, Sequence
-from tokenmill.speculate.suffix import SHORTEST, Suffix, SuffixAutomaton
+from tokenmill.speculate.proposer import Facts
+from tokenmill.speculate.suffix import CERTAIN, LEAD, SHORTEST, Guess, Suffix, SuffixAutomaton
 
 
 def longest_match(tokens):
@@ -65,3 +66,66 @@ def test_sequences_that_compute_a_prompt_are_left_out():
     sequence = decoding([1, 2, 1, 2])
     sequence.rows.num_computed = 1
     assert Suffix().propose([sequence], 4) == {}
+
+
+class Store:
+    """Guesses the same after a match of a given length, and keeps what it is given."""
+
+    def __init__(self, matched=0):
+        self.matched, self.kept = matched, []
+
+    def guess(self, tokens, limit):
+        return [70, 71, 72][:limit], self.matched
+
+    def add(self, tokens):
+        self.kept.append(list(tokens))
+
+
+def test_the_store_is_asked_where_it_knows_a_longer_suffix():
+    """The text itself has a suffix of 2 tokens."""
+    sequence = decoding([5, 6, 7, 8, 5, 6])
+    for matched, guess in ((1, Guess([7, 8], 2)), (2, Guess([7, 8], 2)), (3, Guess([70, 71], 3, True))):
+        assert Suffix(Facts(False, store=Store(matched))).guess(sequence, 2) == guess
+    sequence.rows.salt = b"tenant"
+    assert Suffix(Facts(False, store=Store(99))).guess(sequence, 2) == Guess([7, 8], 2)
+
+
+def test_a_long_match_of_its_own_is_certain():
+    for matched, is_stored in ((CERTAIN - 1, True), (CERTAIN, False)):
+        sequence = decoding([*range(100, 100 + matched), 1, *range(100, 100 + matched)])
+        assert Suffix(Facts(False, store=Store(99))).guess(sequence, 2).is_stored is is_stored
+
+
+def test_only_what_is_useful_is_guessed():
+    asked = []
+
+    def useful(sequence, matched, limit):
+        asked.append((matched, limit))
+        return 1
+
+    assert Suffix().guess(decoding([5, 6, 7, 8, 5, 6]), 2, useful).tokens == [7]
+    assert Suffix().guess(decoding([5, 6, 7, 8, 9, 6]), 2, useful).tokens == []
+    assert asked == [(2, 2)]  # not for the match of one token
+
+
+def test_a_text_is_stored_from_a_little_before_what_is_new():
+    store, sequence = Store(), decoding(range(200))
+    proposer = Suffix(Facts(False, store=store))
+    proposer.ended(sequence)
+    sequence.tokens += range(200, 210)
+    proposer.ended(sequence)
+    assert store.kept == [list(range(200)), list(range(200 - LEAD, 210))]
+    del sequence.tokens[100:]  # rewound
+    proposer.ended(sequence)
+    assert store.kept[-1] == list(range(100 - LEAD, 100))
+
+
+def test_what_is_not_stored():
+    store = Store()
+    proposer = Suffix(Facts(False, store=store))
+    salted, scored = decoding([1, 2]), decoding([1, 2], number=2)
+    salted.rows.salt, scored.score_from = b"tenant", 0
+    for sequence in (salted, scored):
+        proposer.ended(sequence)
+    Suffix().ended(decoding([1, 2]))
+    assert store.kept == []

@@ -120,7 +120,7 @@ def _prepared(
     for tokens in prompts:
         num_new = _clamped(core, len(tokens), field, max_tokens)
         _check_min_tokens(body.min_tokens, num_new, _limit(core) - len(tokens))
-        params = SamplingParams(**settings, max_new_tokens=num_new)
+        params = SamplingParams(**{**settings, "max_new_tokens": num_new})
         sequences += core.request(tokens, params, priority=body.priority, salt=salt).sequences
     for sequence in sequences:
         sequence.client = tenant

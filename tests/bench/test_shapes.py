@@ -1,0 +1,32 @@
+"""Architectures without files: they have the sizes of the models that they are named for, and no tensors."""
+
+import pytest
+
+from tokenmill.bench.shapes import SHAPES, find_shape
+from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.model.description import count_parameters
+from tokenmill.model.families import read_config
+
+
+def test_a_shape_has_no_tensors():
+    shape = find_shape("llama-1b")
+    assert str(shape.path) == "shape-llama-1b" and shape.shapes == {} and shape.num_bytes == 0
+    assert shape.tokenizer() is None and shape.generation_defaults() == {}
+    with pytest.raises(CheckpointError, match="shape-llama-1b has no tensor x: a shape has no weights"):
+        shape.read("x")
+    with pytest.raises(ConfigError, match="--shape = 'llama-2b' is not allowed: use one of smollm2-135m, "):
+        find_shape("llama-2b")
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("smollm2-135m", 134.5), ("smollm2-360m", 361.8), ("smollm2-1.7b", 1711.4), ("tinyllama-1.1b", 1100.0),
+        ("llama-1b", 1235.8), ("llama-3b", 3212.7), ("llama-7b", 6738.4), ("llama-8b", 8030.3),
+        ("mistral-7b", 7241.7), ("qwen2.5-0.5b", 494.0), ("qwen3-0.6b", 596.0), ("mixtral-8x7b", 46702.8),
+        ("pythia-160m", 162.3), ("gpt2", 124.4),
+    ],
+)  # fmt: skip
+def test_shapes_have_the_parameters_that_their_models_name(name, millions):
+    """As the model cards on the hub count them."""
+    assert sum(count_parameters(read_config(SHAPES[name])).values()) / 1e6 == pytest.approx(millions, abs=0.06)

@@ -1,0 +1,158 @@
+"""What the families read out of their config.json, and their defaults, which are those of transformers' classes."""
+
+from dataclasses import asdict
+
+import pytest
+from transformers import AutoConfig
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.families import FAMILIES, Family, find_family, read_config
+
+LLAMA = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 211,
+}
+GPT = {"n_embd": 48, "n_layer": 2, "n_head": 6, "vocab_size": 211}
+BIASES = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+GPT2 = {
+    **BIASES,
+    "intermediate_size": 192,
+    "max_position_embeddings": 1024,
+    "norm": "layer",
+    "norm_eps": 1e-5,
+    "gated_mlp": False,
+    "positions": "learned",
+    "rope": None,
+    "tie_embeddings": True,
+}
+NEOX = {**BIASES, "norm": "layer", "norm_eps": 1e-5, "gated_mlp": False, "activation": "gelu", "rope": Rope(2, 10000.0)}
+
+
+def expected(family, **departures):
+    """Llama's, as a config of nothing but its sizes says it, with these departures."""
+    sizes = {
+        "num_layers": 2,
+        "num_kv_heads": 6,
+        "head_dim": 8,
+        "intermediate_size": 80,
+        "max_position_embeddings": 2048,
+    }
+    plain = {"norm_eps": 1e-6, "rope": Rope(8, 10000.0)}
+    return ModelConfig(family, 211, 48, num_heads=6, **{**sizes, **plain, **departures})
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "departures"),
+    [
+        ("llama", LLAMA, {}),
+        ("llama", {**LLAMA, "attention_bias": True}, {"qkv_bias": True, "o_bias": True}),
+        ("llama", {**LLAMA, "mlp_bias": True}, {"mlp_bias": True}),
+        ("llama", {**LLAMA, "num_key_value_heads": 3, "head_dim": 16},
+         {"num_kv_heads": 3, "head_dim": 16, "rope": Rope(16, 10000.0)}),
+        ("llama", {**LLAMA, "rms_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": True},
+         {"norm_eps": 1e-5, "activation": "gelu", "tie_embeddings": True}),
+        ("llama", {**LLAMA, "eos_token_id": [7, 9], "torch_dtype": "bfloat16"},
+         {"eos_token_ids": (7, 9), "dtype": "bfloat16"}),
+        ("llama", {**LLAMA, "dtype": "torch.float16", "torch_dtype": "float32"}, {"dtype": "float16"}),
+        ("llama", {**LLAMA, "stored_as_codes": True}, {"codes": True}),
+        ("llama", {**LLAMA, "stored_as_codes": 4.5, "embedding_as_codes": 8.5},
+         {"codes": True, "code_bits": 4.5, "embedding_bits": 8.5}),
+        ("llama", {**LLAMA, "rope_theta": 5e5, "partial_rotary_factor": 0.5}, {"rope": Rope(4, 5e5)}),
+        ("mistral", LLAMA, {"windows": (4096,)}),
+        ("mistral", {**LLAMA, "sliding_window": None}, {}),
+        ("mistral", {**LLAMA, "sliding_window": 7}, {"windows": (7,)}),
+        ("mixtral", LLAMA, {"num_experts": 8, "num_experts_per_token": 2, "rope": Rope(8, 1e6)}),
+        ("mixtral", {**LLAMA, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 9},
+         {"num_experts": 5, "num_experts_per_token": 3, "rope": Rope(8, 1e6), "windows": (9,)}),
+        ("qwen2", LLAMA, {"qkv_bias": True}),
+        ("qwen2", {**LLAMA, "use_sliding_window": True, "max_window_layers": 1},
+         {"qkv_bias": True, "windows": (None, 4096)}),
+        ("qwen2", {**LLAMA, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 5},
+         {"qkv_bias": True, "windows": (5, 5)}),
+        ("qwen2", {**LLAMA, "use_sliding_window": True, "num_hidden_layers": 29},
+         {"qkv_bias": True, "num_layers": 29, "windows": (*[None] * 28, 4096)}),
+        ("qwen2", {**LLAMA, "sliding_window": 5, "max_window_layers": 0}, {"qkv_bias": True}),
+        ("qwen2", {**LLAMA, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
+         {"qkv_bias": True, "windows": (4096, None)}),
+        ("qwen3", LLAMA, {"qk_norm": "head", "head_dim": 128, "rope": Rope(128, 10000.0)}),
+        ("qwen3", {**LLAMA, "head_dim": 12, "attention_bias": True},
+         {"qk_norm": "head", "head_dim": 12, "rope": Rope(12, 10000.0), "qkv_bias": True, "o_bias": True}),
+        ("gpt2", GPT, {**GPT2, "activation": "gelu_new"}),
+        ("gpt2", {**GPT, "n_inner": 100, "n_positions": 64, "scale_attn_weights": False, "n_ctx": 64},
+         {**GPT2, "activation": "gelu_new", "intermediate_size": 100, "max_position_embeddings": 64,
+          "attention_scale": 1.0}),
+        ("gpt2", {**GPT, "reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": False},
+         {**GPT2, "activation": "gelu_new"}),
+        ("gpt_bigcode", GPT, {**GPT2, "num_kv_heads": 1, "activation": "gelu_pytorch_tanh"}),
+        ("gpt_bigcode", {**GPT, "multi_query": False, "attention_softmax_in_fp32": False, "num_key_value_heads": 6,
+                         "validate_runner_input": True}, {**GPT2, "activation": "gelu_pytorch_tanh"}),
+        ("gpt_neox", LLAMA, {**NEOX, "residual": "parallel"}),
+        ("gpt_neox", {**LLAMA, "use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0,
+                      "rotary_emb_base": 500, "rope_theta": 10000},
+         {**NEOX, "residual": "serial", "qkv_bias": False, "o_bias": False, "rope": Rope(8, 500.0)}),
+    ],
+)  # fmt: skip
+def test_what_a_config_means(family, config, departures):
+    assert asdict(read_config({"model_type": family, **config})) == asdict(expected(family, **departures))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_not_said_is_what_transformers_takes(family):
+    """A config.json has only what differs from the defaults of its class, in older files."""
+    sizes = GPT if family in ("gpt2", "gpt_bigcode") else LLAMA
+    theirs, ours = AutoConfig.for_model(family, **sizes), read_config({"model_type": family, **sizes})
+    assert theirs.tie_word_embeddings == ours.tie_embeddings
+    if family != "mixtral":  # whose class has another epsilon than its published files
+        names = ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps")
+        assert ours.norm_eps == next(getattr(theirs, name) for name in names if hasattr(theirs, name))
+    activation = theirs.activation_function if sizes is GPT else theirs.hidden_act
+    assert activation == ours.activation
+
+
+@pytest.mark.parametrize("name", ["bloom", "", None, 7, "LLAMA"])
+def test_a_family_that_is_not_known_is_named_with_those_that_are(name):
+    known = "gpt2, gpt_bigcode, gpt_neox, llama, mistral, mixtral, qwen2, qwen3"
+    with pytest.raises(CheckpointError) as error:
+        find_family({"model_type": name})
+    assert str(error.value) == f"config.json: model_type {name!r} is not implemented: only {known}"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_found_by_its_name(name):
+    family = find_family({"model_type": name})
+    assert isinstance(family, Family)
+    assert set(family.names.values()) >= {"embedding.weight", "head.weight"}
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+        ("llama", {"rope_interleaved": True}, "rope_interleaved"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"num_key_value_heads": 6}, "num_key_value_heads"),
+        ("mistral", {"attention_bias": True}, "attention_bias"),
+        ("qwen2", {"layer_types": ["full_attention"]}, "layer_types = .* is not allowed: 2 of full_attention, sliding"),
+        ("qwen2", {"layer_types": ["full_attention", "linear"]}, "layer_types"),
+        ("llama", {"stored_as_codes": 65.0}, "stored_as_codes"),
+        ("llama", {"embedding_as_codes": 65.0}, "embedding_as_codes"),
+        ("llama", {"rms_norm_eps": 1.5}, "rms_norm_eps"),
+        ("mixtral", {"num_experts_per_tok": 9}, "config asks for 9 experts per token of 8"),
+        ("llama", {"num_key_value_heads": 4}, "num_heads 6 is no multiple of num_kv_heads 4"),
+        ("llama", {"num_hidden_layers": 2049}, "num_hidden_layers"),
+        ("llama", {"torch_dtype": "float64"}, "dtype 'float64' is not implemented: only"),
+        (
+            "llama",
+            {"quantization_config": {"quant_method": "exl2"}},
+            "quant_method 'exl2' is not implemented: only tok",
+        ),
+    ],
+)
+def test_what_is_refused(family, change, message):
+    sizes = GPT if family == "gpt2" else LLAMA
+    with pytest.raises(CheckpointError, match=message):
+        read_config({"model_type": family, **sizes, **change})

@@ -1,0 +1,170 @@
+"""The rope of a config.json, in the older and in the newer spelling, and what is refused in it."""
+
+import math
+
+import pytest
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.families import read_config
+from tokenmill.model.rope_config import yarn_attention_factor
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "vocab_size": 211,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+FACTORS = (("factor", 8.0), ("high_freq_factor", 4.0), ("low_freq_factor", 1.0))
+
+
+def rope(scaling=None, key="rope_scaling", **more):
+    return read_config({**LLAMA, **more, **({} if scaling is None else {key: scaling})}).rope
+
+
+def yarn(**numbers):
+    found = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 4.0, "original_max_position_embeddings": 32, **numbers}
+    return Rope(8, 10000.0, "yarn", tuple(sorted(found.items())))
+
+
+@pytest.mark.parametrize(
+    ("stretch", "weight", "expected"),
+    [(1.0, 1.0, 1.0), (0.5, 1.0, 1.0), (math.e, 1.0, 1.1), (math.e, 2.0, 1.2), (math.e**10, 1.0, 2.0)],
+)
+def test_the_factor_of_yarn(stretch, weight, expected):
+    """0.1 ln s + 1, and 1 where nothing is stretched: equation 22 of arXiv 2309.00071."""
+    assert yarn_attention_factor(stretch, weight) == pytest.approx(expected, rel=1e-12)
+    assert yarn_attention_factor(stretch) == yarn_attention_factor(stretch, 1.0)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("name", ["rope_type", "type"])
+@pytest.mark.parametrize(
+    ("kind", "numbers", "expected"),
+    [
+        ("default", {}, ()),
+        ("linear", {"factor": 2.0}, (("factor", 2.0),)),
+        ("dynamic", {"factor": 2.0}, (("factor", 2.0), ("max_position_embeddings", 128))),
+        ("dynamic", {"factor": 2.0, "original_max_position_embeddings": 64},
+         (("factor", 2.0), ("max_position_embeddings", 128), ("original_max_position_embeddings", 64))),
+        ("factors", {"factors": [1.0, 2.5]}, (("factors", (1.0, 2.5)),)),
+        ("llama3", {**LLAMA3, "original_max_position_embeddings": 64},
+         (*FACTORS, ("original_max_position_embeddings", 64))),
+        ("llama3", LLAMA3,
+         (*FACTORS, ("original_max_position_embeddings", 128))),
+    ],
+)  # fmt: skip
+def test_every_kind_in_every_spelling(key, name, kind, numbers, expected):
+    assert rope({name: kind, **numbers}, key) == Rope(8, 10000.0, kind, expected)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({"factor": 4.0, "original_max_position_embeddings": 32}, {"attention_factor": 0.1 * math.log(4) + 1}),
+        ({"original_max_position_embeddings": 32}, {"attention_factor": 0.1 * math.log(4) + 1}),  # 128 / 32
+        ({"factor": 4.0}, {"attention_factor": 0.1 * math.log(4) + 1, "original_max_position_embeddings": 128}),
+        ({"factor": 4.0, "original_max_position_embeddings": 32, "attention_factor": 0.7}, {"attention_factor": 0.7}),
+        (
+            {"original_max_position_embeddings": 32, "beta_fast": 20, "beta_slow": 2, "truncate": False},
+            {"attention_factor": 0.1 * math.log(4) + 1, "beta_fast": 20.0, "beta_slow": 2.0, "truncate": False},
+        ),
+        (
+            {"original_max_position_embeddings": 32, "mscale": 2.0, "mscale_all_dim": 0.5},
+            {"attention_factor": (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)},
+        ),
+        ({"original_max_position_embeddings": 32, "mscale": 2.0}, {"attention_factor": 0.1 * math.log(4) + 1}),
+        ({"original_max_position_embeddings": 32, "mscale_all_dim": 2.0}, {"attention_factor": 0.1 * math.log(4) + 1}),
+        (
+            {"original_max_position_embeddings": 32, "mscale": 2.0, "mscale_all_dim": 0.5, "attention_factor": 0.9},
+            {"attention_factor": 0.9},
+        ),
+    ],
+    ids=str,
+)
+def test_yarn_as_it_counts(numbers, expected):
+    found, wanted = rope({"rope_type": "yarn", **numbers}), yarn(**expected)
+    assert [name for name, _ in found.scaling] == [name for name, _ in wanted.scaling]
+    assert dict(found.scaling) == pytest.approx(dict(wanted.scaling), rel=1e-12)
+
+
+def test_the_older_spelling_is_taken_alone():
+    """As transformers has it: one of the two, and never a mixture."""
+    both = {
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "rope_parameters": {"rope_type": "dynamic", "factor": 3.0},
+    }
+    assert read_config({**LLAMA, **both}).rope == Rope(8, 10000.0, "linear", (("factor", 2.0),))
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_the_length_beside_the_parameters_goes_first(kind):
+    scaling = {"rope_type": kind, **(LLAMA3 if kind == "llama3" else {}), "original_max_position_embeddings": 64}
+    assert dict(rope(scaling, original_max_position_embeddings=16).scaling)["original_max_position_embeddings"] == 16
+
+
+def test_the_length_beside_other_parameters_changes_nothing():
+    assert rope({"type": "linear", "factor": 2.0}, original_max_position_embeddings=16).scaling == (("factor", 2.0),)
+    assert rope(original_max_position_embeddings=16) == Rope(8, 10000.0)
+
+
+def test_the_base_and_the_part_may_stand_inside():
+    inside = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    assert rope(inside, "rope_parameters") == Rope(4, 500.0)
+    assert rope(inside, "rope_parameters", rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
+    assert rope(rope_theta=500.0, partial_rotary_factor=0.5) == Rope(4, 500.0)
+    assert rope(partial_rotary_factor=0.26) == Rope(2, 10000.0)  # 2.08 entries
+
+
+@pytest.mark.parametrize(
+    ("scaling", "more", "message"),
+    [
+        ({"type": "su"}, {}, "rope type 'su' is not implemented: only default, linear, factors, dynamic, llama3, yarn"),
+        ({"type": "linear"}, {}, "rope type 'linear' needs 'factor', which is missing"),
+        ({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, {}, "'llama3' needs 'high_freq_factor', which is"),
+        ({"type": "linear", "factor": 2.0, "beta": 1}, {}, r"rope type 'linear' has no parameter 'beta' \(it is 1\)"),
+        ({"type": "default", "factor": 2.0}, {}, r"rope type 'default' has no parameter 'factor' \(it is 2.0\)"),
+        ({"rope_theta": 5.0}, {"rope_theta": 6.0}, "rope_theta is 6.0, and 5.0 in the rope parameters"),
+        (
+            {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0},
+            {},
+            "low_freq_factor of rope type 'llama3' must be below",
+        ),
+        (None, {"partial_rotary_factor": 0.2}, "1 rotary entries of head_dim 8: an even number is needed"),
+        (None, {"partial_rotary_factor": 0.4}, "3 rotary entries of head_dim 8: an even number is needed"),
+        (None, {"partial_rotary_factor": 1.1}, "partial_rotary_factor"),
+        (None, {"rope_theta": 0.5}, "rope_theta"),
+        ({"type": "dynamic", "factor": 2.0}, {"partial_rotary_factor": 0.25}, "2 rotary entries of head_dim 8"),
+        ({"type": "linear", "factor": 1e-7}, {}, "factor"),
+        ({"type": "linear", "factor": 2e6}, {}, "factor"),
+        ({"type": "yarn", "truncate": 1}, {}, "truncate"),
+    ],
+)
+def test_what_is_refused(scaling, more, message):
+    with pytest.raises(CheckpointError, match=message):
+        rope(scaling, **more)
+
+
+def test_a_null_parameter_is_none():
+    assert rope({"type": "linear", "factor": 2.0, "other": None}) == rope({"type": "linear", "factor": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "context"),
+    [
+        (None, 100),
+        (Rope(4, 1e4), 100),
+        (Rope(4, 1e4, "linear", (("factor", 2.5),)), 250),
+        (Rope(4, 1e4, "dynamic", (("factor", 2.505),)), 250),
+        (Rope(4, 1e4, "llama3", (("factor", 8.0),)), 100),
+        (Rope(4, 1e4, "yarn", (("factor", 2.0), ("original_max_position_embeddings", 80))), 160),
+        (Rope(4, 1e4, "yarn", (("factor", 2.0), ("original_max_position_embeddings", 40))), 100),
+        (Rope(4, 1e4, "yarn", (("original_max_position_embeddings", 120),)), 120),
+    ],
+)
+def test_the_longest_sequence(given, context):
+    assert ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 100, rope=given).context == context

@@ -1,0 +1,172 @@
+"""How a step is cut into micro-batches: shapes and padding by hand, and the tokens that come of it."""
+
+import pytest
+import torch
+
+from tests.program.test_compiled import PROMPTS, engine_for, same
+from tests.tiny_models import prompt
+from tokenmill.cache.step import Span, Step
+from tokenmill.program.compiled.micro_batches import (
+    DynamicShapes,
+    Inputs,
+    MicroBatched,
+    Shape,
+    StaticShapes,
+    _wanted,
+    split,
+)
+
+CPU = torch.device("cpu")
+
+
+def span(count, start, num_logits=1, first=0, blocks=()):
+    return Span(first, count, start, 0, None, num_logits, blocks)
+
+
+def test_sequences_of_one_token_run_together():
+    spans = [span(1, 4), span(7, 0), span(1, 300), span(1, 9), span(2, 5)]
+    batches = split(spans, 2)
+    assert batches == [[spans[0], spans[2]], [spans[3]], [spans[1]], [spans[4]]]
+    assert split(spans[1:2], 2) == [[spans[1]]] and split([], 2) == []
+
+
+def test_static_sizes():
+    shapes = StaticShapes(6, 512, 1500)
+    assert (shapes.sequences, shapes.tokens, shapes.keys) == ([1, 2, 4, 6], [1, 8, 32, 128, 512], [256, 1024, 1500])
+    small = StaticShapes(1, 600, 100)
+    assert (small.sequences, small.tokens, small.keys) == ([1], [1, 8, 32, 100], [100])
+    assert StaticShapes(4, 5, 256).tokens == [1, 5] and StaticShapes(4, 8, 256).keys == [256]
+
+
+def test_the_smallest_static_shape_is_taken():
+    shapes = StaticShapes(6, 512, 1500)
+    assert shapes.of([span(1, 4)]) == Shape(1, 1, 256)
+    assert shapes.of([span(1, 255), span(1, 4), span(1, 0)]) == Shape(4, 1, 256)
+    assert shapes.of([span(1, 4), span(1, 256)]) == Shape(2, 1, 1024)
+    assert shapes.of([span(8, 0)]) == Shape(1, 8, 256)
+    assert shapes.of([span(9, 1020, num_logits=2)]) == Shape(1, 32, 1500, True)
+    shape = Shape(2, 1, 1024)
+    assert shapes.compilation(shape) == (shape, shape)
+
+
+def test_dynamic_sizes_are_those_that_come():
+    shapes = DynamicShapes(330)
+    assert shapes.of([span(1, 31)]) == Shape(1, 1, 32)
+    assert shapes.of([span(1, 4), span(1, 32)]) == Shape(2, 1, 64)
+    assert shapes.of([span(7, 318, num_logits=2)]) == Shape(1, 7, 330, True)
+
+
+def test_what_dynamic_code_is_compiled_with():
+    """One function for one sequence, one for several and one for a chunk; each with and without all logits."""
+    shapes = DynamicShapes(1000)
+    assert shapes.compilation(Shape(1, 1, 32)) == (Shape(1, 1, 0), Shape(1, 1, 320))
+    assert shapes.compilation(Shape(5, 1, 640)) == (Shape(2, 1, 0), Shape(5, 1, 640))
+    assert shapes.compilation(Shape(2, 1, 640)) == (Shape(2, 1, 0), Shape(2, 1, 640))
+    assert shapes.compilation(Shape(1, 9, 640, True)) == (Shape(1, 2, 0, True), Shape(1, 9, 640, True))
+    assert DynamicShapes(100).compilation(Shape(1, 2, 32)) == (Shape(1, 2, 0), Shape(1, 2, 100))
+
+
+def test_sizes_that_are_alike_are_told_apart():
+    """Two dynamic sizes that agree while compiling would be taken for one."""
+    assert DynamicShapes(1000).compilation(Shape(320, 1, 64))[1] == Shape(321, 1, 320)
+    dynamic = DynamicShapes(96)
+    for count in range(2, 97):
+        (batch,) = split([span(count, 0)], 4)
+        _, example = dynamic.compilation(dynamic.of(batch))
+        assert example.num_tokens != example.num_keys >= count
+
+
+def inputs(token_ids, positions, tables, num_keys, rows=None):
+    tensors = (torch.tensor(each) for each in (token_ids, positions, tables))
+    return Inputs(*tensors, torch.arange(num_keys), None if rows is None else torch.tensor(rows))
+
+
+def test_slots_follow_from_the_tables():
+    """Blocks of 4: position 5 of a sequence in blocks 7 and 2 is the second slot of block 2."""
+    step = inputs([[10], [20]], [[5], [3]], [[7, 2], [1, 0]], 6).padded(4)
+    assert step.token_ids_T.tolist() == [10, 20] and step.positions_T.tolist() == [5, 3]
+    assert step.slots_T.tolist() == [9, 7]
+    assert step.keys_BL.tolist() == [[28, 29, 30, 31, 8, 9], [4, 5, 6, 7, 0, 1]]
+    assert step.rows_R is None and step.num_rows == 2
+    chunk = inputs([[10, 11, 12]], [[3, 4, 5]], [[7, 2]], 6, rows=[1]).padded(4)
+    assert chunk.slots_T.tolist() == [31, 8, 9] and chunk.rows_R.tolist() == [1] and chunk.num_rows == 1
+
+
+def test_inputs_are_told_in_words():
+    assert str(inputs([[1], [2]], [[0], [0]], [[0], [0]], 6)) == "a step of 2 x 1 tokens, 6 positions"
+    assert str(inputs([[1, 2]], [[0, 1]], [[0]], 6, rows=[1])) == "a step of 1 x 2 tokens, 6 positions"
+    assert str(inputs([[1, 2]], [[0, 1]], [[0]], 6)) == "a step of 1 x 2 tokens, 6 positions, all logits"
+
+
+@pytest.fixture(scope="module")
+def program(llama):
+    """Of positions up to 96 in blocks of 8; nothing is compiled."""
+    engine = engine_for(llama, program="compiled", compile="no")
+    return engine.core.loaded.program
+
+
+def test_a_batch_is_padded_by_its_last_token_and_its_last_sequence(program):
+    spans = [span(1, 4, first=0, blocks=[3]), span(1, 9, first=1, blocks=[1, 2])]
+    step = Step([11, 12], [4, 9], [28, 17], spans, None, 2, CPU)
+    found = program.stage(spans, Shape(4, 1, 16), step)
+    assert found.token_ids_BC.tolist() == [[11], [12], [12], [12]]
+    assert found.positions_BC.tolist() == [[4], [9], [9], [9]]
+    blocks = found.tables_BM.shape[1]
+    assert 8 * blocks >= program.decoder.num_positions > 8 * (blocks - 1)
+    assert found.tables_BM.tolist() == [[*ids, *[0] * (blocks - len(ids))] for ids in ([3], [1, 2], [1, 2], [1, 2])]
+    assert found.offsets_L.tolist() == list(range(16)) and found.rows_B is None
+
+
+@pytest.mark.parametrize("all_rows", [False, True])
+def test_a_chunk_is_padded_by_its_last_token(program, all_rows):
+    chunk = span(3, 5, num_logits=3 if all_rows else 1, first=1, blocks=[4])
+    step = Step([9, 21, 22, 23], [0, 5, 6, 7], [0, 37, 38, 39], [span(1, 0), chunk], None, 4, CPU)
+    found = program.stage([chunk], Shape(2, 8, 16, all_rows), step)
+    assert found.token_ids_BC.tolist() == [[21, 22, *[23] * 6]] * 2
+    assert found.positions_BC.tolist() == [[5, 6, *[7] * 6]] * 2
+    assert found.rows_B is None if all_rows else found.rows_B.tolist() == [2, 2]
+
+
+def test_a_table_that_is_too_long_is_cut_off(program):
+    blocks = range(100, 200)
+    step = Step([9], [0], [0], [span(1, 0, blocks=blocks)], None, 1, CPU)
+    found = program.stage(step.spans, Shape(1, 1, 16), step)
+    assert found.tables_BM.tolist() == [[*blocks[: found.tables_BM.shape[1]]]]
+
+
+def test_the_wanted_rows_of_each_span():
+    logits = torch.arange(8.0)[:, None]
+    together = [span(1, 4, first=3), span(1, 4, num_logits=0, first=5), span(1, 9, first=7)]
+    found = {first: rows.flatten().tolist() for first, rows in _wanted(together, logits).items()}
+    assert found == {3: [0.0], 5: [], 7: [2.0]}
+    assert _wanted([span(5, 0, num_logits=2, first=6)], logits)[6].flatten().tolist() == [3.0, 4.0]
+    assert _wanted([span(5, 0, num_logits=1, first=6)], logits)[6].flatten().tolist() == [0.0]
+
+
+@pytest.mark.parametrize("phases", ["decode", "prefill", "both"])
+def test_the_tokens_are_those_of_the_plain_modules(phases, llama):
+    """Prompts that are fed in pieces beside sequences that are decoded, so that steps hold spans of both kinds."""
+    how = {"max_step_tokens": 9, "max_sequences": 3}
+    ours = engine_for(llama, program="compiled", compile="no", compile_phases=phases, **how)
+    same(ours, engine_for(llama, program="eager", **how))
+    calls = ours.core.loaded.program.calls
+    assert None not in calls.values()
+    kinds = {shape.num_tokens > 1 for shape in calls}
+    assert kinds == {"decode": {False}, "prefill": {True}, "both": {False, True}}[phases]
+
+
+def test_logits_of_every_row(llama):
+    ours, plain = engine_for(llama, program="compiled", compile="no"), engine_for(llama, program="eager")
+    for tokens in (PROMPTS[1], prompt(1), prompt(90)):
+        torch.testing.assert_close(ours.logits(tokens), plain.logits(tokens))
+
+
+def test_weights_lie_one_after_the_other(program):
+    addresses = [(each.data_ptr(), each.nbytes) for each in program.decoder.parameters()]
+    ends = [address + size for address, size in addresses]
+    assert all(0 <= next_ - end < 4096 for (next_, _), end in zip(addresses[1:], ends[:-1], strict=True))
+
+
+def test_another_program_says_what_it_runs():
+    with pytest.raises(NotImplementedError):
+        MicroBatched.find(None, [], None)

@@ -1,0 +1,250 @@
+"""Weights of the native program: layouts by hand against the library's sizes, and descriptions that are damaged."""
+
+import pytest
+import torch
+
+from tests.tiny_models import prompt, save
+from tokenmill.engine.load import load
+from tokenmill.errors import ConfigError, PackedModelError
+from tokenmill.kernels import native_library
+from tokenmill.loader.pack import save_packed_model
+from tokenmill.program.native.layouts import LAYOUTS
+from tokenmill.program.native.pack import layout_of, pack
+from tokenmill.program.native.weights import LAYOUT, Linear, Packed, Packing, Run, _are_ints, _pieces
+from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.quant.stored import Stored
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
+
+pytestmark = pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
+
+LONG = prompt(40, seed=5)
+
+
+def rounded(num_inputs, bits, **how):
+    numbers = torch.randn(40, num_inputs, generator=torch.Generator().manual_seed(num_inputs))
+    return round_to_nearest(numbers, bits, **how)
+
+
+def halved(stored):
+    """The same codes, two in a byte, as files have them."""
+    groups = stored.codes.view(stored.num_rows, -1, 2, 16)
+    return stored.__class__(
+        stored.bits, None, None, stored.scales, stored.minimums, (groups[:, :, 0] | groups[:, :, 1] << 4).flatten(1)
+    )
+
+
+def test_the_layout_that_holds_rows_exactly():
+    names = {number: name for name, number in LAYOUTS.items()}
+    four, wide = rounded(64, 4), rounded(64, 4, grid="zero_point")
+    symmetric = rounded(64, 4, grid="symmetric")
+    odd_scale = Stored(4, None, four.codes, four.scales + 1e-6, None)
+    alike = Stored(4, None, four.codes, torch.ones(40, 2), four.minimums)
+    both = Stored(4, None, four.codes, torch.ones(40, 2), torch.ones(40, 2))
+    last = Stored(4, None, rounded(96, 4).codes, torch.tensor([[1.0, 1.0, 2.0]] * 40), torch.ones(40, 3))
+    cases = [
+        (Stored.plain(torch.ones(2, 3)), "float32"),
+        (Stored.plain(torch.ones(2, 3).bfloat16()), "bfloat16"),
+        (rounded(64, 8), "8 bits"),
+        (symmetric, "4 bits"),
+        (four, "4 bits with minimums"),
+        (wide, "4 bits with wide scales"),
+        (odd_scale, "4 bits with wide scales"),
+        (alike, "4 bits with minimums"),
+        (both, "4 bits in pairs"),
+        (rounded(128, 4, group=64), "4 bits in pairs"),
+        (last, "4 bits in pairs"),
+    ]
+    assert [names[layout_of(stored)] for stored, _ in cases] == [name for _, name in cases]
+
+
+def read_back(tile, layout, num_inputs):
+    """The values [16, K] of one tile, as pack.py's first lines describe it."""
+    if layout == LAYOUTS["float32"]:
+        return tile.view(torch.float32).view(-1, 16).t()
+    if layout == LAYOUTS["bfloat16"]:
+        return tile.view(torch.bfloat16).view(-1, 16, 2).permute(1, 0, 2).reshape(16, -1).float()
+    wide, pairs = layout == LAYOUTS["4 bits with wide scales"], layout == LAYOUTS["4 bits in pairs"]
+    count = 1 if pairs else 2
+    number = torch.float32 if wide else torch.half
+    blocks, found = tile.view(-(-num_inputs // 64), -1), []
+    for block in blocks:
+        size = count * 16 * number.itemsize
+        scales = block[:size].view(number).view(count, 16).float().expand(2, 16)
+        at, minimums = size, None
+        if layout in (LAYOUTS["4 bits with minimums"], LAYOUTS["4 bits with wide scales"]) or pairs:
+            minimums, at = block[size : 2 * size].view(number).view(count, 16).float().expand(2, 16), 2 * size
+        if layout == LAYOUTS["8 bits"]:
+            codes = block[at:].view(2, 8, 16, 4).permute(2, 0, 1, 3).reshape(16, 2, 32).float() - 128
+        else:
+            bytes_ = block[at:].view(2, 4, 16, 4).permute(2, 0, 1, 3).reshape(16, 2, 16)
+            codes = torch.cat([bytes_ & 15, bytes_ >> 4], -1).float()
+            codes = codes - 8 if minimums is None else codes
+        values = codes * scales.t()[..., None]
+        found.append((values if minimums is None else values + minimums.t()[..., None]).flatten(1))
+    return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("num_inputs", [64, 96, 128])
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "how"),
+    [(8, {}), (4, {}), (4, {"grid": "symmetric"}), (4, {"grid": "zero_point"}), (4, {"group": 64}), (32, {}), (16, {})],
+)
+def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs):
+    """Two tiles: rows 3 to 18 as they lie, and rows in any order with one that is missing."""
+    if bits > 8:
+        numbers = torch.randn(40, num_inputs).to(torch.float32 if bits == 32 else torch.bfloat16)
+        stored, values = Stored.plain(numbers), numbers.float()
+    else:
+        stored = rounded(num_inputs, bits, **how)
+        values = stored.values()
+    if halves:
+        if bits != 4:
+            pytest.skip("only codes of 4 bits lie two in a byte")
+        stored = halved(stored)
+    layout = layout_of(stored)
+    size = native_library.library().tm_tile_bytes(layout, num_inputs)
+    for rows in (list(range(3, 19)), [*range(20, 35), -1]):
+        out = torch.full((1, size), 77, dtype=torch.uint8)
+        pack(stored, torch.tensor(rows), layout, num_inputs, out)
+        found = read_back(out[0], layout, num_inputs)[:, :num_inputs]
+        real = [row for row in rows if row >= 0]
+        torch.testing.assert_close(found[: len(real)], values[real, :num_inputs], rtol=1e-6, atol=1e-6)
+        if bits > 8:
+            assert not found[len(real) :].any()
+
+
+def linear(**how):
+    given = {"op": None, "matrices": [], "tied": None, "count": 16, "firsts": [], "gates": [], "whole": False}
+    return Linear(**{**given, **how})
+
+
+def test_a_unit_that_is_not_full_ends_with_its_part():
+    """Units of 20 rows in two tiles each; the last one of a part of 50 rows has 10."""
+    part = Stored.plain(torch.zeros(50, 4))
+    (piece,) = _pieces(linear(count=20), [part], [0, 20, 40])
+    rows = piece.rows.view(3, 32)
+    assert rows[0].tolist() == [*range(20), *[-1] * 12] and rows[1, :20].tolist() == list(range(20, 40))
+    assert rows[2].tolist() == [*range(40, 50), *[-1] * 22]
+    assert piece.firsts == [0, 20, 40] and piece.layout == LAYOUTS["float32"]
+
+
+def test_units_of_several_parts():
+    parts = [
+        Stored.plain(torch.zeros(32, 4)),
+        Stored.plain(torch.zeros(16, 4).bfloat16()),
+        Stored.plain(torch.zeros(8, 4)),
+    ]
+    pieces = list(_pieces(linear(count=16), parts[:2], [0, 16, 32]))
+    assert [(piece.layout, piece.firsts) for piece in pieces] == [(0, [0, 16]), (1, [32])]
+    assert pieces[1].rows.tolist() == list(range(16))
+    (only,) = _pieces(linear(count=8), parts, [48])
+    assert only.rows.tolist() == [*range(8), *[-1] * 8]
+    whole = list(_pieces(linear(count=16, whole=True), [parts[2]], [0]))
+    assert whole[0].rows.tolist() == list(range(16))
+    with pytest.raises(AssertionError, match="within one part"):
+        list(_pieces(linear(), parts, [0, 56]))
+
+
+def test_whole_numbers_in_lists():
+    assert _are_ints(5) and _are_ints(-(1 << 62) + 1) and not _are_ints(1 << 62) and not _are_ints(-(1 << 62))
+    assert not _are_ints(True) and not _are_ints(1.0) and not _are_ints("1") and not _are_ints(None)
+    assert _are_ints([[1, 2], [3, 4]], None, 2) and _are_ints([], None, 2)
+    assert not _are_ints([[1, 2], [3]], None, 2) and not _are_ints([1, 2], None, 2) and not _are_ints(5, None)
+    assert _are_ints([1, 2], 2) and not _are_ints([1, 2], 3) and not _are_ints([[1]], 1)
+
+
+class Op:
+    inputs = 64
+
+
+def described(**how):
+    return {"layout": LAYOUT, "kept": [], "placed": [], "matrix_bytes": 0, "num_bytes": 0, **how}
+
+
+PAYLOAD = torch.zeros(3 * 4096, dtype=torch.uint8)  # of three tiles of 64 inputs in float32
+
+
+def test_another_layout_is_refused():
+    with pytest.raises(PackedModelError, match=f"has layout 5, and this tokenmill packs {LAYOUT}: make it again"):
+        Packed(PAYLOAD, described(layout=5))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"kept": None}, {"kept": [[1]]}, {"placed": [[[0, 1, 0]]]}, {"matrix_bytes": "7"}, {"num_bytes": [1]}],
+)
+def test_a_description_that_is_none_is_refused(damage):
+    with pytest.raises(PackedModelError, match="its description of the weights is none; make it again"):
+        Packed(PAYLOAD, described(**damage))
+
+
+def test_what_was_kept_is_given_again_in_its_order():
+    end = len(PAYLOAD)
+    packed = Packed(
+        PAYLOAD, described(kept=[[8, 16], [end - 4, 4], [end - 3, 4], [-1, 4], [0, 8]], num_bytes=7, matrix_bytes=5)
+    )
+    assert (packed.num_bytes, packed.num_matrix_bytes) == (7, 5)
+    base = PAYLOAD.data_ptr()
+    assert packed.keep(torch.zeros(4)) == base + 8 and packed.keep(torch.zeros(1)) == base + end - 4
+    for wanted, held in ((1, 4), (1, 4), (1, 8), (1, -1)):
+        with pytest.raises(PackedModelError, match=f"holds {held} bytes where its config wants {4 * wanted}: make it"):
+            packed.keep(torch.zeros(wanted))
+    empty = Packed(PAYLOAD, described(kept=[[0, 0]]))
+    assert empty.keep(torch.zeros(0)) == base
+
+
+FULL = [[0, 1, 0, -1], [4096, 2, 0, -1]]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [FULL[0]],
+        [*FULL, [0, 1, 0, -1]],
+        [[0, 1, 0, -1], [4097, 2, 0, -1]],
+        [[-1, 1, 0, -1], FULL[1]],
+        [[0, 1, 9, -1], FULL[1]],
+        [[0, 1, 0, 0], FULL[1]],
+        [[0, 0, 0, -1], [0, 3, 0, -1]],
+        [[0, -1, 0, -1], [0, 4, 0, -1]],
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(runs):
+    """Three units of a tile: too few, too many, beyond the end, before the start, of no layout, gated, or empty."""
+    units = linear(op=Op, firsts=[0, 16, 32])
+    assert units.unit_bytes(0) == 4096 and units.unit_bytes(-1) == 0
+    base = PAYLOAD.data_ptr()
+    good = Packed(PAYLOAD, described(placed=[FULL])).place([units])
+    assert good == [[Run(base, 1, 0), Run(base + 4096, 2, 0)]]
+    with pytest.raises(PackedModelError, match="matrices are not those of its config: make it again"):
+        Packed(PAYLOAD, described(placed=[runs])).place([units])
+    with pytest.raises(PackedModelError, match="matrices are not those"):
+        Packed(PAYLOAD, described(placed=[FULL])).place([])
+
+
+def test_a_gate_lies_behind_its_unit():
+    units = linear(op=Op, firsts=[16], gates=[0])
+    assert units.stride(Run(0, 1, 0, 2)) == 4096 + native_library.library().tm_tile_bytes(2, 64)
+    Packed(PAYLOAD, described(placed=[[[0, 1, 0, 0]]])).place([units])
+    with pytest.raises(PackedModelError):
+        Packed(PAYLOAD, described(placed=[[[0, 1, 0, -1]]])).place([units])
+    with pytest.raises(PackedModelError):
+        Packed(PAYLOAD, described(placed=[[[4096 + 1, 1, 0, 0]]])).place([units])
+
+
+@pytest.mark.parametrize("family", ["llama-mha-tied", "mixtral"])
+@pytest.mark.parametrize("scheme", ["dense", "q4"])
+def test_a_packed_model_has_the_bits_and_the_bytes_of_its_model(family, scheme, tmp_path):
+    path, target = save(family, tmp_path), tmp_path / "x.packed"
+    config = EngineConfig(program="native", scheme=scheme, dtype="bfloat16")
+    save_packed_model(open_checkpoint(path), config, target, lambda *_: None)
+    ours, model = load(target), load(path, program="native", dtype="bfloat16", scheme=scheme, packed_cache=False)
+    assert torch.equal(ours.logits(LONG), model.logits(LONG)) and ours.memory == model.memory
+    program = ours.core.loaded.program
+    with pytest.raises(ConfigError, match="the model itself: it is packed already"):
+        program.packed_weights()
+    described = model.core.loaded.program
+    assert isinstance(described._weights, Packing)
+    assert described.num_weight_bytes > described.num_matrix_bytes > 0
