@@ -48,7 +48,7 @@ HEAD = "| file | what lives there |\n|---|---|\n"
 def first_sentence(path: Path) -> str:
     """The first sentence of a module's docstring, without its stop."""
     paragraph = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n\n")[0]
-    sentence = re.split(r"(?<=\.)\s+(?=[A-Z`\[(])", " ".join(paragraph.split()), maxsplit=1)[0]
+    sentence = re.split(r"(?<=\.)\s+(?=[A-Za-z`\[(])", " ".join(paragraph.split()), maxsplit=1)[0]
     return sentence.rstrip(".:").replace("|", r"\|")
 
 

@@ -1,4 +1,4 @@
-"""The model that a verb was given, opened."""
+"""The model that a verb was given, opened. torch is imported here, when a verb runs."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Attention backends, and the facts of a layer by which one is chosen."""
+"""Attention backends, and the facts of a layer by which one is chosen. kernel.py says what a backend is."""
 
 from dataclasses import dataclass
 
