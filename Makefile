@@ -11,6 +11,7 @@
 #                     what llama.cpp and vLLM test of their servers
 # make check  formatting, lint, types, structure
 # make bench  the benchmarks behind docs/log.md
+# make map    the tables of docs/map.md, from the docstrings of the modules
 # make clean  remove what make has made
 #
 # PYTHON selects the interpreter: make demo PYTHON=python3.12. ARGS goes to pytest, or to serve: make test ARGS="-k law".
@@ -22,7 +23,7 @@ PYTHON ?= $(shell for name in python3.14 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long check bench clean
+.PHONY: demo serve test test-slow test-compiler test-sanitized test-browser test-clients test-long check bench map clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.ready
@@ -70,6 +71,9 @@ check: .venv/.ready-dev
 bench: .venv/.ready-dev
 	$(BIN)/python benchmarks/host_cost.py
 	$(BIN)/tokenmill bench peers --only transformers --program eager --dtype bfloat16 --scheme dense --rounds 3
+
+map: .venv/.ready-dev
+	$(BIN)/python -m tests.rooms
 
 clean:
 	rm -rf $(JAVASCRIPT)/node_modules .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -134,6 +134,24 @@ def test_the_python_of_the_readme_runs_as_written(folder, monkeypatch, capsys):
 PROGRAMS = {"make", "pip", "python", "curl", "cat", "for", "done", "git", "cd"}
 
 
+LINKING = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def anchors(text):
+    """The anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_file_and_a_heading_of_it(path):
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link
+
+
 @pytest.mark.parametrize("document", sorted(DOCUMENTS))
 def test_every_shell_block_is_one(document):
     """bash parses it; each of its lines calls a program, a make target or a benchmark that there is."""

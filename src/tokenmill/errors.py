@@ -1,4 +1,4 @@
-"""Every error that tokenmill raises on purpose.
+"""The exceptions that tokenmill raises on purpose.
 
 The message of a TokenmillError is one line that a person can act on. The command line prints it and exits with 2; any
 other exception is a bug of ours.

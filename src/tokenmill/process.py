@@ -1,4 +1,6 @@
-"""Which thread of this process was forked: noted from the first import of tokenmill on, before torch is imported."""
+"""The thread of this process that was forked, if any: noted from the first import of tokenmill on, before torch is
+imported.
+"""
 
 import os
 from _thread import get_ident

@@ -1,4 +1,4 @@
-"""Numbers with their units, as people read them."""
+"""Numbers with their units, as people read them: `2 tokens`, `1.5 kB`."""
 
 __all__ = ["counted", "size"]
 

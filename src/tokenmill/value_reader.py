@@ -1,4 +1,5 @@
-"""Typed reading of values that come from files: JSON objects, GGUF metadata, headers of sessions and packed models.
+"""Typed reading of values that come from files: JSON objects, GGUF metadata, headers of sessions and packed models;
+paths that users give.
 
 A reader checks the type and range of every value. It returns what the caller asked for, or raises the error class that
 it was made with, in one line that names the file, the key and what is allowed. `path_of` does so for a path.

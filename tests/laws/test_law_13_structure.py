@@ -10,39 +10,10 @@ from pathlib import Path
 import pytest
 
 import tokenmill
+from tests.rooms import PAGE, RANK, ROOT, page
 from tokenmill.registry import ATTEND, CHECKPOINTS, EXPORTS, FAMILIES, FORMATS, PROGRAMS, PROPOSERS, SCHEMES, Entry
 
-ROOT = Path(tokenmill.__file__).parent
-REPOSITORY = ROOT.parent.parent
 FILES = sorted(ROOT.rglob("*.py"))
-
-# A room may import rooms of a lower rank, and files of its own room.
-RANKS = [
-    {"process", "units", "version"},
-    {"errors"},
-    {"registry", "value_reader"},
-    {"settings"},
-    {"memory"},
-    {"text", "schedule"},
-    {"cache"},
-    {"kernels"},
-    {"quant"},
-    {"model"},
-    {"hub"},
-    {"weights"},
-    {"program"},
-    {"sample"},
-    {"speculate"},
-    {"loader"},
-    {"engine"},
-    {"calibrate"},
-    {"measure"},
-    {"bench"},
-    {"serve"},
-    {"cli"},
-    {"__main__"},
-]
-RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60
 
@@ -94,7 +65,7 @@ def test_imports_go_one_way(path):
         if name == "tokenmill" and "programs" in path.parts:
             continue  # a program of its own, that uses what anybody may use
         other = name.split(".")[1]
-        assert room(path) in RANK, f"{path}: give its room a rank"
+        assert room(path) in RANK, f"{path}: give its room a row in tests/rooms.py"
         assert other == room(path) or RANK[other] < RANK[room(path)], f"{module(path)} may not import {name}"
 
 
@@ -299,10 +270,5 @@ def test_public_names():
         assert getattr(tokenmill, name).__doc__
 
 
-def test_the_map_has_one_line_per_file():
-    text = (REPOSITORY / "docs" / "map.md").read_text(encoding="utf-8")
-    for path in FILES:
-        name = path.relative_to(REPOSITORY).as_posix()
-        if name.endswith("__init__.py") and path.parent != ROOT:
-            name = path.parent.relative_to(REPOSITORY).as_posix() + "/"
-        assert f"`{name}`" in text, f"docs/map.md has no line for {name}"
+def test_the_map_is_what_make_map_prints():
+    assert PAGE.read_text(encoding="utf-8") == page()

@@ -1,1 +1,1 @@
-"""COMPARING RUNS: points, series, the ladder, other engines in turn, load on a server, pictures."""
+"""Runs compared: points, series, the ladder, other engines in turn, load on a server, pictures."""

@@ -1,6 +1,7 @@
-"""The cost card: what a model must move and compute, what this machine can, and the floor that follows.
+"""The cost card: what a model must move and compute, what this machine can, and the lower
+bound that follows.
 
-Printed before anything is measured, so that every figure after it can be judged.
+It is printed before anything is measured, so that every figure after it can be judged.
 """
 
 from collections.abc import Iterable

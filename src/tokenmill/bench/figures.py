@@ -1,4 +1,4 @@
-"""From the repetitions of a point to its row: medians, rates, and how near they are to the machine's floor."""
+"""The row of a point from its repetitions: medians, rates, and shares of the machine's lower bound."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Texts that every right engine gives: the speed of a wrong computation is worth nothing.
+"""Golden texts, which every correct engine gives: they are compared before anything is measured.
 
 Greedy continuations of SmolLM2-135M-Instruct as transformers computes them. Only prompts were taken whose first 32
 tokens transformers gives alike in float32, bfloat16 and float16, and where in float32 the likeliest token leads the

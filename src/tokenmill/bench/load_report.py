@@ -1,4 +1,4 @@
-"""What comes back from a server under load: the stream read into a record, records made into figures. No network.
+"""The answers of a server under load, read into records and summarised under the names of vLLM's benchmark. No network.
 
 Names and definitions are those of vLLM's `bench serve`, so that its scripts read the result:
 

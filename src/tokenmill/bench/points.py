@@ -1,4 +1,4 @@
-"""What is measured: points of (batch, prompt, new tokens, depth), and the names people know them by.
+"""Points to measure, of (batch, prompt, new tokens, depth), and the names people know them by: pp512, tg128.
 
 `pp512` is the prefill of 512 tokens, `tg128` the generation of 128; `@ d1000` says how many tokens lie before. A sweep
 is the product of its lists.

@@ -1,4 +1,4 @@
-"""The compatibility header of saved K and V rows: what it says, and whether the rows may be used here.
+"""The compatibility header of saved K and V rows, and its comparison with an engine's.
 
 If all fields of the header but the DESCRIPTIVE ones are equal, the rows were computed as this engine computes, and may
 be shared with other texts. If only the fields of MEANING are equal, a session may still be opened; its rows are then

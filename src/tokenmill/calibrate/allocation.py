@@ -1,4 +1,5 @@
-"""Which matrices of a 4-bit model get 8 bits: those whose rounding to 4 bits changes the model's predictions most.
+"""The choice of the matrices of a 4-bit model that get 8 bits: those whose rounding to 4 bits changes the predictions
+most.
 
 The matrices of one kind in one layer (in a mixture of experts, those of all its experts) are rounded to nearest in 4
 bits, alone in an unrounded model. The mean KL divergence of the predictions on a few calibration texts, divided by the

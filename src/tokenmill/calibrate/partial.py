@@ -1,4 +1,5 @@
-"""What an interrupted calibration has done: a directory beside the output, with the texts and a file for each layer.
+"""The finished layers of an interrupted calibration: a directory beside the output, with the texts and a file for each
+layer.
 
 A later run with the same settings goes on from there. Everything is written atomically and checked when it is read:
 each file says of which calibration it is, and which layer. Only a directory that was made for this is used and deleted.

@@ -1,4 +1,4 @@
-"""What `--logprobs` shows."""
+"""The table of `--logprobs`."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The `tokenmill` command: names the verbs, and prints every error as one line and an exit code.
+"""The command `tokenmill`: the names of its verbs, and every error as one line and an exit code.
 
 Exit codes: 0, 2 for what the user can put right, 130 for Ctrl-C, 1 for a text that a benchmark finds wrong, and 1 with
 a traceback for a bug of ours. A reader that goes away (`| head -1`) has got what it wanted: 0.

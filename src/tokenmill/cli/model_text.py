@@ -1,4 +1,4 @@
-"""Text that a model, or a file of a model, brings to stdout: as it is where it is piped, harmless on a terminal."""
+"""The text of a model on stdout: unchanged in a pipe, without effect on a terminal."""
 
 import sys
 

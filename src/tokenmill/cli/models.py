@@ -1,4 +1,4 @@
-"""Opening what MODEL names, for all verbs. torch is imported here, when a verb runs."""
+"""The model that a verb was given, opened. torch is imported here, when a verb runs."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much of the prompts is computed: known before, or shown on a terminal while that takes longer than a second."""
+"""Progress of prompts: how many tokens were known before, and the bar of a prompt that takes more than a second."""
 
 import time
 from contextlib import ExitStack

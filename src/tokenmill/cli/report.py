@@ -1,4 +1,4 @@
-"""What a finished generation is reported as: one line for people, one document for programs."""
+"""The figures after a text: one line for people, one JSON document for programs."""
 
 import platform
 from collections import Counter

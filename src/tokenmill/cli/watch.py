@@ -1,4 +1,4 @@
-"""What is shown of the steps while they run: `--trace`, `--verify`, and the progress of long prompts."""
+"""The tables of `--trace` and `--verify`, and the progress of long prompts, shown while steps run."""
 
 import os
 import sys

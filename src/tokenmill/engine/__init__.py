@@ -1,1 +1,1 @@
-"""THE LOOP AND ITS FACES: the core that everything drives; sessions, scoring and Engine on it."""
+"""The loop and its faces: the core that everything drives; sessions, scoring and Engine on it."""

@@ -1,4 +1,4 @@
-"""Many requests at once: as many in flight as the engine runs together, each result as soon as it is there.
+"""Many requests at once: scores and completions, each as soon as it is there, with contexts that are shared.
 
 `score_each` computes log-probabilities of given continuations, `generate_each` continues prompts. Pairs with equal
 contexts are one sequence, which is rewound from continuation to continuation. It feeds the context once, and of the

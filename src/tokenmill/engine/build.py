@@ -1,4 +1,4 @@
-"""From a checkpoint and settings to an engine: the loop around a loaded model, and its draft model if it has one."""
+"""An engine built around a loaded model, with its draft model if it has one."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,5 @@
-"""A second model that writes ahead: for each text of the engine it has a sequence of its own, which follows that text.
+"""The draft model's sequences, each of which follows a sequence of the engine; the check that both vocabularies are
+equal.
 
 Before it drafts, its sequence becomes what the text has become: what was not accepted is cut, what is new is appended.
 Rows that are already computed stay, blocks are shared and given up by the same rules as the engine's, and the next

@@ -1,4 +1,4 @@
-"""The public face: a loaded model that generates, streams, scores and opens sessions. The loop is in core.py."""
+"""Engine, the public face: generate, stream, chat, score, logits, session, open_session, close. Its loop: core.py."""
 
 import logging
 from collections.abc import Mapping

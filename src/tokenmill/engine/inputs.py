@@ -1,4 +1,4 @@
-"""Input processing: a prompt and its settings, checked before they are queued, as sequences that the scheduler can run.
+"""Input processing: prompts and settings are checked before they are queued, and made into sequences.
 
 No prompt is cut and no setting corrected silently. What cannot be served is refused; the message says by how much, and
 which setting to change.

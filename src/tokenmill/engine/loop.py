@@ -1,4 +1,4 @@
-"""The loop's body: one step of every running sequence, from drafts to delivered text.
+"""The loop's body: one step of every running sequence, from drafts to delivered text; start reading here.
 
 drafts → plan → copy and load → run → sample → verify → commit → store → deliver
 """

@@ -1,4 +1,5 @@
-"""The results: Piece while a sequence grows, Completion when it has ended, Timing of both.
+"""The results: Piece while a sequence grows, Completion when it has ended, Timing of both, and the Tracker that makes
+them.
 
 A Tracker follows one sequence from submission to its end: it turns accepted tokens into text that is safe to show,
 notices stop strings, and keeps the clock readings from which every figure is derived.

@@ -1,4 +1,4 @@
-"""Reading without sampling: logits after every token, and the log-probability of given continuations."""
+"""Logits and log-probabilities without sampling: after every token, and of given continuations."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as List

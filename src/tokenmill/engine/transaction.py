@@ -1,4 +1,4 @@
-"""What keeps the core whole through a Ctrl-C: a context that restores the invariants of what it interrupts.
+"""The transaction of a step: a context that restores the core's invariants after a Ctrl-C, or after two.
 
 It stands inside the core's lock: `with core.lock, core.transaction:`. The two are not one, because only a context that
 is written in C, as the lock is, is entered and left without a Ctrl-C coming between. A second Ctrl-C may leave a

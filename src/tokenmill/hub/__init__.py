@@ -1,1 +1,1 @@
-"""NAMES -> FILES: what a model's name means, and downloads with a cache, locks and checks."""
+"""Names of models and their meaning; downloads with a cache, locks and checks."""

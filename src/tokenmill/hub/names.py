@@ -1,4 +1,4 @@
-"""From the name of a model to its path: the name is a directory, a `.gguf` file, a short name, or a hub name.
+"""The meaning of a model's name: a directory, a `.gguf` file, a short name, or a repository of the hub.
 
 Importing this is cheap: the hub's client is imported when a hub name is met.
 """

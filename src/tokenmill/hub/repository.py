@@ -1,4 +1,4 @@
-"""One repository of the Hugging Face hub: which of its files are wanted, and how they come here.
+"""One repository of the Hugging Face hub: its wanted files, fetched and checked.
 
 Only what is data is fetched: weights, configs, tokenizers, templates; never code. Files come one by one and each is
 checked against the sha256 that the hub gives for it, so an interrupted pull goes on at the file where it stopped.

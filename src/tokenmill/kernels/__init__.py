@@ -1,1 +1,1 @@
-"""TENSOR FUNCTIONS, NO STATE: what the model computes with and what a faster form of it would replace."""
+"""Attention backends, devices, torch's threads, and the shared library of `native/`."""

@@ -1,4 +1,4 @@
-"""What torch can compute on here: its devices, their memory, and what its oneDNN multiplies.
+"""Devices that torch can compute on here: their free memory, and what oneDNN multiplies.
 
 torch takes seconds to import. It is imported here in the functions that must ask it, so that a question which can be
 answered without it, such as what a model costs on a CPU, does not wait for it. A device is given by its name.

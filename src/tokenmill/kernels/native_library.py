@@ -1,4 +1,4 @@
-"""The shared library of native/, which installing compiles."""
+"""The shared library of `native/`: opened, or the reason why there is none."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The structs that the native program is called with, as abi.h has them: TmOp is Op here, and so on."""
+"""The structs of native/abi.h in ctypes: TmOp is Op here, and so on."""
 
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any

@@ -1,4 +1,4 @@
-"""The number of threads in which torch computes: set around one's own work, and given back.
+"""The number of threads in which torch computes, set for a while and given back; torch in a forked process.
 
 The process is not ours: what is set here holds inside of a context. In a forked process the thread that was forked has
 none of the threads of torch's pool, and would wait for them for ever; so it computes alone.

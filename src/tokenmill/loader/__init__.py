@@ -1,1 +1,1 @@
-"""NAME -> LOADED MODEL: settings and a checkpoint resolved once, then loaded, copied or packed."""
+"""Settings and a checkpoint resolved once, then loaded, copied or packed."""

@@ -1,4 +1,4 @@
-"""A checkpoint as a LoadedModel: the kernel and the program chosen, cache and weights in memory.
+"""A LoadedModel from a checkpoint and settings: attention backend and program chosen, cache and weights in memory.
 
 Settings that cannot be combined are refused here, before a weight is read.
 """

@@ -1,4 +1,4 @@
-"""Everything that settings and a model's config decide, decided once, before anything is built."""
+"""A model resolved: everything that settings and its config decide, decided once, before anything is built."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,5 @@
-"""What a model costs in bytes and operations, by arithmetic alone: nothing is loaded and no tensor is made.
+"""The cost of a model in bytes and operations, by arithmetic alone: weights, cache, workspace, memory traffic, and the
+lower bound of a step.
 
 Weights and cache are exact, the engine allocates just these; a test holds both to it. The workspace of a step is an
 estimate of its widest point. Traffic is what a step cannot avoid: each weight read once, each cached row read once,

@@ -1,4 +1,5 @@
-"""The limits of this machine: read bandwidth and arithmetic, measured with torch's own large kernels.
+"""The limits of this machine: read bandwidth and arithmetic, measured with torch's own large kernels and kept for a
+day.
 
 Looked-up figures say nothing about the machine at hand, and shared machines change within seconds; so the limits are
 measured and kept for a day, and a quick bandwidth probe beside every measurement shows how busy the machine was then.

@@ -1,4 +1,4 @@
-"""Memory of this process, as the system counts it."""
+"""Resident memory of this process and its peak, as the system counts it."""
 
 import resource
 import sys

@@ -1,4 +1,4 @@
-"""What torch ran while it was watched: the costliest operations, and torch's own trace.
+"""The costliest operations of a run by torch's profiler, and torch's own trace.
 
 On a CPU an operation's time is its own, without that of the operations it calls; what a library runs inside one
 (oneDNN, a native program) is part of that operation. With a GPU the kernels that ran there are listed instead. Watching

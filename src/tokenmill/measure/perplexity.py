@@ -1,4 +1,4 @@
-"""How well a model foretells a text: perplexity over sliding windows, and how far two engines are apart.
+"""Perplexity over sliding windows, and the divergence of two engines.
 
 The windows are those of Hugging Face's "Perplexity of fixed-length models": `window` tokens are fed, each window begins
 `stride` tokens after the last, and only tokens that no window has scored yet are scored. A window's first token follows

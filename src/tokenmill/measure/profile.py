@@ -1,4 +1,4 @@
-"""Where the time of a generation goes: steps by phase, memory, and what torch ran; and what it cost to find out.
+"""The profile of one generation: steps by phase, memory, what torch ran, and what recording cost.
 
 The same generation runs several times on one engine: a short one to warm up, one unmeasured, one measured, and one
 unmeasured again. The two unmeasured ones tell how far runs differ by themselves, which is what the cost of measuring is

@@ -1,4 +1,4 @@
-"""What the steps of an engine took, phase by phase: the raw material of every benchmark and profile.
+"""The Recorder of an engine's steps, phase by phase: the raw material of every benchmark and profile.
 
 A step has four phases: plan (proposer and scheduler), run (the forward), sample (logits to tokens; on a GPU it waits
 there for the forward), deliver (commit and text). With async scheduling a step's run is the planning and

@@ -1,6 +1,6 @@
-"""Step by step: what was fed, what would have been fed without a cache, what was chosen, and how long it took.
+"""Each step of a generation: what was fed, what would have been fed without a cache, what was chosen, how long it took.
 
-And the same steps computed a second time, by float32 modules as they stand: how far the logits are from each other.
+The same steps are computed a second time in float32, by modules as they stand: how far the logits are from each other.
 """
 
 import time

@@ -1,1 +1,1 @@
-"""WHERE BYTES LIVE: arenas in huge pages, transfers between host and device, atomic files."""
+"""Arenas in huge pages, transfers between host and device, atomic files."""

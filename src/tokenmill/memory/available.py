@@ -1,4 +1,4 @@
-"""How much memory and how many processors this process may still take."""
+"""The memory and the processors that this process may still take."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Files that several engines and processes keep below one directory, together at most so many bytes.
+"""Files of several engines and processes in one directory: their own names, a limit on their size, leftovers.
 
 Only files that a store of this kind has written are counted and deleted: they have its names, and begin as its files
 do. The least recently used go first. Files that a killed process did not finish are deleted later.

@@ -1,4 +1,4 @@
-"""The control groups of this process: how much memory and how many processors they allow it. Linux, versions 1 and 2.
+"""The control groups of this process, and the memory and processors that they allow it. Linux, versions 1 and 2.
 
 A group lies within others, and each of them may have a limit. /proc/self/cgroup says which group the process is in,
 /proc/self/mountinfo where the groups are mounted; a container may see its own group as the root, or not at all.

@@ -1,4 +1,4 @@
-"""Ctrl-C while a library is called that would make another error of it: held, and raised when the call is over."""
+"""Ctrl-C is held while a library is called that would make another error of it, and raised when the call is over."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Memory in huge pages where the system has them, so that reading it is one stream; files as memory.
+"""Memory in huge pages where the system has them; files mapped as memory.
 
 With pages of 4 KiB the processor needs an address translation for each, and its prefetchers stop at the end of a page.
 """

@@ -1,1 +1,1 @@
-"""THE ARITHMETIC: one packed decoder in plain PyTorch, and the families that are data for it."""
+"""One packed decoder in plain PyTorch, and the families that are data for it."""

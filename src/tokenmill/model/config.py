@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is made of, as data.
+"""ModelConfig, the facts of a decoder as data, and the strict reader of config.json.
 
 A family file makes one ModelConfig of a checkpoint's config.json; everything after that (decoder, cache, planner)
 reads only this. Families differ in these fields, not in code. Reading is strict: a key that changes the arithmetic

@@ -1,4 +1,5 @@
-"""What a decoder computes, told once: its layers in order, the matrices and norms of each, and how they are joined.
+"""The description of a decoder, made from a ModelConfig: its layers in order, the matrices and norms of each, and how
+they are joined; modules, programs and counts follow it.
 
 `describe` makes the description from a ModelConfig. The eager modules are built from it, the native program makes a
 list of operations of it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,

@@ -1,4 +1,4 @@
-"""Keys of a config.json that change nothing in the forward pass of generation, by name and allowed value.
+"""Keys of config.json that change nothing, by name and allowed value.
 
 transformers ignores every key that a family does not have; other programs, among them code beside a model, do not. So a
 key that is not known is refused, and one that is listed with values is known with these alone.

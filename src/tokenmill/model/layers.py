@@ -1,4 +1,5 @@
-"""Embeddings, norms, activations, matrices, attention, the gated or plain MLP and the mixture of experts.
+"""The modules of a layer: embeddings, norms, activations, matrices, attention, MLP, mixture of experts; neighbouring
+operations are fused.
 
 Every module is handed the names of what is fused in it, so that what each gains can be measured:
 

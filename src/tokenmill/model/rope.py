@@ -1,4 +1,5 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), as a table of cosines and sines by position.
+"""Rotary position embeddings of every kind (Su et al. 2021, arXiv 2104.09864), as a table of cosines and sines by
+position.
 
 A head's first `dim` entries are paired (i, i + dim/2) and each pair is rotated by position · inv_freq[i]. The kinds
 differ only in inv_freq and in a factor on the result. The table is made once, so a token's angle is a function of its

@@ -1,4 +1,4 @@
-"""ONE FORWARD, SEVERAL FORMS: which program runs a model, told before anything of it is made.
+"""Programs, the forms of one forward, and the choice of the one that runs a model.
 
 A program is a room with a spec, a class that runs, and a line of PROGRAMS in the registry. "auto" takes the first that
 does not refuse, leaving out those that must compile first. Which weight schemes a program runs follows from the facts

@@ -1,4 +1,4 @@
-"""The PyTorch modules as they stand: the reference, on every device."""
+"""Program eager: the PyTorch modules as they stand, the reference on every device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a program is when it runs: made from the parts of a model, it takes a Step and returns logits.
+"""The Program interface: made from the parts of a model, it takes a Step and returns logits.
 
 Programs read and write the same pool. spec.py tells what is known of one before it is made.
 """

@@ -1,4 +1,4 @@
-"""From the plan to the program: carry out its copies and loads, stage it as a Step, run the program, store full blocks.
+"""The Runner carries out a plan: copies and loads, the step as tensors, the program, stores of full blocks.
 
 This is the only place where the scheduler's ints and torch meet. Nothing here knows text, sampling or requests.
 """

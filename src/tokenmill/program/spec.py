@@ -1,4 +1,4 @@
-"""What is known of a program before it is made: what it is, what it refuses, and the bytes of its weights.
+"""The spec of a program, known before it is made: what it is, what it refuses, and the bytes of its weights.
 
 Here are the specs of the programs that run PyTorch modules; program native has its own. Nothing here needs a tensor, so
 that what a model costs is known without torch. A device and a dtype are given by their names.

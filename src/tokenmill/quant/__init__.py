@@ -1,1 +1,1 @@
-"""SMALLER WEIGHTS: how the matrices of a model are stored and multiplied."""
+"""Schemes: how the matrices of a model are stored and multiplied, as facts and as modules."""

@@ -1,4 +1,4 @@
-"""Weight schemes: how the matrices of a model are stored and multiplied.
+"""Weight schemes: the facts of each, and the choice of one.
 
 A scheme alone knows the facts about its matrices that other rooms need: their bytes, their bits, where they run. Each
 program makes a layout of its own of these facts. Facts need no tensor; the modules of the matrices are in matrix.py,

@@ -1,1 +1,1 @@
-"""LOGITS -> TOKEN: penalties, filters and the draw, each row by itself."""
+"""Penalties, filters and the draw, each row by itself."""

@@ -1,4 +1,5 @@
-"""Filters: pure functions from logits to logits, a whole batch at a time, one parameter per row.
+"""Filters, pure functions from logits to logits with one parameter per row: temperature, top-k, top-p, min-p,
+penalties, bias.
 
 Logits are float32 [R, V], parameters are tensors [R] on the same device; a forbidden token is -inf. A row whose
 parameter is "off" comes back bit for bit. What a filter does to a row depends on that row alone: comparisons,

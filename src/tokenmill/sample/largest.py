@@ -1,5 +1,5 @@
-"""The largest logit of each row, which is all that greedy sampling needs. On a CPU the native library finds it in one
-call, where there is one. torch's argmax takes ten times the time of numpy's, and numpy needs three calls.
+"""The largest logit of each row, for greedy sampling. On a CPU the native library finds it in one call, where there is
+one. torch's argmax takes ten times the time of numpy's, and numpy needs three calls.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""From a step's logits to its tokens: one row of logits, one token.
+"""The sampler: one token per row of logits.
 
 The order is fixed: repetition, presence and frequency penalty, logit bias, the masks of allowed tokens, minimum lengths
 and bad words; then, at temperature 0, the largest (lowest id among equals); otherwise temperature, top_k, top_p, min_p

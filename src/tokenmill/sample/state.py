@@ -1,4 +1,4 @@
-"""What the choice of a sequence's next token depends on, beside the logits: one Row for each token to be chosen.
+"""The state of sampling: one Row for each token to be chosen, with all that the choice depends on beside the logits.
 
 `choice_kind` is the one place that says whether a token can be known before it is sampled.
 """

@@ -1,1 +1,1 @@
-"""WHO RUNS NEXT: sequences, the plan of a step, and the blocks of the cache, in plain integers without torch."""
+"""Sequences, the plan of a step, and the blocks of the cache, in plain integers without torch."""

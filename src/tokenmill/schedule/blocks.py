@@ -1,4 +1,4 @@
-"""Which blocks of the cache are free, shared or findable: reference counts and chained hashes, ints only.
+"""Blocks of the cache that are free, shared or findable: reference counts and chained hashes, ints only.
 
 A block is `block_size` consecutive slots. A contiguous cache is the same thing with a block as long as the longest
 sequence. A block whose last reference goes keeps its content until it is needed again, so a published block can be

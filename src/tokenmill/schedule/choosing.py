@@ -1,4 +1,4 @@
-"""All that decides the next token of a sequence, beside the model and the sequence's own tokens."""
+"""The record Choosing: all that decides the next token of a sequence, beside the model and its own tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

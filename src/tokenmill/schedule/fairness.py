@@ -1,4 +1,4 @@
-"""Whose turn it is: clients share the places, prompts share the tokens of a step.
+"""Fairness: clients share the places, prompts share the tokens of a step.
 
 A client is whatever a sequence names as such, a server's key for example. Each has a counter of the tokens that were
 computed for it, and waiting sequences of the client with the smallest counter run first (virtual token counters: Sheng

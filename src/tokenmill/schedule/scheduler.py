@@ -1,4 +1,4 @@
-"""The plan of each step: who feeds which of its tokens, under a token budget and a number of blocks.
+"""The Scheduler makes the plan of each step, under a token budget and a number of blocks: admission, preemption, forks.
 
 Continuous batching, chunked prefill, verification of drafts and recovery from preemption are not modes: every sequence
 has some pending tokens, and the plan feeds a number of them. Sequences that decode, with one pending token, go first,

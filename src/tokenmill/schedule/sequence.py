@@ -1,4 +1,4 @@
-"""One sequence: its tokens, how far the cache has caught up with them, and the blocks that hold its rows.
+"""One sequence, with its tokens and its rows in the cache; the records Work, Load and Plan.
 
 There are no phases. A step lets `rows.num_computed` catch up with the tokens: prefill, a chunk of it, decode (one
 behind), verification (1 + k behind) and re-prefill after preemption all are the same record (sequence, start, count).

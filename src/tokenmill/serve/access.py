@@ -1,4 +1,4 @@
-"""A line for each request, when it has been answered: who asked for what, the status, and how long it took.
+"""The access log: a line for each request when it has been answered, with its id, status and time.
 
 Lines hold no prompts, no keys and no text of the model, and nothing that a client sends can break a line in two.
 """

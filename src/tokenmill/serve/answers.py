@@ -1,4 +1,4 @@
-"""What comes back: the objects of OpenAI's API, made of pieces and completions.
+"""Completions and pieces become the objects of OpenAI's API.
 
 A Format says how one endpoint writes a continuation, whole or as chunks of a stream. Texts of chunks, joined, are the
 text of the same request without streaming.

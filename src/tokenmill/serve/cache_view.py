@@ -1,4 +1,4 @@
-"""What the cache holds, for people who look at it: the state of each block, and whose text has how many of them."""
+"""The answer of `/v1/cache`: the state of each block, and who holds blocks."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""One connection of a client, as uvicorn speaks HTTP/1.1, with timeouts and for clients that have closed one half."""
+"""One connection of a client: timeouts, slow readers, clients that have closed their half."""
 
 import asyncio
 import socket

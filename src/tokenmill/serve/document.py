@@ -1,4 +1,4 @@
-"""What /openapi.json says beside the bodies of requests: every status that a route answers with, and the form of each.
+"""The text of /openapi.json beside the bodies of requests: statuses, ranges, keys and the model.
 
 FastAPI documents a status that this server does not use, 422, and knows nothing of what stands before the routes. The
 document is that of one server: it names the model that is served, and wants a key only if the server does.

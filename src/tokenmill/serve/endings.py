@@ -1,4 +1,4 @@
-"""How requests end that are still being answered when the server's time is over.
+"""The answers of requests that are still running when the server's time is over.
 
 Each of them gets an error: a response of its own if nothing was sent yet, an event if it is a stream. So a stream ends
 with a finish or with an error, and no client takes a broken connection for the end of a text.

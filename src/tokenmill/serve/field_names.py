@@ -1,4 +1,4 @@
-"""Names of fields that are meant for others: misspelt, in another case, or with other signs between their words."""
+"""Names that are almost those of fields: misspelt, in another case, or with other signs between their words."""
 
 from collections.abc import Iterable
 from difflib import SequenceMatcher

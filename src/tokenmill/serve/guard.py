@@ -1,4 +1,4 @@
-"""What stands before every route: keys, the Host header, limits on the size and the slowness of clients.
+"""The checks before every route: keys, the Host header, limits on the size and the slowness of clients.
 
 It is ASGI around the application, so that nothing of a request is read or parsed before it may come in.
 """

@@ -1,4 +1,4 @@
-"""What the driver runs for a client: a generation request, the scoring of one prompt, or the rows of a session.
+"""Jobs that the driver runs for a client: a generation request, the scoring of one prompt, or the rows of a session.
 
 Its methods are called in the driver's thread; `updates` is read in the event loop.
 """

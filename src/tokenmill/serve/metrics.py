@@ -1,4 +1,4 @@
-"""What GET /metrics says, under the names of vLLM's metrics, so that its dashboards work.
+"""The metrics of GET /metrics, under vLLM's names, so that its dashboards work.
 
 It watches the loop as an observer and is told how requests end. All of it is written by the driver's thread; the event
 loop only reads.

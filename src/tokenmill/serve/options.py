@@ -1,4 +1,4 @@
-"""What `tokenmill serve` is told, and keys out of a file."""
+"""The options of `tokenmill serve`, and keys out of a file."""
 
 import ssl
 from dataclasses import dataclass, field

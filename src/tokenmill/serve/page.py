@@ -1,4 +1,4 @@
-"""The page at `/`, and what it shows of the cache.
+"""The page at `/`: `page.html` with a field for each setting, its files in `static/`, and their headers.
 
 Its files are static, but for the fields of settings. It may load and ask nothing but this server, and run no script but
 its own, whatever a model writes.

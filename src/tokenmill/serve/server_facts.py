@@ -1,4 +1,4 @@
-"""What GET /server_info says: settings of the engine and of the server, none of which is a path or a secret."""
+"""The settings that GET /server_info tells, none of which is a path or a secret."""
 
 from typing import Any
 

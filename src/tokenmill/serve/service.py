@@ -1,4 +1,4 @@
-"""What all routes use, and how their bodies are read."""
+"""The Service that all routes use, and the reading of their bodies."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The routes that say how the server is, for people, load balancers and Prometheus."""
+"""The routes that say how the server is: health, metrics, version."""
 
 from typing import Any
 

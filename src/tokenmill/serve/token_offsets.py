@@ -1,4 +1,4 @@
-"""Where the tokens of an answer stand in its text."""
+"""Offsets of tokens: the place in an answer's text at which each begins."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The routes for tokens: text to token ids and back, and what there is to know of the tokenizer."""
+"""The routes for tokens: text to token ids and back, and facts of the tokenizer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the first request of a process would wait for, done before the server says that it is ready.
+"""The warm-up: what the first request would wait for is done before the server says that it is ready.
 
 Weights that are mapped from a file come into memory with the first step; the application, the reader of bodies and the
 chat template are built or compiled when they are first used.

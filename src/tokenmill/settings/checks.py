@@ -1,5 +1,5 @@
-"""Checks of single settings: each returns the value as a plain one of Python, or raises ConfigError, which says what is
-allowed.
+"""Checks of single settings by type, range and choice: each returns the value as a plain one of Python, or raises
+ConfigError.
 
 CHECKS has the check of each type that a setting may have. Its keywords are the limits of the setting.
 """

@@ -1,4 +1,4 @@
-"""EngineConfig: how an engine is built. ResolvedConfig: the same with a value in the place of every default."""
+"""EngineConfig: every setting of an engine; ResolvedConfig: the same with a value in the place of every default."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A setting: a field of a settings class, with all that the faces tell of it in its metadata.
+"""A setting as one field of a settings class: its metadata has its help, limits and names on every face.
 
 Checks, command line, chat, HTTP, page, evaluation tasks and model files read the Setting of a field. Type and default
 are the field's own.

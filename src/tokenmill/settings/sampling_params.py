@@ -1,4 +1,4 @@
-"""SamplingParams: how the tokens of one sequence are chosen."""
+"""SamplingParams: every setting of a sequence."""
 
 import math
 from collections.abc import Mapping, Sequence

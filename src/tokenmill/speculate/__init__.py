@@ -1,1 +1,1 @@
-"""GUESS AND CHECK: proposers guess the next tokens of a sequence, one pass checks them all."""
+"""Speculation: proposers guess the next tokens of a sequence, one pass checks them all."""

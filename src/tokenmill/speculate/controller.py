@@ -1,4 +1,4 @@
-"""The controller: in each step the drafts by which all running sequences together get most tokens a second.
+"""Proposer adaptive: the controller takes as many drafts as pay, by what it measures of passes and guesses.
 
 It has no settings. It measures what a pass costs by its number of tokens, how often guesses of the suffix automaton are
 right by the length of the match behind them, and how often the draft model is right in each text. A guess that is not

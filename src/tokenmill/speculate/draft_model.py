@@ -1,4 +1,4 @@
-"""Proposer draft_model: a smaller model, or the same one with smaller weights, writes what the engine's may write next.
+"""Proposer draft_model: a second model, or the same one with smaller weights, writes ahead of the engine's.
 
 It draws with the random number that the token at that position has, so it agrees with the engine's model at any
 temperature nearly as often as without one (arXiv 2408.07978).

@@ -1,4 +1,4 @@
-"""What the controller has measured: seconds of a pass by its number of tokens, and how often guesses were right."""
+"""Estimates of the controller: seconds of a pass by its number of tokens, and how often guesses were right."""
 
 from bisect import bisect_left
 from collections.abc import Sequence as List

@@ -1,4 +1,4 @@
-"""Several steps in one call of the program, which chooses the drafts itself while it computes.
+"""Proposer multi_step: several greedy steps in one call of the program, which chooses the drafts itself.
 
 Between two steps of a small model a tenth of the time is Python's. This serves greedy texts only: there the token that
 the program finds is the one that the sampler will choose, so the drafts are never wrong.

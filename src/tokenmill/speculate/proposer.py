@@ -1,5 +1,5 @@
-"""Proposers guess the next tokens of sequences. A guess can cost time but never change the text: every drafted position
-is sampled by the target model itself, with that position's own number (arXiv 2408.07978).
+"""A Proposer guesses the next tokens of sequences. A guess can cost time but never change the text: every drafted
+position is sampled by the target model itself, with that position's own number (arXiv 2408.07978).
 """
 
 import warnings

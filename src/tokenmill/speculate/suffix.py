@@ -1,4 +1,4 @@
-"""Suffix: guesses what followed the longest suffix of a sequence that occurred in it before, however long.
+"""Proposer suffix: guesses what followed the longest suffix of the text that occurred in it before.
 
 It needs no second model, and guesses well where a text copies: quotes, edits of code, tables, its own words again
 (SuffixDecoding, arXiv 2411.04975; prompt lookup, Saxena 2023, is the same with suffixes of a fixed length).

@@ -1,5 +1,5 @@
-"""Which tokens of a step are accepted: the target's own choice at each drafted position, up to and including the first
-that differs from the draft. With no drafts that is the one sampled token, so plain decoding is the same code.
+"""Verification of drafts: the target's own choices are accepted up to and including the first that differs from its
+draft. With no drafts that is the one sampled token, so plain decoding is the same code.
 """
 
 from collections.abc import Sequence as List

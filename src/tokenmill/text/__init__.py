@@ -1,1 +1,1 @@
-"""PROMPT -> TOKENS -> TEXT: tokenizers, chat templates, and tokens turned back into text as they come."""
+"""Tokenizers, chat templates, and tokens turned back into text as they come."""

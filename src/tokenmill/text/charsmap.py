@@ -1,4 +1,4 @@
-"""How sentencepiece changes a text before it splits it (its src/normalizer.cc): characters, then needless spaces.
+"""sentencepiece's normalisation of a text before it is split (its src/normalizer.cc): characters, then needless spaces.
 
 Of the keys of the map that begin at a place the longest is replaced. The `Precompiled` of `tokenizers` reads the same
 map and applies it to what is one character on a screen: there "\\r\\n" is one space, and two for sentencepiece.

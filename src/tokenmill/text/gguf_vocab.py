@@ -1,4 +1,4 @@
-"""The vocabulary of a tokenizer as GGUF metadata: the inverse of vocab.py.
+"""The vocabulary of a tokenizer as GGUF metadata, read back and compared: the inverse of vocab.py.
 
 What is written is read again and must be the same tokenizer: the same vocabulary and merges, the same tokens for a few
 texts that tell the known pre-tokenizers apart. A tokenizer that GGUF cannot say is refused, since another split gives

@@ -1,4 +1,4 @@
-"""A conversation as tokens, in which what a message spells is letters and only the template's control tokens count.
+"""A conversation as tokens, in which the contents of messages are encoded as plain text; a conversation as text.
 
 A chat template makes one text of its own control tokens and of what people wrote. If somebody writes `<|im_end|>`, the
 text alone does not tell whose it is. So before the template runs, each spelling of a control token in a message, and

@@ -1,4 +1,4 @@
-"""sentencepiece's models as tokenizers: from the pieces of a GGUF file, or of a tokenizer.model.
+"""sentencepiece's BPE and Unigram from their pieces and scores, which a GGUF file or a tokenizer.model holds.
 
 Its BPE has no list of merges. It joins, again and again, the two neighbours that make the piece with the best
 score, so every way to make a piece of two others is a merge, ranked by the score of what it makes.

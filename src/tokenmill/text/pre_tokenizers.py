@@ -1,4 +1,4 @@
-"""What splits a text before the merges, by the name that a GGUF file gives it in `tokenizer.ggml.pre`.
+"""Pre-tokenizers, which split a text before the merges, by the names that GGUF files give in `tokenizer.ggml.pre`.
 
 The names and their meanings are llama.cpp's (src/llama-vocab.cpp). Each regular expression takes its matches out of the
 pieces that the ones before it left. Where llama.cpp rewrote an expression for its own matcher and quotes the original

@@ -1,4 +1,4 @@
-"""A Jinja environment for templates that nobody here has read: they can neither reach Python nor run away.
+"""A Jinja environment for templates that nobody here has read, with limits on the time and memory that one may take.
 
 Jinja's own sandbox keeps a template from Python's internals and from changing its inputs, but not from `range` inside
 `range`, `x ~ x` in a loop, or lists nested so that their text has 2**40 letters. Here every render has a budget,

@@ -1,4 +1,4 @@
-"""A sentencepiece file, such as tokenizer.model: what it says itself, so that the ids are those of sentencepiece.
+"""The tokenizer that a sentencepiece file, such as `tokenizer.model`, describes.
 
 transformers' conversion of such a file leaves out what sentencepiece does with characters and with spaces, so nothing
 of it is used here.

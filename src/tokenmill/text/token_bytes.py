@@ -1,4 +1,4 @@
-"""Tokens to bytes: what each token adds to its text.
+"""The bytes of one token: what each adds to its text.
 
 Bytes of consecutive tokens, joined, are the text. A character may be spread over several tokens, so that a token alone
 is no text; and sentencepiece's tokens begin with the space before their word, which decoding a token alone would lose.

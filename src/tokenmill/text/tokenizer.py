@@ -1,4 +1,5 @@
-"""The tokenizer that travels with a model: text to ids and back.
+"""The tokenizer that travels with a model: text to ids and back, also in the middle of a text or with other names of
+control tokens.
 
 `tokenizers` does the work. The ids equal those of transformers' fast tokenizer for a tokenizer.json, and those of
 sentencepiece for a `tokenizer.model` that comes without one; transformers converts other files (vocab.json with

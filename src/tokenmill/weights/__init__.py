@@ -1,1 +1,1 @@
-"""FILES -> PARAMETERS: find a model, open whatever kind of file it is, and fill the decoder from it."""
+"""Models found, whatever kind of file they are, opened, and decoders filled from them."""

@@ -1,4 +1,4 @@
-"""The codes of quantised directories, from their tensors and back; quantized.py says how each method stores them."""
+"""The codes of quantised directories, read and made; quantized.py says how each method stores them."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The files of a model directory in Hugging Face layout: which hold the weights, and what stands there instead of them.
+"""The files of a model directory in Hugging Face layout: those that hold weights, and what it is if it is no model.
 
 A directory that cannot be read as a model is refused here, with what it is or what it lacks.
 """

@@ -1,4 +1,4 @@
-"""Digests of a model's files, which tell whether two checkpoints hold the same model.
+"""Digests of a model's files, which tell models apart: of samples, in milliseconds, or of every byte.
 
 "sampled" takes milliseconds: of each file it reads the size, the first 8 MiB (headers, and the tokenizer of a GGUF
 file) and 256 pages spread over the rest. It tells models, trainings and quantisations apart, since those differ in

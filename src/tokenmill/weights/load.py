@@ -1,4 +1,4 @@
-"""Fill a decoder from a checkpoint, tensor by tensor, and prove that nothing is missing, left over or misshapen.
+"""Fills a decoder from a checkpoint, tensor by tensor, and proves that nothing is missing, left over or misshapen.
 
 The decoder is built without memory. Then each module in turn is given memory, filled straight from the file (cast,
 transformed and moved to the device on the way) and brought into its final form: by the matrix itself, the largest

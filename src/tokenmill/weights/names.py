@@ -1,4 +1,4 @@
-"""Which tensor of the file fills which part of which parameter.
+"""The map of a file's tensors to the parameters, and parts of parameters, that they fill.
 
 A family's names are patterns. Here they are expanded for one model, so that coverage can be proved: every parameter is
 filled completely, and every tensor of the file is used or known to be no weight.

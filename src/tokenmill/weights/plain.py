@@ -1,4 +1,5 @@
-"""What a Checkpoint is, and directories in Hugging Face layout whose tensors are stored in floating point.
+"""The Checkpoint, and directories in Hugging Face layout whose tensors are stored in floating point (safetensors,
+`.bin`).
 
 A checkpoint says what a model's files hold, by names, shapes and dtypes, without torch. Tensors are read one at a time
 and nothing is kept, so that loading never holds a second copy of the weights. The registry has what reads other tensors

@@ -1,4 +1,4 @@
-"""Directories whose matrices are codes: our own, and exports of GPTQ and AWQ.
+"""Directories whose matrices are integer codes, described: those of `tokenmill quantize`, GPTQ and AWQ.
 
 The tensors that together hold X.weight are shown as X.weight. It is read in floating point, or as the file's own codes,
 which the loader keeps exactly. Every method has its own tensors, for R outputs, K inputs and G groups of inputs:

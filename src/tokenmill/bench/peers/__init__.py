@@ -1,1 +1,1 @@
-"""OTHER ENGINES: which there are, how each is installed and run in its own process, and the contest between them."""
+"""Other engines: which there are, how each is installed and run in its own process, and the contest between them."""

@@ -1,4 +1,4 @@
-"""The engines that tokenmill is measured against: what drives each, how its environment is made."""
+"""The engines that tokenmill is measured against: what drives each, and how its environment is made."""
 
 import os
 import shutil

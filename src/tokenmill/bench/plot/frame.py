@@ -1,4 +1,4 @@
-"""What all pictures share: colours, title, caption, the mark for what could not be measured.
+"""The frame of every picture: colours, title, caption, legend, and the cross that marks a failure.
 
 The colours are those of Okabe and Ito (jfly.uni-koeln.de/color), which people with any colour vision can tell apart;
 a marker goes with each, so that the pictures also survive grey paper. matplotlib is used without pyplot:

@@ -1,4 +1,5 @@
-"""The picture `roofline`: what is reached of what the machine can do (Williams, Waterman, Patterson, CACM 2009).
+"""The picture `roofline`: GFLOP/s over operations per byte, below the machine's roofline (Williams, Waterman,
+Patterson, CACM 2009).
 
 Log-log: x is operations per byte, y GFLOP/s. Left of the roof's corner memory is the limit, right of it arithmetic.
 Decode reads every weight for each token and sits far left; a batch or a prompt shares the reading and moves right. The

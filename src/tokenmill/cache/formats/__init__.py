@@ -1,4 +1,4 @@
-"""Cache formats: how one token's K or V row is stored. Here is what is known of a format without a tensor.
+"""Cache formats: how one token's K or V row is stored, as facts that need no tensor.
 
 A format is a file of such facts, a file of the tensors, and a line of FORMATS in the registry, which names both.
 """

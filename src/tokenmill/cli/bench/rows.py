@@ -1,4 +1,4 @@
-"""What the verbs of `bench` share: their options, the table for people, and what happens to each row."""
+"""Options, tables and rows that the verbs of `bench` share."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `/help` shows in `chat`, as wide as the terminal."""
+"""The text that `/help` shows in `chat`, as wide as the terminal."""
 
 from textwrap import fill
 

@@ -1,4 +1,5 @@
-"""The messages of a conversation, as they are kept in memory and in the notes of a saved session.
+"""The messages of a conversation, in memory and in the notes of a saved session, with their check when they are read
+from a file.
 
 A message has a role and a content. An answer that was stopped before its end also has `cut`, what stopped it, and
 `tokens`, its ids, so that the model can go on from exactly there.

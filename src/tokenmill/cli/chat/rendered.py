@@ -1,4 +1,4 @@
-"""The text of a model on a terminal: Markdown that is rendered while it comes, wrapped at words; no control codes.
+"""Answers of `chat` on a terminal: Markdown rendered while it comes, wrapped at words; control codes made visible.
 
 A block of Markdown that is followed by another one is finished: it is printed once, and scrolls like any other output.
 Only the block that is being written is drawn again and again.

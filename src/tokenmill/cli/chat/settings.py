@@ -1,4 +1,4 @@
-"""What `/set NAME VALUE` means, and which of the known words a mistyped one is nearest to."""
+"""`/set NAME VALUE` in `chat`: its meaning, and the known word that a mistyped one is nearest to."""
 
 from dataclasses import fields
 from difflib import get_close_matches

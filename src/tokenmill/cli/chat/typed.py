@@ -1,4 +1,4 @@
-"""What is typed or piped into `tokenmill chat`, as messages and commands.
+"""The lines typed or piped into `tokenmill chat`, as messages and commands, with their history.
 
 A message is one line, unless a backslash at its end continues it, three quotes open a block, or a block of several
 lines is pasted. A command is `/word` on one line; `/usr/bin` begins a message.

@@ -1,4 +1,6 @@
-"""What every verb is to the parser: its help, its hidden aliases, and refusals that name the option that was typed."""
+"""The parser classes of the verbs: help, hidden aliases, and errors that name the option that was typed; a group
+imports the module of a verb when the verb runs.
+"""
 
 import re
 import shutil

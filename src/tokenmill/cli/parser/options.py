@@ -1,4 +1,4 @@
-"""Options that verbs share. The fields of EngineConfig and SamplingParams become options by themselves.
+"""Settings as options, shared by the verbs. The fields of EngineConfig and SamplingParams become options by themselves.
 
 Everything of such an option comes from its field. A verb decorated with `with_settings` is handed finished settings
 objects.

@@ -1,4 +1,4 @@
-"""What options and verbs of ours are called by other programs, and other ways to write them."""
+"""The names that options and verbs have in other programs, and other ways to write them."""
 
 from collections.abc import Collection, Iterator
 

@@ -1,4 +1,4 @@
-"""What the verbs show: progress and remarks on stderr, tables and JSON on stdout."""
+"""Output of the verbs: progress and remarks on stderr, tables and JSON on stdout."""
 
 import json
 import logging

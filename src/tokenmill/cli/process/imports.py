@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported."""
+"""Ctrl-C is held back while modules are imported."""
 
 import signal
 import threading

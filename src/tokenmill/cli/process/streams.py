@@ -1,4 +1,4 @@
-"""The standard streams of the command: closed ones, full ones, and what Python itself writes to stderr."""
+"""The standard streams of the command when they are closed or full; warnings as one line."""
 
 import io
 import os

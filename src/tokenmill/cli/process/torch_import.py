@@ -1,4 +1,4 @@
-"""Importing torch without the part of it that traces: three tenths of the time, for what a generation does not do.
+"""torch is imported without the modules that trace, three tenths of the time; they come when they are needed.
 
 `import torch` ends with torch._meta_registrations, which brings torch._decomp, torch._refs and torch._prims with it:
 the shape functions by which torch.compile, torch.export and tensors without memory compute. They can be imported later,

@@ -1,4 +1,4 @@
-"""What `tokenmill quantize` tells when it is done: what each kind of tensor has lost, and the whole model."""
+"""The report of `tokenmill quantize`: what each kind of tensor has lost, and the whole model."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

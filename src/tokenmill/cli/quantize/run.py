@@ -1,4 +1,4 @@
-"""What `tokenmill quantize` does once it has read its options: quantise, then compare with the source."""
+"""The run of `tokenmill quantize` once its options are read: quantise, then compare with the source."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How tokens attend to the rows of a cache: what differs between layers. kernel.py says what a kernel is."""
+"""Attention backends, and the facts of a layer by which one is chosen. kernel.py says what a backend is."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,5 @@
-"""Attention over any blocks: the rows of a sequence are gathered, or viewed where they are contiguous, and attended to.
+"""Attention backends gather and rows: rows of any blocks, or views of one contiguous block, by torch's SDPA with
+grouped heads, or by plain arithmetic where SDPA cannot serve.
 
 Gathered rows have the layout of the view, and one function attends to both, so the block size cannot change a bit.
 """

@@ -1,4 +1,5 @@
-"""Attention of a padded step, for a compiler to fuse: no loop over sequences, no branch on data.
+"""Attention backend padded: steps of fixed shape for a compiler to fuse, with no loop over sequences and no branch on
+data.
 
 One query to a sequence is written out as sums: what a compiler makes of it reads each row of the cache where it lies,
 in any format, and stores no copy. More queries gather their rows once and go through torch's SDPA.

@@ -1,4 +1,4 @@
-"""What a task asks of generated text (`generation_kwargs`), as sampling settings of the engine."""
+"""`generation_kwargs` of a task as sampling settings of the engine, with a seed for each request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""An engine as lm-evaluation-harness sees a model.
+"""An engine as lm-evaluation-harness sees a model: log-probabilities, windows, texts.
 
 Token ids, windows, truncation and stop texts are those of the harness' own model "hf", so that the figures are the same
 for the same weights. What differs is how they are computed: contexts that requests share once, many requests in flight.

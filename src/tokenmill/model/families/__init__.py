@@ -1,4 +1,4 @@
-"""How the architectures differ, as data.
+"""Families: the differences between architectures, as data.
 
 A family is a Family in one file, which close relatives share, and one line of FAMILIES in the registry. It says how its
 config and its tensors depart from Llama's. A target of a tensor is "parameter", "parameter:part" for one of the

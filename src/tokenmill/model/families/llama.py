@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x and what is built like it: SmolLM2, TinyLlama, Code Llama, and with a sliding window Mistral.
+"""Llama 1 to 3.x and what is built like it: SmolLM2, TinyLlama, Code Llama, Mistral and Mixtral.
 
 Mixtral is Mistral with a mixture of experts.
 """

@@ -1,1 +1,1 @@
-"""AHEAD OF TIME: layers compiled into a package on disk, and the program that runs one without a compiler."""
+"""Program aot: layers compiled ahead of time into a package on disk, which is run without a compiler."""

@@ -1,4 +1,4 @@
-"""AOT packages written: each part of the forward through torch.export and AOTInductor.
+"""AOT packages written: the parts of the forward as functions of their weights, through torch.export and AOTInductor.
 
 Lengths, slots and numbers of sequences stay dynamic. A step of one sequence, a step of several, and a chunk of one
 sequence are compiled separately.

@@ -1,4 +1,4 @@
-"""AOT packages on disk, and the manifest that says what their code was compiled for: every field is compared.
+"""The manifest of an AOT package: what its code was compiled for, its files and their digests, compared field by field.
 
 manifest.json      the fields, the files and their digests, sealed by a checksum
 layer-one-0.pt2 …  the compiled parts: machine code, so load only packages that you made

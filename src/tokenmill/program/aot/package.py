@@ -1,4 +1,4 @@
-"""Opening an AOT package: its manifest is compared with the model and the settings, then its code is loaded."""
+"""An AOT package opened: its manifest is compared with the model and the settings, then its code is loaded."""
 
 import platform
 import zlib

@@ -1,1 +1,1 @@
-"""TORCH.COMPILE: the same modules compiled for a few shapes, and how a step is cut into those shapes."""
+"""Program compiled: the modules through torch.compile for a few shapes, and how a step is split into those shapes."""

@@ -1,4 +1,5 @@
-"""A step as micro-batches: each by the compiled function of its shape, and what has none by the plain modules.
+"""A step split into micro-batches of a few shapes: each is run by the compiled function of its shape, and what has none
+by the plain modules.
 
 Sequences that are fed one token each run together; every other span runs alone. Static shapes have sizes that are
 rounded up to declared ones, so that no length of a prompt asks for another compilation.

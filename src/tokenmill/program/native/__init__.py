@@ -1,1 +1,1 @@
-"""THE C++ PROGRAM FOR CPUS: a decoder as a list of operations, its packed weights, and the library that runs them."""
+"""Program native, in C++ for CPUs: a decoder as a list of operations, its packed weights, and their library."""

@@ -1,4 +1,4 @@
-"""What the native program can read: the layouts of packed matrices and the formats of cached rows, by their numbers.
+"""Layouts of matrices and formats of cached rows that the native program can read, by name and number.
 
 A scheme and a cache format give facts; here they become a layout of this program, or nothing, and then it refuses.
 pack.py says how the tiles of each layout are made.

@@ -1,4 +1,4 @@
-"""What is known of program native before it is made: what it refuses, and the bytes of its packed weights."""
+"""The spec of program native: what it refuses, and the bytes of its packed weights, known before it is made."""
 
 from collections.abc import Iterator
 

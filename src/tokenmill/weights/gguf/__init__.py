@@ -1,1 +1,1 @@
-"""GGUF FILES: header, metadata as a config, tensors in floating point or as the codes that the file holds."""
+"""GGUF files: header, metadata as a config, tensors in floating point or as the codes that the file holds."""

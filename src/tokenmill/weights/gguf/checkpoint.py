@@ -1,6 +1,4 @@
-"""GGUF files as checkpoints: Hugging Face's names and layout (names.py), so that a float32 file gives back exactly what
-was converted.
-"""
+"""A GGUF file as a checkpoint, described in Hugging Face's names and layout (names.py)."""
 
 import re
 from collections import Counter

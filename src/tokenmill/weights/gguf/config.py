@@ -1,4 +1,4 @@
-"""From GGUF's metadata to the config.json that Hugging Face would have.
+"""GGUF metadata under the keys of Hugging Face's config.json.
 
 Reading is strict, as it is for a config.json: every key of the architecture must be understood, since one that is not
 may change the arithmetic. Some facts are not in the metadata and are taken from the tensors: whether there are biases,

@@ -1,4 +1,4 @@
-"""GGUF's names and layout of each family's tensors, and Hugging Face's.
+"""GGUF's names and layout of each family's tensors, and Hugging Face's, in both directions.
 
 llama.cpp's converters rename every tensor and transform some
 (https://github.com/ggml-org/llama.cpp/tree/master/conversion). The names come from the gguf package's own table,

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, in Hugging Face's names and layout."""
+"""The tensors of a GGUF file in Hugging Face's names and layout, dequantised or as codes."""
 
 import gguf
 import numpy as np

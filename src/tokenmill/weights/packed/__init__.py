@@ -1,1 +1,1 @@
-"""PACKED MODELS: one file with the weights in the layout that a program reads."""
+"""Packed models: one file with the weights in the layout that a program reads."""

@@ -1,1 +1,1 @@
-"""PARAMETERS -> FILES: checkpoints written anew, converted or quantised."""
+"""Checkpoints written anew, converted or quantised."""

@@ -1,4 +1,4 @@
-"""What a GGUF file says of a model: the inverse of weights/gguf/config.py.
+"""The metadata of a GGUF file that describe a model, read back and compared: the inverse of weights/gguf/config.py.
 
 Whatever is not said in these keys must follow from them for every reader. So the keys are read back, and a model whose
 config would then differ is refused by field: GGUF's architectures have no key for most departures.

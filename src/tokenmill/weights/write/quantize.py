@@ -1,4 +1,4 @@
-"""Any checkpoint, rounded and written with matrices of codes.
+"""Any checkpoint, rounded and written: which matrices become codes, and what that loses.
 
 Each matrix is rounded to nearest; embeddings, norms, biases and the routers of experts stay in floating point. Which
 files are written is the export's (export.py).
