@@ -14,7 +14,7 @@ import time
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.cache.step import Step
 from tokenmill.engine.core import Core
 from tokenmill.engine.engine import Engine
@@ -66,7 +66,7 @@ def mock_engine(tokenizer: Tokenizer | None, num_sequences: int, block_size: int
         speculate="off",
     )
     model = ModelConfig("mock", VOCABULARY, 8, 1, 1, 1, 8, 8, LENGTH)
-    spec = CacheSpec(1, 1, 8, "float32", "dense", block_size, tokens // block_size)
+    spec = CacheSpec((RowsSpec(1, 8),), "float32", "dense", block_size, tokens // block_size)
     device = torch.device("cpu")
     program, pool = MockProgram(), Pool(spec, device)
     runner = Runner(program, pool, device)  # type: ignore[arg-type]

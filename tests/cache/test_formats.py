@@ -6,7 +6,7 @@ import torch
 from tests.tiny_models import CONTEXT, prompt, save
 from tokenmill.cache.formats.layer import find_layer
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library, native_structs
@@ -61,7 +61,7 @@ def range8(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_facts_of_a_format_are_true(name, dtype):
-    spec = CacheSpec(2, 3, 16, dtype, name, 4, 5)
+    spec = CacheSpec((RowsSpec(3, 16),) * 2, dtype, name, 4, 5)
     pool = Pool(spec, CPU)
     assert pool.num_bytes == spec.num_bytes
     (layer, _), found = pool.layers, find_layer(name)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.errors import SnapshotError
 
 CPU = torch.device("cpu")
@@ -15,7 +15,7 @@ FILE = Path("x.kv")
 
 
 def pool(format="dense", dtype="float32"):
-    made = Pool(CacheSpec(LAYERS, HEADS, WIDTH, dtype, format, BLOCK, BLOCKS), CPU)
+    made = Pool(CacheSpec((RowsSpec(HEADS, WIDTH),) * LAYERS, dtype, format, BLOCK, BLOCKS), CPU)
     generator = torch.Generator().manual_seed(1)
     for layer in made.layers:
         for tensor in layer.tensors:
@@ -32,14 +32,14 @@ def pool(format="dense", dtype="float32"):
     ],
 )
 def test_the_size_is_known_before(format, dtype, per_row):
-    spec = CacheSpec(LAYERS, HEADS, WIDTH, dtype, format, BLOCK, BLOCKS)
+    spec = CacheSpec((RowsSpec(HEADS, WIDTH),) * LAYERS, dtype, format, BLOCK, BLOCKS)
     assert spec.num_slots == 30
     assert spec.bytes_per_token == 2 * LAYERS * per_row
     assert spec.num_bytes == 30 * spec.bytes_per_token == Pool(spec, CPU).num_bytes
 
 
 def test_a_new_pool_is_zero():
-    made = Pool(CacheSpec(1, 1, 2, "float32", "dense", 2, 2), CPU)
+    made = Pool(CacheSpec((RowsSpec(1, 2),), "float32", "dense", 2, 2), CPU)
     assert [tensor.shape for tensor in made.layers[0].tensors] == [(4, 1, 2)] * 2
     assert all(not tensor.any() for tensor in made.layers[0].tensors)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import NoKernel
 from tokenmill.kernels.attend import AttentionShape
@@ -38,7 +38,7 @@ def attend(kernel, block_size: int, splits: list[int], shape: AttentionShape, dt
     """All queries of one sequence, fed in pieces, its blocks in reverse order in the pool."""
     num_blocks = -(-LENGTH // block_size)
     name = str(dtype).removeprefix("torch.")
-    spec = CacheSpec(1, KV_HEADS, HEAD_DIM, name, "dense", block_size, num_blocks + 1)
+    spec = CacheSpec((RowsSpec(KV_HEADS, HEAD_DIM),), name, "dense", block_size, num_blocks + 1)
     layer = Pool(spec, torch.device("cpu")).layers[0]
     table = list(range(num_blocks, 0, -1))
     slots = [table[p // block_size] * block_size + p % block_size for p in range(LENGTH)]
@@ -83,7 +83,7 @@ def expected(shape: AttentionShape) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 @pytest.mark.parametrize("name", ATTEND)
 def test_every_kernel_is_the_formula(name, shape, block_size, splits):
-    spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", block_size, 40)
+    spec = CacheSpec((RowsSpec(KV_HEADS, HEAD_DIM),), "float32", "dense", block_size, 40)
     try:
         _, kernel = choose(name, spec, CPU, LENGTH, frozenset([shape]), padded=name == "padded")
     except NoKernel:
@@ -97,7 +97,7 @@ def test_every_kernel_is_the_formula(name, shape, block_size, splits):
 @pytest.mark.parametrize("splits", [[], [28], [1, 2, 3], [7, 20]], ids=str)
 def test_the_block_size_changes_no_bit(splits, shape, dtype):
     def run(name: str, block_size: int) -> torch.Tensor:
-        spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", block_size, 40)
+        spec = CacheSpec((RowsSpec(KV_HEADS, HEAD_DIM),), "float32", "dense", block_size, 40)
         return attend(choose(name, spec, CPU, LENGTH, frozenset([shape]))[1], block_size, splits, shape, dtype)
 
     reference = run("rows", LENGTH)
@@ -106,14 +106,14 @@ def test_the_block_size_changes_no_bit(splits, shape, dtype):
 
 
 def test_a_refusal_names_every_candidate_and_its_reason():
-    spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", 4, 40)
+    spec = CacheSpec((RowsSpec(KV_HEADS, HEAD_DIM),), "float32", "dense", 4, 40)
     with pytest.raises(NoKernel, match="rows: needs one block per sequence, and block_size 4 is under max_length 29"):
         choose("rows", spec, CPU, LENGTH, frozenset(SHAPES))
     assert choose("auto", spec, CPU, LENGTH, frozenset(SHAPES))[0] == "gather"
 
 
 def test_a_kernel_is_chosen_for_the_steps_that_it_serves():
-    spec = CacheSpec(1, KV_HEADS, HEAD_DIM, "float32", "dense", 4, 40)
+    spec = CacheSpec((RowsSpec(KV_HEADS, HEAD_DIM),), "float32", "dense", 4, 40)
     assert choose("auto", spec, CPU, LENGTH, frozenset(SHAPES[:3]), padded=True)[0] == "padded"
     with pytest.raises(NoKernel, match="padded: serves padded steps only"):
         choose("padded", spec, CPU, LENGTH, frozenset(SHAPES[:1]))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tokenmill.cache.pool import Pool
-from tokenmill.cache.spec import CacheSpec
+from tokenmill.cache.spec import CacheSpec, RowsSpec
 from tokenmill.cache.step import PaddedStep, Span, Step
 from tokenmill.errors import ConfigError, NoKernel
 from tokenmill.kernels.attend import AttentionShape
@@ -19,7 +19,7 @@ HEADS, KV_HEADS, WIDTH, BLOCK = 4, 2, 6, 8
 
 
 def spec(block_size=BLOCK, num_blocks=4):
-    return CacheSpec(1, KV_HEADS, WIDTH, "float32", "dense", block_size, num_blocks)
+    return CacheSpec((RowsSpec(KV_HEADS, WIDTH),), "float32", "dense", block_size, num_blocks)
 
 
 def refusal(name, shapes=(PLAIN,), padded=False, block_size=BLOCK):

@@ -8,7 +8,7 @@ from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured
 from tokenmill.engine.engine import Engine
 from tokenmill.kernels.threads import default_threads
-from tokenmill.measure.cost import Storage, Traffic, decode_traffic, kv_bytes_per_token, prefill_traffic
+from tokenmill.measure.cost import Storage, Traffic, decode_traffic, prefill_traffic
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
 
@@ -129,11 +129,7 @@ def _shares(phase: str, traffic: Traffic, took_ms: float, read_gb_s: float, peak
 
 def _memory(measured: Measured, engine: Engine) -> dict[str, float | None]:
     point = measured.point
-    used = (
-        point.batch
-        * point.length
-        * kv_bytes_per_token(engine.model_config, engine.config.dtype, engine.config.cache_format)
-    )
+    used = point.batch * point.length * engine.core.loaded.resolved.cache.bytes_per_token
     return {
         "weights_mb": engine.memory["weights_bytes"] / 1e6,
         "cache_mb": engine.memory["cache_bytes"] / 1e6,

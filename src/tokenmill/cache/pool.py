@@ -31,9 +31,9 @@ class Pool:
         make = find_layer(spec.format)
         zeros: Zeros = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=device)  # noqa: E731
         if device.type == "cpu":
-            zeros = Arena(spec.num_bytes, len(make.kinds) * spec.num_layers).zeros
+            zeros = Arena(spec.num_bytes, len(make.kinds) * len(spec.layers)).zeros
         self.layers: list[LayerKV] = [
-            make(spec.num_slots, spec.num_kv_heads, spec.head_dim, spec.dtype, zeros) for _ in range(spec.num_layers)
+            make(spec.num_slots, rows.num_kv_heads, rows.head_dim, spec.dtype, zeros) for rows in spec.layers
         ]
         self._named = {
             f"{number}.{kind}": tensor

@@ -106,7 +106,7 @@ class LayerWalk:
         for matrix in _matrices(layer):
             self._fill(matrix, lambda name, values, inputs: values, None)
             for name, target in self._loader.weights_of(matrix):
-                places[name] = part_of(matrix.get_parameter("weight"), target.part, self._decoder.config)
+                places[name] = part_of(matrix.get_parameter("weight"), target, self._decoder.config)
         found = {key: self._apply(number, x_TD) for key, x_TD in states.items()}
         for key, names in changes.items():
             kept = {name: places[name].clone() for name in names}
@@ -143,7 +143,7 @@ class LayerWalk:
             values = values.t() if is_transposed else values
             if name in self._rounded:
                 values = choose(name, values, inputs_TK)
-            place = part_of(matrix.get_parameter("weight"), target.part, self._decoder.config)
+            place = part_of(matrix.get_parameter("weight"), target, self._decoder.config)
             place.copy_(TRANSFORMS["" if is_transposed else target.transform](values, self._decoder.config))
 
 

@@ -193,8 +193,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
 
 
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
-    from tokenmill.measure.cost import kv_bytes_per_token
-    from tokenmill.model.description import count_parameters
+    from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
@@ -230,7 +229,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
         "types": types,
         "num_bytes": checkpoint.num_bytes,
-        "kv_bytes_per_token": kv_bytes_per_token(config, config.dtype),
+        "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
         "runs": _runs(checkpoint),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tokenmill.cache.pool import Pool
+from tokenmill.cache.spec import RowsSpec
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads, usable_threads
 from tokenmill.loader.resolve import ResolvedModel
@@ -91,7 +92,7 @@ class LoadedModel:
         return {
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),
-            "shape": {name: getattr(model, name) for name in ("num_layers", "num_kv_heads", "head_dim")},
+            "shape": _shape(self.resolved.cache.layers),
             "rope": "None" if model.rope is None else model.rope.text,
             "cache_format": config.cache_format,
             "dtype": config.dtype,
@@ -103,3 +104,10 @@ class LoadedModel:
             "compile": [config.compile, config.compile_phases, config.compile_backend],
             "versions": {"tokenmill": __version__, "torch": str(torch.__version__)},
         }
+
+
+def _shape(layers: tuple[RowsSpec, ...]) -> dict[str, Any]:
+    """The rows of all layers, for the header; a list where layers differ."""
+    of_each = {"num_kv_heads": [rows.num_kv_heads for rows in layers], "head_dim": [rows.head_dim for rows in layers]}
+    same = {name: values[0] if len(set(values)) == 1 else values for name, values in of_each.items()}
+    return {"num_layers": len(layers), **same}

@@ -8,6 +8,7 @@ from tokenmill.cache.spec import CacheSpec
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.devices import find_device, kind_of
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import describe
 from tokenmill.program import Choice, preferred_schemes
 from tokenmill.program import choose as choose_program
 from tokenmill.program.spec import ProgramSpec
@@ -141,9 +142,7 @@ def _with_blocks(config: ResolvedConfig, given: EngineConfig, program: type[Prog
 def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
     """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
     return CacheSpec(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        layers=describe(model).rows,
         dtype=config.dtype,
         format=config.cache_format,
         block_size=config.block_size,

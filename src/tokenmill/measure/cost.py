@@ -9,7 +9,6 @@ each multiplication done. Divided by what the machine can do, it is the floor th
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tokenmill.cache.formats import find_format
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
@@ -25,7 +24,6 @@ __all__ = [
     "Traffic",
     "cost_of",
     "decode_traffic",
-    "kv_bytes_per_token",
     "prefill_traffic",
 ]
 
@@ -111,14 +109,15 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
     if not cache:
         return prefill_traffic(model, storage, batch, depth + 1)
     read_bytes = describe(model).num_read(batch) * storage.bytes_per_weight
-    read_bytes += batch * _mean_seen(model, depth) * kv_bytes_per_token(model, storage.dtype, storage.cache_format)
+    row_bytes = describe(model).kv_bytes_per_token(storage.dtype, storage.cache_format)
+    read_bytes += batch * _mean_seen(model, depth) * row_bytes
     return Traffic(read_bytes, batch * (2 * describe(model).num_read(1) + _attention_operations(model, depth)))
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
     """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
     read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
-    read_bytes += batch * depth * kv_bytes_per_token(model, storage.dtype, storage.cache_format)
+    read_bytes += batch * depth * describe(model).kv_bytes_per_token(storage.dtype, storage.cache_format)
     head = describe(model).head.num_parameters
     each = 2 * (describe(model).num_read(1) - head) + _attention_operations(model, depth + num_tokens / 2)
     return Traffic(read_bytes, batch * (num_tokens * each + 2 * head))
@@ -136,11 +135,6 @@ def _seen(layer: LayerDescription, depth: float) -> float:
 def _attention_operations(model: ModelConfig, depth: float) -> float:
     """Of one token in all layers: a product with K and one with V for every head and past token."""
     return sum(4 * layer.attention.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
-
-
-def kv_bytes_per_token(model: ModelConfig, dtype: str, cache_format: str = EngineConfig.cache_format) -> int:
-    """K and V of one token in all layers."""
-    return 2 * model.num_layers * find_format(cache_format).row_bytes(model.num_kv_heads, model.head_dim, dtype)
 
 
 def _workspace_bytes(config: ResolvedConfig, model: ModelConfig) -> int:

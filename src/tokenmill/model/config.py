@@ -38,6 +38,7 @@ class Rope:
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
+    layer_kv_heads, layer_head_dims: of each layer, where they differ; empty where all have num_kv_heads and head_dim.
     windows: how many past tokens a query sees, itself included, None for all; one for each layer, or for all layers.
     positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
@@ -80,6 +81,8 @@ class ModelConfig:
     attention_sinks: bool = False
     logit_softcap: float | None = None
     windows: tuple[int | None, ...] = (None,)
+    layer_kv_heads: tuple[int, ...] = ()
+    layer_head_dims: tuple[int, ...] = ()
     num_experts: int = 0
     num_experts_per_token: int = 0
     norm_top_k: bool = True
@@ -94,8 +97,9 @@ class ModelConfig:
     code_bits: float = 0.0  # per number of them, with scales, on average, where that is known
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
-            raise CheckpointError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {self.num_kv_heads}")
+        for num_kv_heads in (self.num_kv_heads, *self.layer_kv_heads):
+            if self.num_heads % num_kv_heads:
+                raise CheckpointError(f"num_heads {self.num_heads} is no multiple of num_kv_heads {num_kv_heads}")
         if len(self.windows) == 1:
             object.__setattr__(self, "windows", self.windows * self.num_layers)
         if (chosen := self.num_experts_per_token) > self.num_experts:

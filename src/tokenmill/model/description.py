@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+from tokenmill.cache.spec import RowsSpec, kv_bytes_per_token
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.config import ModelConfig, Rope
 
@@ -161,6 +162,16 @@ class DecoderDescription:
         """The different ropes of its layers, in the order of their first use."""
         return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
 
+    @cached_property
+    def rows(self) -> tuple[RowsSpec, ...]:
+        """What each layer keeps in the KV cache."""
+        blocks = [layer.attention for layer in self.layers]
+        return tuple(RowsSpec(block.num_kv_heads, block.head_dim, block.shape.window) for block in blocks)
+
+    def kv_bytes_per_token(self, dtype: str, cache_format: str = "dense") -> int:
+        """K and V of one token in all layers."""
+        return kv_bytes_per_token(self.rows, dtype, cache_format)
+
     @property
     def attention_shapes(self) -> frozenset[AttentionShape]:
         return frozenset(layer.attention.shape for layer in self.layers)
@@ -195,6 +206,8 @@ class DecoderDescription:
             "attention or MLP without a norm before it": any(layer.before is None for layer in layers),
             "norm with unit offset": self.norm.unit_offset,
             "rope that differs from layer to layer": len({block.rope for block in attentions}) > 1,
+            "kv heads that differ from layer to layer": len({block.num_kv_heads for block in attentions}) > 1,
+            "head widths that differ from layer to layer": len({block.head_dim for block in attentions}) > 1,
             "norm over all heads of q and k": any(norm.size != head_dim for head_dim, norm in qk_norms),
             "LayerNorm of q and k": any(norm.kind == "layer" for _, norm in qk_norms),
             "attention sinks": any(block.shape.sinks for block in attentions),
@@ -223,13 +236,15 @@ def describe(config: ModelConfig) -> DecoderDescription:
 
 
 def _attention(config: ModelConfig, index: int) -> AttentionBlock:
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    norm_sizes = {None: (), "head": (config.head_dim, config.head_dim), "all": (q, kv)}[config.qk_norm]
+    head_dim = config.layer_head_dims[index] if config.layer_head_dims else config.head_dim
+    num_kv_heads = config.layer_kv_heads[index] if config.layer_kv_heads else config.num_kv_heads
+    q, kv = config.num_heads * head_dim, num_kv_heads * head_dim
+    scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    norm_sizes = {None: (), "head": (head_dim, head_dim), "all": (q, kv)}[config.qk_norm]
     return AttentionBlock(
         config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
+        num_kv_heads,
+        head_dim,
         qkv=Projection("qkv", config.hidden_size, (q, kv, kv), config.qkv_bias),
         out=Projection("out", q, (config.hidden_size,), config.o_bias),
         qk_norms=tuple(_norm(config, size) for size in norm_sizes),

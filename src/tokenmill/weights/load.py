@@ -174,7 +174,7 @@ def match_tensors(checkpoint: Checkpoint, decoder: Decoder) -> dict[str, Target]
         short = name.removeprefix(family.prefix)
         if short in wanted:
             target = targets[name] = wanted.pop(short)
-            expected = tuple(part_of(parameters[target.parameter], target.part, config).shape)
+            expected = tuple(part_of(parameters[target.parameter], target, config).shape)
             expected = expected[::-1] if target.transform == "transpose" else expected
             if shape != expected:
                 misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
@@ -205,7 +205,7 @@ def allocate(
 def _place(checkpoint: Checkpoint, name: str, target: Target, module: nn.Module, config: ModelConfig) -> None:
     """Store one tensor, whose shape is right: as the file's codes if the module keeps them, else as values."""
     kind = target.parameter.rpartition(".")[2]
-    place = part_of(module.get_parameter(kind), target.part, config)
+    place = part_of(module.get_parameter(kind), target, config)
     if isinstance(module, Matrix) and module.keeps_codes and kind == "weight":
         stored = checkpoint.read_codes(name)
         if stored is not None:

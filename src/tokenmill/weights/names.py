@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import describe
 from tokenmill.model.families import Family
 
 if TYPE_CHECKING:
@@ -50,13 +51,18 @@ def is_ignored(family: Family, name: str) -> bool:
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
 
 
-def part_of(parameter: "Tensor", part: str, config: ModelConfig) -> "Tensor":
+def part_of(parameter: "Tensor", target: Target, config: ModelConfig) -> "Tensor":
     """The view of a merged parameter that one tensor of the file fills."""
-    if not part:
+    if not target.part:
         return parameter
-    q, kv, half = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, parameter.shape[0] // 2
-    rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv), "gate": (0, half), "up": (half, half)}
-    return parameter.narrow(0, *rows[part])
+    if target.part in ("gate", "up"):
+        half = parameter.shape[0] // 2
+        rows = {"gate": (0, half), "up": (half, half)}
+    else:
+        layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
+        q, kv, _ = describe(config).layers[layer].attention.qkv.parts
+        rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
+    return parameter.narrow(0, *rows[target.part])
 
 
 def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
