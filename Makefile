@@ -56,7 +56,8 @@ test-long: .venv/.ready-dev
 		TOKENMILL_SOAK_SECONDS=7200 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not compiler" \
 		tests/laws/test_law_14_everything.py tests/laws/test_mutated_files.py tests/laws/test_law_05_every_proposer.py \
 		tests/serve/test_everything.py tests/serve/test_load.py tests/serve/test_same_text.py tests/serve/test_soak.py \
-		tests/bench/test_series.py tests/cli/test_show_draft.py tests/engine/test_session.py tests/test_documents.py $(ARGS)
+		tests/bench/test_series.py tests/cli/test_show_draft.py tests/engine/test_session.py tests/settings/test_field.py \
+		tests/test_documents.py $(ARGS)
 
 test-clients: .venv/.ready-clients .venv/.ready-npm
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m clients $(ARGS)

@@ -72,7 +72,7 @@ engine.session().generate("a", top_k="many")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_type_checker_knows_the_keywords(tmp_path):
     file = tmp_path / "snippet.py"
     file.write_text(SNIPPET)
