@@ -154,11 +154,8 @@ class Session:
                 raise RequestError("the session has changed since this stream was asked for: ask again")
             self._stream, self._answer_from = stream, wanted.choosing.penalties_from
             sequence.tokens, sequence.num_prompt_tokens = wanted.tokens, wanted.num_prompt_tokens
-            sequence.max_tokens, sequence.choosing, sequence.earlier = (
-                wanted.max_tokens,
-                wanted.choosing,
-                wanted.earlier,
-            )
+            sequence.max_tokens, sequence.choosing = wanted.max_tokens, wanted.choosing
+            sequence.earlier = wanted.earlier
 
         try:
             for piece in self.core.follow(request, prepare):
@@ -263,10 +260,8 @@ class Session:
             if not isinstance(self.notes, dict):
                 raise RequestError(f"notes = {self.notes!r}: give a dict of what JSON has")
             self.prefill()
-            held, num_rows = (
-                sequence.rows,
-                min(self.num_cached, len(sequence.tokens) - 1),
-            )  # the last token is fed by the next call
+            held = sequence.rows
+            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
             header = {
                 **loaded.compatibility,
                 # Rows that were computed under other conditions are saved with a build that equals no engine's own.

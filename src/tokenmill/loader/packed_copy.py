@@ -37,17 +37,19 @@ log = logging.getLogger(__name__)
 def open_model(
     path: Path, config: EngineConfig, reader: PackedReader | None = None
 ) -> tuple[Checkpoint, ResolvedModel]:
-    """The packed copy of a model, if there is one that these settings would make on this machine, else its own files.
+    """The packed copy of a model, if these settings would make the same one on this machine, or else the model's own
+    files; and the model resolved with these settings.
 
-    With what these settings come to.     `reader` is what start_reading gave for them, if that was called before.
+    `reader` is what start_reading returned for them, if it was called before.
     """
     reader = reader or start_reading(path, config)
     if reader is None or reader.path == path:
         return _opened(open_checkpoint(path, reader), config)
     try:
-        copy, resolved = _opened(PackedCheckpoint(reader.path, reader, copy_of=path), config)
+        copy = PackedCheckpoint(reader.path, reader, copy_of=path)
+        resolved = resolve_checkpoint(copy, config)
         wanted = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
-        if isinstance(copy, PackedCheckpoint) and all(copy.facts[name] == value for name, value in wanted.items()):
+        if all(copy.facts[name] == value for name, value in wanted.items()):
             return copy, resolved
     except PackedModelError as error:
         _give_up(reader.path, error)
@@ -97,10 +99,9 @@ class _Keeper:
     """
 
     def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
-        self._checkpoint, self._config, self._num_bytes = checkpoint, resolved.given, resolved.weight_bytes
-        config = resolved.given
-        is_wanted = config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
-        self._name = copy_name(checkpoint.path, config) if is_wanted else None
+        self._checkpoint, self._resolved, self._config = checkpoint, resolved, resolved.given
+        is_wanted = self._config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
+        self._name = copy_name(checkpoint.path, self._config) if is_wanted else None
         self._writer: PackedWriter | None = None
         self._until_kept = ExitStack()
 
@@ -125,8 +126,7 @@ class _Keeper:
         return self._writer or unreserved(num_bytes, num_pieces)
 
     def _begin(self) -> None:
-        size = self._num_bytes
-        if self._name is None or size < SMALLEST:
+        if self._name is None or (size := self._resolved.weight_bytes) < SMALLEST:
             return
         path = copies_folder() / self._name
         if self._until_kept.enter_context(writing_copy(path)):
