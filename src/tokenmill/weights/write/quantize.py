@@ -27,8 +27,8 @@ from tokenmill.registry import SCHEMES
 from tokenmill.settings.checks import check_choice, check_flag
 from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.codes.layout import GROUPS
 from tokenmill.weights.load import empty_decoder, match_tensors
-from tokenmill.weights.quantized import GROUPS
 from tokenmill.weights.write.convert import weights_of
 from tokenmill.weights.write.export import Export, Plan, find_export
 
