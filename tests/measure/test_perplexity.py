@@ -19,7 +19,19 @@ from tests.word_model import save_word_model
 from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.kernels import native_library
-from tokenmill.measure.perplexity import Window, choose_window, compare, perplexity, read_text, windows
+from tokenmill.measure import perplexity as module
+from tokenmill.measure.perplexity import (
+    Comparison,
+    Perplexity,
+    Place,
+    Text,
+    Window,
+    choose_window,
+    compare,
+    perplexity,
+    read_text,
+    windows,
+)
 from tokenmill.text.tokenizer import Tokenizer
 
 WORDS = [f"w{token}" for token in prompt(100)]
@@ -165,6 +177,108 @@ def test_bytes_are_those_of_the_tokens_that_were_taken():
     assert read_text("é ab ab\n", tokenizer) == ([0, 1, 2, 2], 3, 9)
     assert read_text("é ab ab\n", tokenizer, 3) == ([0, 1, 2], 2, 5)
     assert read_text("é ab ab\n", tokenizer, 99) == ([0, 1, 2, 2], 3, 9)
+
+
+class Rows:
+    """An engine whose logits after token i, of a vocabulary of four, are row i of what it was given."""
+
+    config = SimpleNamespace(dtype="float32")
+
+    def __init__(self, rows):
+        self.rows = torch.tensor(rows)
+
+    def logits(self, tokens):
+        """Each token of these texts is its position modulo four, in order."""
+        return self.rows[tokens]
+
+
+def log(*chances):
+    return [math.log(chance) for chance in chances]
+
+
+OURS = [log(0.1, 0.7, 0.1, 0.1), log(0.1, 0.1, 0.7, 0.1), log(0.7, 0.1, 0.1, 0.1), log(0.25, 0.25, 0.25, 0.25)]
+THEIRS = [log(0.1, 0.7, 0.1, 0.1), log(0.1, 0.1, 0.1, 0.7), log(0.1, 0.1, 0.1, 0.7), log(0.7, 0.1, 0.1, 0.1)]
+
+
+class Told:
+    """Notes how far it has come."""
+
+    def __init__(self):
+        self.said = []
+
+    def advance(self, done, total):
+        self.said.append((done, total))
+
+
+def test_a_figure_by_hand():
+    """Of 0 1 2 3 0 1: the chances of 1, 2, 3, 0, 1 are 0.7, 0.7, 0.1, 0.25, 0.7."""
+    told, tokens = Told(), [0, 1, 2, 3, 0, 1]
+    found = perplexity(Rows(OURS), tokens, 4, 2, told)
+    nll = -sum(log(0.7, 0.7, 0.1, 0.25, 0.7))
+    assert (found.num_tokens, found.num_scored, found.num_windows) == (6, 5, 2)
+    assert found.nll == pytest.approx(nll) and found.elapsed_s > 0
+    assert found.perplexity == pytest.approx(math.exp(nll / 5))
+    assert told.said == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_a_comparison_by_hand():
+    """At positions 1 to 3 after 0, 1 and 2: equal, KL of two swapped, the same again; then after 3 of another kind."""
+    found = compare(Rows(OURS), Rows(THEIRS), [0, 1, 2, 3, 0, 1], 4, 2)
+    swapped = 0.7 * math.log(7) + 0.1 * math.log(1 / 7)
+    flat = 0.7 * math.log(2.8) + 0.3 * math.log(0.4)
+    assert found.kl_divergence == pytest.approx((2 * swapped + flat) / 5, rel=1e-6)
+    assert found.agreement == pytest.approx(3 / 5), "the first of equal ones is the likeliest"
+    assert [place.position for place in found.worst] == [2, 3, 4, 1, 5]
+    assert [place.kl_divergence for place in found.worst] == pytest.approx([swapped, swapped, flat, 0, 0], abs=1e-6)
+    assert found.ratio == pytest.approx(found.ours.perplexity / found.reference.perplexity)
+    assert found.reference.nll == pytest.approx(-sum(log(0.7, 0.1, 0.7, 0.7, 0.7)))
+
+
+def test_ten_places_are_named():
+    tokens = [0, 1, 2, 3] * 5
+    worst = compare(Rows(OURS), Rows(THEIRS), tokens, 20, 20).worst
+    assert len(worst) == 10 and worst == tuple(sorted(worst, key=lambda place: -place.kl_divergence))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 64])
+def test_rows_are_read_some_at_a_time(monkeypatch, rows):
+    monkeypatch.setattr(module, "CHUNK_ROWS", rows)
+    found = compare(Rows(OURS), Rows(THEIRS), [0, 1, 2, 3, 0, 1], 6, 3)
+    assert found.ours.nll == pytest.approx(-sum(log(0.7, 0.7, 0.1, 0.25, 0.7)))
+    assert [place.position for place in found.worst][:3] == [2, 3, 4]
+
+
+def test_numbers_that_follow_from_others():
+    found = Perplexity(num_tokens=9, num_scored=8, num_windows=2, nll=16.0, elapsed_s=4.0)
+    assert (found.nll_per_token, found.perplexity, found.tokens_per_s) == (2.0, math.exp(2.0), 2.0)
+    assert found.bits_per_byte(Text([1], 6, 3)) == pytest.approx(2.0 / math.log(2) * 2)
+    assert found.bits_per_byte(Text([1], 0, 0)) == 0.0 and found.bits_per_byte(Text([1], 1, 0)) > 2
+    worse = Perplexity(9, 8, 2, 24.0, 1.0)
+    assert Comparison(worse, found, 0.0, 1.0, (Place(1, 0.0),)).ratio == pytest.approx(math.e)
+
+
+def test_windows_that_are_not_allowed_name_the_option():
+    for window in (1, 129):
+        said = f"window = {window} .set in --window. is not allowed: a whole number from 2 to this model's context, 128"
+        with pytest.raises(ConfigError, match=said):
+            choose_window(window, None, 128)
+    for stride in (0, 65):
+        said = f"stride = {stride} .set in --stride. is not allowed: a whole number from 1 to the window, 64"
+        with pytest.raises(ConfigError, match=said):
+            choose_window(64, stride, 128)
+    assert choose_window(3, None, 128) == (3, 1) and choose_window(64, 64, 64) == (64, 64)
+
+
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_numbers_that_are_none_are_told_by_their_place(number):
+    rows = [row.copy() for row in OURS]
+    rows[2] = [number] * 4
+    with pytest.raises(RequestError) as raised:
+        perplexity(Rows(rows), [0, 1, 2, 3, 0, 1], 3, 2)
+    said = (
+        "the negative log-likelihood of tokens 3 to 4 is nan: the logits overflow in dtype float32; the model's files"
+    )
+    assert str(raised.value).startswith(said)
 
 
 # ---- the command

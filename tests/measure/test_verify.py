@@ -9,7 +9,7 @@ from tests.tiny_models import prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import WrongText
-from tokenmill.measure.verify import traced, verified
+from tokenmill.measure.verify import CODES, MIN_CORRELATION, Distance, traced, verified
 
 START = prompt(9, seed=1)
 
@@ -82,3 +82,63 @@ def test_the_options(llama, capsys):
     rows = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
     assert [row["fed"] for row in rows] == [3, 1, 1]
     assert [token for row in rows for token in row["chosen"]] == json.loads(out)["tokens"]
+
+
+def test_a_distance_by_hand():
+    distance = Distance()
+    rows = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    distance.add(rows, torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.5], [1.0, 3.0, 2.0]]))
+    assert (distance.num_rows, distance.num_other_choices, distance.max_difference) == (3, 1, 3.5)
+    assert distance.min_correlation == pytest.approx(0.5)
+    told = "3 rows against float32: correlation at least 0.500000, largest difference 3.5, 1 other likeliest tokens"
+    assert str(distance) == told
+    distance.add(rows[:1], torch.tensor([[3.0, 2.0, 1.0]]))
+    assert distance.min_correlation == pytest.approx(-1.0) and distance.num_rows == 4
+    distance.add(rows[:1], rows[:1])
+    assert (distance.num_rows, distance.num_other_choices) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scheme", "correlation", "is_refused"),
+    [
+        ("float32", "dense", 0.9998, True),
+        ("float32", "dense", 0.99995, False),
+        ("bfloat16", "dense", 0.9979, True),
+        ("bfloat16", "dense", 0.9981, False),
+        ("float32", "q8", 0.9699, True),
+        ("float32", "q8", 0.9701, False),
+    ],
+)
+def test_the_bound_depends_on_what_is_computed(llama, monkeypatch, dtype, scheme, correlation, is_refused):
+    assert (MIN_CORRELATION["float16"], CODES) == (0.999, 0.97)
+    engine = load(llama, program="eager", dtype=dtype, scheme=scheme)
+    monkeypatch.setattr(Distance, "add", lambda self, *_: setattr(self, "min_correlation", correlation))
+    if is_refused:
+        said = r"^position 2 is wrong: 0 rows against float32: .*; at least 0.\d+ was expected$"
+        with pytest.raises(WrongText, match=said), verified(engine, eager(llama)):
+            engine.generate([1, 2, 3], max_new_tokens=1)
+    else:
+        with verified(engine, eager(llama)):
+            engine.generate([1, 2, 3], max_new_tokens=1)
+
+
+def test_rows_of_several_sequences_are_each_compared_with_their_own(llama):
+    engine = load(llama, program="eager", dtype="float32", max_sequences=3, block_size=4, speculate="off")
+    with verified(engine, eager(llama)) as distance:
+        engine.generate([START, START[:3], START[3:]], max_new_tokens=3, ignore_eos=True)
+    assert distance.num_rows == 9 and distance.num_other_choices == 0
+    assert distance.max_difference < 1e-3 and distance.min_correlation > 0.99999
+
+
+def test_steps_are_numbered_and_tell_every_sequence(llama):
+    engine = load(llama, max_sequences=2, block_size=4, speculate="off")
+    with traced(engine) as rows:
+        done = engine.generate([START, START[:3]], max_new_tokens=2, ignore_eos=True)
+    assert [row.step for row in rows] == [1, 1, 2, 2]
+    by_sequence = {row.sequence: [] for row in rows}
+    for row in rows:
+        by_sequence[row.sequence] += row.chosen
+    assert list(by_sequence.values()) == [list(each.tokens) for each in done]
+    assert [row.position for row in rows[:2]] == [0, 0] and {row.milliseconds for row in rows[:2]} == {
+        rows[0].milliseconds
+    }

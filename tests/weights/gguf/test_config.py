@@ -92,6 +92,7 @@ def test_what_is_read_as_llama_is(arch):
     [
         ({"attention.head_count_kv": 2}, {"num_key_value_heads": 2}),
         ({"attention.head_count_kv": [2, 2]}, {"num_key_value_heads": 2}),
+        ({"attention.head_count_kv": [2]}, {"num_key_value_heads": 2}),
         ({"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32}, {"head_dim": 32}),
         ({"rope.freq_base": 500000.0}, {"rope_theta": 500000.0}),
         ({"attention.layer_norm_rms_epsilon": float(np.float32(1e-6))}, {"rms_norm_eps": 1e-06}),
