@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
@@ -27,9 +27,7 @@ def command(
     engine: EngineConfig,
     *,
     model: Model = DEFAULT_MODEL,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The new directory.", rich_help_panel=OUTPUT)
-    ],
+    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="DIR", help="The new directory.")],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

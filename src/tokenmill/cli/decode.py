@@ -11,7 +11,7 @@ from tokenmill.cli.generate import Stream, show
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
@@ -36,19 +36,12 @@ File = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="A file from `tokenmill prefill`.", show_default=False, rich_help_panel=MODEL),
 ]
-Where = Annotated[
-    str | None,
-    typer.Option("--model", help="Where the model lies now. Default: where the file says.", rich_help_panel=MODEL),
-]
+Where = Annotated[str | None, option(MODEL, "--model", help="Where the model lies now. Default: where the file says.")]
 Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Save the longer text with its cache.", rich_help_panel=OUTPUT),
+    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Save the longer text with its cache.")
 ]
 Convert = Annotated[
-    bool,
-    typer.Option(
-        "--convert", help="Accept a cache of another dtype or scheme; the text may differ.", rich_help_panel=PROMPT
-    ),
+    bool, option(PROMPT, "--convert", help="Accept a cache of another dtype or scheme; the text may differ.")
 ]
 
 

@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
@@ -49,16 +49,9 @@ class _Stored:
 
 def command(
     model: Model = DEFAULT_MODEL,
-    tensors: Annotated[
-        bool, typer.Option("--tensors", help="List every tensor of the files.", rich_help_panel=OUTPUT)
-    ] = False,
-    template: Annotated[
-        bool, typer.Option("--template", help="Print the chat template alone.", rich_help_panel=OUTPUT)
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Verify every checksum of a packed model or copy.", rich_help_panel=OUTPUT),
-    ] = False,
+    tensors: Annotated[bool, option(OUTPUT, "--tensors", help="List every tensor of the files.")] = False,
+    template: Annotated[bool, option(OUTPUT, "--template", help="Print the chat template alone.")] = False,
+    check: Annotated[bool, option(OUTPUT, "--check", help="Verify every checksum of a packed model or copy.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

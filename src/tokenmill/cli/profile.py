@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
@@ -43,16 +43,10 @@ def command(
     prompt: Texts = None,
     tokens: Ids = None,
     level: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="none: figures; light: steps by phase; verbose: torch's profiler too.",
-            rich_help_panel=OUTPUT,
-        ),
+        str, option(OUTPUT, metavar="NAME", help="none: figures; light: steps by phase; verbose: torch's profiler too.")
     ] = "light",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the trace there (JSON).", rich_help_panel=OUTPUT),
+        Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Write the trace there (JSON).")
     ] = None,
     force: Force = False,
     json: Json = False,

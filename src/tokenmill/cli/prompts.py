@@ -8,9 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import typer
-
-from tokenmill.cli.parser.options import PROMPT, parse_ids
+from tokenmill.cli.parser.options import PROMPT, option, parse_ids
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
@@ -33,27 +31,18 @@ MAX_BYTES = 64_000_000
 """Of a prompt: more than any context holds."""
 
 Texts = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.", rich_help_panel=PROMPT),
+    list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.")
 ]
-Text = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.", rich_help_panel=PROMPT),
-]
+Text = Annotated[list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin.")]
 Files = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.", rich_help_panel=PROMPT
-    ),
+    list[Path] | None, option(PROMPT, "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.")
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tokens", metavar="IDS", help="A prompt as token ids separated by commas, as 1,2,3.", rich_help_panel=PROMPT
-    ),
+    option(PROMPT, "--tokens", metavar="IDS", help="A prompt as token ids separated by commas, as 1,2,3."),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask through the model's chat template.", rich_help_panel=PROMPT)]
-System = Annotated[str | None, typer.Option("--system", help="System message, with --chat.", rich_help_panel=PROMPT)]
+Chat = Annotated[bool, option(PROMPT, "--chat", help="Ask through the model's chat template.")]
+System = Annotated[str | None, option(PROMPT, "--system", help="System message, with --chat.")]
 
 
 def gather(

@@ -9,7 +9,7 @@ import typer
 
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, OUTPUT
+from tokenmill.cli.parser.options import MODEL, OUTPUT, option
 from tokenmill.cli.process.display import print_json, print_table, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
@@ -43,32 +43,26 @@ OWN = ("max_sequences", "max_waiting", *PREFIX, "suffix_dir", "suffix_limit", "c
 
 ShapeName = Annotated[
     str | None,
-    typer.Option(
+    option(
+        MODEL,
         "--shape",
         metavar="NAME",
         help="An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
         "smollm2-135m, pythia-160m, … (any wrong name lists them all).",
-        rich_help_panel=MODEL,
     ),
 ]
 Repetitions = Annotated[
-    int,
-    typer.Option(
-        "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.", rich_help_panel=MEASURED
-    ),
+    int, option(MEASURED, "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.")
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.", rich_help_panel=OUTPUT
-    ),
+    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.")
 ]
 Check = Annotated[
     bool,
-    typer.Option(
+    option(
+        MEASURED,
         "--check/--no-check",
         help="First compare greedy text with transformers', where a reference is known; a difference is an error.",
-        rich_help_panel=MEASURED,
     ),
 ]
 

@@ -15,7 +15,16 @@ from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import (
+    PROMPT,
+    ChatTemplate,
+    Model,
+    Quiet,
+    examples,
+    option,
+    with_defaults,
+    with_settings,
+)
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
@@ -59,10 +68,8 @@ def command(
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel=PROMPT)] = None,
-    start: Annotated[
-        Path | None, typer.Option("--open", help="Go on with a conversation that /save wrote.", rich_help_panel=PROMPT)
-    ] = None,
+    system: Annotated[str | None, option(PROMPT, "--system", help="System message.")] = None,
+    start: Annotated[Path | None, option(PROMPT, "--open", help="Go on with a conversation that /save wrote.")] = None,
     chat_template: ChatTemplate = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")

@@ -17,7 +17,7 @@ from tokenmill.cli.eval.perplexity import (
     read_written,
 )
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import versions
@@ -44,9 +44,7 @@ Reference = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-TextFile = Annotated[
-    str, typer.Option("--text", metavar="FILE", help="Text in UTF-8; - reads stdin.", rich_help_panel=EVALUATED)
-]
+TextFile = Annotated[str, option(EVALUATED, "--text", metavar="FILE", help="Text in UTF-8; - reads stdin.")]
 
 
 @with_settings(without=OWN, engine=EngineConfig)

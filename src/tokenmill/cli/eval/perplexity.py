@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_stdin, read_text
@@ -72,27 +72,20 @@ Needed = Annotated[
 ]
 File = Annotated[str, typer.Argument(metavar="FILE", help="Text in UTF-8; - reads stdin.", rich_help_panel=EVALUATED)]
 WindowSize = Annotated[
-    int | None,
-    typer.Option(
-        "--window", help="Tokens fed at a time. Default: the context, at most 1024.", rich_help_panel=EVALUATED
-    ),
+    int | None, option(EVALUATED, "--window", help="Tokens fed at a time. Default: the context, at most 1024.")
 ]
 Stride = Annotated[
-    int | None,
-    typer.Option("--stride", help="Tokens from a window to the next. Default: half of it.", rich_help_panel=EVALUATED),
+    int | None, option(EVALUATED, "--stride", help="Tokens from a window to the next. Default: half of it.")
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens", min=2, help="Evaluate only this many tokens from the start.", rich_help_panel=EVALUATED
-    ),
+    int | None, option(EVALUATED, "--max-tokens", min=2, help="Evaluate only this many tokens from the start.")
 ]
 CompareDense = Annotated[
     bool,
-    typer.Option(
+    option(
+        EVALUATED,
         "--compare-dense",
         help="Compare with the same model with dense weights in float32; both are in memory at once.",
-        rich_help_panel=EVALUATED,
     ),
 ]
 
