@@ -1,4 +1,4 @@
-"""What can be plugged in: every table of names, with one line of help for each, and the look-up of an object by name.
+"""The page of what can be plugged in: tables of names with one line of help each, and the look-up of an object by name.
 
 A new family, scheme, program, cache format, attention kernel, proposer or export is a file and a line here. Options,
 refusals and documents read these tables. An object is named as text, "module:object", so that nothing is imported until
@@ -134,7 +134,7 @@ def either(words: Sequence[str]) -> str:
 
 
 def help_of(entry: Entry | str) -> str:
-    """What an entry is, in a few words."""
+    """The help of an entry, in a few words."""
     return entry if isinstance(entry, str) else entry.help
 
 

@@ -52,7 +52,7 @@ def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:
-    """How the engine is built, as it was resolved."""
+    """The settings of the engine, as they were resolved."""
     config = engine.config
     names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}

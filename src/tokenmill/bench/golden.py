@@ -68,7 +68,7 @@ def reference_for(path: Path) -> Mapping[str, str] | None:
 
 
 def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
-    """What was compared and found right, in words. Raises WrongText with what differs."""
+    """Compare texts with the reference and say in a few words what is right. Raises WrongText for a difference."""
     if find_scheme(engine.config.scheme).min_agreement < 1:
         return _check_tokens(engine, reference)
     wrong = []

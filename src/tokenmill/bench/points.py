@@ -31,7 +31,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """As `pp512`, `tg128`, `pp128+tg32`."""
+        """The name of the point, such as `pp512`, `tg128`, `pp128+tg32`."""
         return "+".join(([f"pp{self.prompt}"] if self.prompt else []) + ([f"tg{self.new}"] if self.new else []))
 
     @property

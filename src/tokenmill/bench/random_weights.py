@@ -18,7 +18,7 @@ def fill_random(
     progress: Progress,
     packs: bool = False,
 ) -> Fill:
-    """As load_decoder, for shapes without files: random numbers made at the speed of memory, nothing is read.
+    """Fill a decoder for shapes without files: random numbers made at the speed of memory, nothing is read.
 
     One block of random numbers is repeated over every matrix. Norms are ones, so that activations stay in range.
     """

@@ -99,7 +99,7 @@ def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def provenance() -> dict[str, Any]:
-    """What every row carries: the code, the versions, the machine, the time."""
+    """The columns that every row has: the code, the versions, the machine, the time."""
     return {
         "commit": commit(),
         "tokenmill": __version__,
@@ -114,7 +114,7 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
+    """The commit of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -65,7 +65,7 @@ class Series:
                 yield from self._run(together, config, label)
 
     def limits(self, config: EngineConfig) -> Limits:
-        """Of the device and the threads that the engines use."""
+        """The limits of the device and the threads that the engines use."""
         device, threads = torch.device(find_device(config.device)), config.threads or default_threads()
         if self._limits is None or (self._limits.device, self._limits.threads) != (str(device), threads):
             self.progress.stage(f"measuring what this machine can do ({device}, {counted(threads, 'thread')})")

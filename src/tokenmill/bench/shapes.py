@@ -118,15 +118,15 @@ class Shape(Checkpoint):
         self.shapes = {}
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Never."""
+        """CheckpointError: a shape has no tensor."""
         raise CheckpointError(f"{self.path} has no tensor {name}: a shape has no weights")
 
     def tokenizer(self) -> Tokenizer | None:
-        """None."""
+        """None: prompts are token ids."""
         return None
 
     def generation_defaults(self) -> dict[str, Any]:
-        """None."""
+        """Nothing: a shape recommends no settings."""
         return {}
 
 

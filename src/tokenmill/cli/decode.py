@@ -99,7 +99,7 @@ def command(
 def _as_saved(
     engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams, progress: Progress
 ) -> EngineConfig:
-    """What was left to chance, as the file has it, and room for a long text as far as the model's context goes."""
+    """The settings with the file's own where none was typed, and room for a long text as far as the context goes."""
     for name in ("dtype", "scheme", "cache_format"):
         if getattr(engine, name) == getattr(EngineConfig(), name):
             engine = replace(engine, **{name: facts[name]})

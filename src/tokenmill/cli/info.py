@@ -161,7 +161,7 @@ def _show_code(folder: Path, json: bool) -> None:
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
-    """Under the file's own names: a GGUF's are not Hugging Face's."""
+    """The tensors under the file's own names: a GGUF's are not Hugging Face's."""
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     if is_packed_model(checkpoint.path):
@@ -228,7 +228,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
 
 
 def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
-    """What it would be computed with on this machine, without a setting; nothing where it cannot be."""
+    """The program, dtype and scheme that this machine would take without a setting; None where none can compute it."""
     from tokenmill.loader.resolve import resolve
     from tokenmill.model.families import read_config
     from tokenmill.weights.packed.reader import is_packed_model, read_header

@@ -121,7 +121,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: Exception) -> str:
-    """What is wrong with the command line, in a line."""
+    """One line that says what is wrong with the command line."""
     context: Any = getattr(error, "ctx", None)
     where = context.command_path if context else "tokenmill"
     known = {option for param in context.command.params for option in param.opts} if context else set()
@@ -140,7 +140,7 @@ def _usage(error: Exception) -> str:
 
 
 def _number_wanted(error: Any) -> str:
-    """What to say of a word in the place of a number; nothing if the error is another."""
+    """The message for a word in the place of a number; empty if the error is another."""
     kind = re.search("valid (number|float|integer)", error.message)
     causes = getattr(error.__cause__, "errors", None)
     word = causes()[0]["input"] if causes else error.message.partition("'")[2].partition("'")[0]

@@ -15,7 +15,7 @@ def visible(text: str) -> str:
 
 
 def for_stdout(text: str) -> str:
-    """What `visible` makes of the text where stdout is a terminal; else the text itself."""
+    """The text with visible control codes where stdout is a terminal; else the text itself."""
     return visible(text) if sys.stdout.isatty() else text
 
 

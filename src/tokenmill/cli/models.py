@@ -61,7 +61,8 @@ def looks_saved(path: Path) -> bool:
 
 
 def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | None = None) -> "Engine":
-    """As tokenmill.load, with progress for the fetch as well. chat_template: a file in the place of the model's own."""
+    """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
+    model's own."""
     from tokenmill.hub.names import is_there, locate
     from tokenmill.weights.packed.copies import start_reading
 

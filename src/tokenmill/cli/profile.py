@@ -101,7 +101,7 @@ def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str
 
 
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
-    """What a reader who wants to repeat it needs."""
+    """The settings and versions that a reader needs who wants to repeat it."""
     return {
         "program": program_facts(engine),
         "settings": {**asdict(engine.config), **asdict(sampling)},
@@ -162,7 +162,7 @@ def _memory(readings: list[dict[str, Any]]) -> str:
 
 
 def cost_line(cost: dict[str, Any], level: str) -> str:
-    """What measuring cost, and whether that can be told from the scatter of the unmeasured runs."""
+    """One line about the cost of measuring, and whether it exceeds the scatter of the unmeasured runs."""
     first, second = cost["plain_s"]
     words = (
         f"cost of measuring: {cost['measured_s']:.3f} s with level {level}, {first:.3f} s and {second:.3f} s without: "

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 MAX_BYTES = 64_000_000
-"""Of a prompt: more than any context holds."""
+"""The longest prompt in bytes, which is more than any context holds."""
 
 Texts = Annotated[
     list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.")
@@ -112,7 +112,7 @@ def read_stdin(max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """What a file in UTF-8 holds. RequestError, with its name, for one that cannot be read."""
+    """The text of a file in UTF-8. RequestError, with its name, for one that cannot be read."""
     try:
         with path.open("rb") as file:
             return _decode(_all_of(file, str(path), max_bytes), str(path))
@@ -121,7 +121,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
-    """What a file holds. RequestError for one without an end, such as /dev/zero."""
+    """The bytes of a file. RequestError for one without an end, such as /dev/zero."""
     data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise RequestError(f"{source} has more than {size(max_bytes)}, which is no text to be read at once: shorten it")
@@ -129,7 +129,7 @@ def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
-    """As text, without the byte order mark that some editors put before it."""
+    """The bytes as text, without the byte order mark that some editors put before it."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -145,5 +145,5 @@ def _check_text(text: str, source: str) -> str:
 
 
 def shown_ids(tokens: Sequence[int]) -> str:
-    """What is shown of a model that has no tokenizer."""
+    """The ids as they are shown for a model that has no tokenizer."""
     return "".join(f"{token} " for token in tokens)

@@ -92,7 +92,7 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
 
 
 def program_facts(engine: "Engine") -> dict[str, Any]:
-    """What runs, why, and why nothing faster does."""
+    """The program that runs, the reason for it, and why nothing faster runs."""
     return {
         "name": engine.program_name,
         "reason": engine.program_reason,
@@ -102,7 +102,7 @@ def program_facts(engine: "Engine") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of all that the figures depend on."""
+    """The versions of everything that the figures depend on."""
     import torch
 
     return {

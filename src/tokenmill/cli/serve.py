@@ -183,7 +183,7 @@ def _serve(
 
 
 def _session_folder() -> Path:
-    """Where sessions are kept."""
+    """The folder in which sessions are kept."""
     try:
         folder = data_folder() / "sessions"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -39,7 +39,7 @@ class Packaged:
 
     @property
     def file_name(self) -> str:
-        """What the file is called in the cache."""
+        """The name of the file in the cache."""
         return Path(self.member).name
 
 

@@ -4,7 +4,7 @@ __all__ = ["Progress", "Silent"]
 
 
 class Progress:
-    """Who is told how far a long operation has come."""
+    """The listener that is told how far a long operation has come."""
 
     def stage(self, text: str) -> None:
         """A new stage begins."""

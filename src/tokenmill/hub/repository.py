@@ -143,7 +143,7 @@ class Repository:
 
 
 def _why_unanswered(error: BaseException, status: int | None) -> str:
-    """Why the hub gave no files: its own status, or the first cause below what the client raised."""
+    """The reason why the hub gave no files: its own status, or the first cause below what the client raised."""
     if status == 429:
         return "the hub allows no more requests for now (429); wait, or set HF_TOKEN"
     if status is not None:

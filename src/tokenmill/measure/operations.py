@@ -59,7 +59,7 @@ class Watch:
         self._forward.__enter__()
 
     def leave_forward(self) -> None:
-        """It ends; also when it never began."""
+        """The forward ends; it need not have begun."""
         if self._forward is not None:
             self._forward.__exit__(None, None, None)
             self._forward = None

@@ -36,7 +36,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found. plain_s: the unmeasured runs; measured_s: the measured one, None at level none.
+    """The figures of a profile. plain_s: the unmeasured runs; measured_s: the measured one, None at level none.
 
     gathering_s: what starting, stopping and reading out torch's profiler took, beside the runs.
     """
@@ -54,12 +54,12 @@ class Profile:
 
     @property
     def cost_share(self) -> float | None:
-        """How much longer the measured run took than the unmeasured ones did on average."""
+        """The share by which the measured run took longer than the unmeasured ones did on average."""
         return None if self.measured_s is None else self.measured_s * len(self.plain_s) / sum(self.plain_s) - 1
 
     @property
     def scatter_share(self) -> float:
-        """How far the unmeasured runs lie apart: a cost below this says nothing."""
+        """The share by which the unmeasured runs differ: a cost below this says nothing."""
         return (max(self.plain_s) - min(self.plain_s)) * len(self.plain_s) / sum(self.plain_s)
 
     def document(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _PROCESS = _STEPS = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """After a step: resident memory of the process, cache blocks that the step had in use, bytes of torch's device."""
+    """One reading after a step: resident memory of the process, cache blocks in use, bytes of torch's device."""
 
     at_s: float
     resident_bytes: int

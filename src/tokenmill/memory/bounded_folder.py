@@ -167,7 +167,7 @@ class BoundedFolder:
 
 
 def _read_count(lock: IO[bytes]) -> int | None:
-    """How many bytes there are, if the lock's file says it."""
+    """The number of bytes in the folder, if the lock's file says it."""
     lock.seek(0)
     text = lock.read(20)
     return int(text) if text.isdigit() else None

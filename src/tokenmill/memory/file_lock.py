@@ -28,7 +28,7 @@ def locked(file: Path) -> Iterator[bool]:
 
 @contextmanager
 def locked_file(file: Path, wait_s: float = 0.0) -> Iterator[IO[bytes] | None]:
-    """As `locked`, but gives the open file, or None if another holds the lock for longer than `wait_s`.
+    """Lock as `locked` does, and give the open file, or None if another holds the lock for longer than `wait_s`.
 
     What the file holds is left as it is. OSError, one of NO_LOCKS, where the file system has none.
     """

@@ -16,7 +16,7 @@ POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python has no name
 
 
 def map_pages(num_bytes: int, reserved: bool = True) -> mmap.mmap:
-    """At least `num_bytes` of zeros, aligned to a page. Memory is taken as it is first written; OSError if refused.
+    """Map `num_bytes` of zeros or more, aligned to a page. Memory is taken as it is first written; OSError if refused.
 
     reserved: False where only some of it will be written, so that the system does not count the rest.
     """
@@ -29,7 +29,7 @@ def map_pages(num_bytes: int, reserved: bool = True) -> mmap.mmap:
 
 
 def map_file(opened: BinaryIO, offset: int, num_bytes: int) -> mmap.mmap:
-    """Those bytes of a file, which are read when they are touched. All processes that map the file share the memory."""
+    """Map bytes of a file, which are read when they are touched. All processes that map the file share the memory."""
     # Private and writable, since ctypes and torch take no other; nothing writes there.
     return mmap.mmap(opened.fileno(), num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 

@@ -31,7 +31,7 @@ class NotInvertible(ArithmeticError):
 
 
 class Compensation(NamedTuple):
-    """What the compensation of errors needs, for all matrices that have the same inputs; made by `compensation`.
+    """The factors by which errors are compensated in all matrices that have the same inputs; made by `compensation`.
 
     order_K: the columns in the order in which they are rounded. bounds: where in it the groups begin, and its end.
     factor_KK: the upper Cholesky factor of the inverse of the damped H, in that order.

@@ -146,7 +146,7 @@ def _total(numbers_CR: Tensor) -> Tensor:
 
 
 def _half(numbers: Tensor) -> Tensor:
-    """As half floats hold them."""
+    """The numbers rounded to half floats."""
     return numbers.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 

@@ -50,7 +50,7 @@ class QuantizedLinear(Matrix):
             self._add(stored.unpacked(), device)
 
     def _rounded(self) -> Iterator[Stored]:
-        """What was kept and, between, what was filled in, rounded; both are gone then."""
+        """The codes that were kept and, between them, what was filled in, rounded; both are gone then."""
         assert self.weight is not None, "nothing is rounded twice"
         first, weight, kept = 0, self.weight, sorted(self._kept.items())
         self._kept, self.weight = {}, None

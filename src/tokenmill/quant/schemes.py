@@ -20,7 +20,7 @@ AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: no
 
 
 class Scheme:
-    """How matrices are stored, and all that other rooms need to know about it; here dense, in the model's dtype."""
+    """The storage of matrices, with all that other rooms need to know about it; here dense, in the model's dtype."""
 
     matrix: str = "plain"  # the module of a matrix, a key of MATRICES in the registry
     bits_per_weight: float | None = None  # scales included; None where the model's dtype or the file's codes decide
@@ -33,7 +33,7 @@ class Scheme:
 
     @staticmethod
     def refuse(device: str, dtype: str) -> str | None:
-        """Why this scheme cannot serve there, or None."""
+        """The reason why this scheme cannot serve there, or None."""
         return None
 
     def matrix_bytes(self, outputs: int, inputs: int, dtype: str, code_bits: float) -> int:

@@ -71,7 +71,7 @@ class Stored:
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
     def unpacked(self) -> "Stored":
-        """With a byte for each code."""
+        """The same matrix with a byte for each code."""
         if self.halves is None:
             return self
         halves_RGB = self.halves.view(self.num_rows, -1, GROUP // 2)

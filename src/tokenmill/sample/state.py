@@ -25,7 +25,7 @@ class ChoiceKind(Enum):
 
 
 def choice_kind(params: SamplingParams, num_generated: int) -> ChoiceKind:
-    """How the token after num_generated others, and every later one, is chosen."""
+    """The kind of choice of the token after num_generated others, and of every later one."""
     if params.looks_back:
         return ChoiceKind.HISTORY
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden

@@ -169,7 +169,7 @@ class _EventStream(Response):
 
 
 async def _events(steps: AsyncGenerator[list[Piece], None], form: Format) -> AsyncGenerator[bytes, None]:
-    """What is written for each step, and a comment whenever nothing has come for a while."""
+    """The bytes that are written for each step, and a comment whenever nothing has come for a while."""
     try:
         if opening := b"".join(map(_event, form.opening())):
             yield opening

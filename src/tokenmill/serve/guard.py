@@ -132,6 +132,6 @@ def _is_open(path: str) -> bool:
 
 
 def _host(header: str) -> str:
-    """Without the port."""
+    """The host of a Host header, without the port."""
     name, colon, port = header.rpartition(":")
     return (name if colon and port.isdecimal() else header).lower()

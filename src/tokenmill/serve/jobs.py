@@ -55,7 +55,7 @@ class Job(ABC):
 
     @abstractmethod
     def take(self, core: Core) -> list[Piece]:
-        """What is new. Raises the error that ended it."""
+        """The pieces that are new. Raises the error that ended the job."""
 
     @abstractmethod
     def cancel(self, core: Core) -> None:
@@ -68,7 +68,7 @@ class Job(ABC):
 
     @property
     def trackers(self) -> list[Tracker]:
-        """Of its continuations."""
+        """The trackers of its continuations."""
         return []
 
 

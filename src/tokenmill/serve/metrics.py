@@ -68,7 +68,7 @@ class Metrics(Observer):
         self._registry.register(self._kept)
 
     def text(self) -> bytes:
-        """In the format that Prometheus reads."""
+        """The metrics in the format that Prometheus reads."""
         return generate_latest(self._registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:

@@ -36,7 +36,7 @@ GRACE_S = 2  # for what is not waited for: requests that compute nothing, connec
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens."""
+    """The address at which the server listens."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -44,7 +44,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """For people and clients."""
+        """The address as people and clients write it."""
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 

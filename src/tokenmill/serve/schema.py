@@ -84,7 +84,7 @@ class Nullable(BaseModel):
 
 
 class StreamOptions(Nullable):
-    """What a stream sends beside its text. No chunk is padded, so that it is of no use to turn that off.
+    """The options of a stream beside its text. No chunk is padded, so that it is of no use to turn that off.
 
     continuous_usage_stats: usage, if it is wanted, is in every chunk, with the tokens up to there, as in vLLM.
     """
@@ -95,7 +95,7 @@ class StreamOptions(Nullable):
 
 
 class Body(Nullable):
-    """What all bodies have in common."""
+    """The fields and checks that all bodies have in common."""
 
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {"extra_body": ({},)}
 
@@ -131,7 +131,7 @@ NEEDS = {
     "function_call": "it chooses among functions, which are not supported",
     "extra_body": "it is an argument of OpenAI's client; what is in it are fields of the body",
 }
-"""What else there is to say of a field that is refused."""
+"""The reason that is added to the refusal of a field."""
 
 NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),

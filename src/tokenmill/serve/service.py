@@ -78,7 +78,7 @@ class Service:
 
 
 def tenant_of(request: Request) -> bytes:
-    """What stands for the client's key; empty on a server without keys. See Guard."""
+    """The digest that stands for the client's key; empty on a server without keys. See Guard."""
     tenant: bytes = getattr(request.state, "tenant", b"")
     return tenant
 

@@ -103,7 +103,7 @@ class Sessions:
 
 
 def _notes(tenant: bytes, name: str) -> Json:
-    """What a file says of itself."""
+    """The notes by which a file says whose session it is."""
     return {"session": name, "key": tenant.hex()}
 
 

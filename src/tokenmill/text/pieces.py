@@ -27,7 +27,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces: sentencepiece's own numbers, which GGUF has taken over."""
 
 Prefix = Literal["never", "first", "always"]
-"""Where a space is put before a text: nowhere, at its beginning, or after every added token too."""
+"""The places at which a space is added to a text: none, its beginning, or after every added token too."""
 
 
 def bpe_backend(

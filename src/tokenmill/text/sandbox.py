@@ -242,7 +242,7 @@ def _deep_size(value: Any, enough: int | None = None) -> int:
 
 
 def _formatted_size(text: str, values: Any, enough: int) -> int:
-    """What a format takes at most: every field as wide as the largest number there, and all values."""
+    """The largest size of a formatted text: every field as wide as the largest number there, and all values."""
     widths = [int(digits) for digits in re.findall(r"\d{1,9}", text)]
     if "*" in text:
         widths += [abs(v) for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, int)]

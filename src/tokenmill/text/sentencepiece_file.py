@@ -79,7 +79,7 @@ def _check_settings(file: Path, model: Any, kind: str) -> None:
 
 
 def _prefix(adds: bool, config: Mapping[str, Any]) -> Prefix:
-    """As transformers 5 reads tokenizer_config.json: `legacy` puts a space after every control token too."""
+    """The prefix as transformers 5 reads tokenizer_config.json: `legacy` adds a space after every control token too."""
     if config.get("add_prefix_space") is not None:
         adds = bool(config["add_prefix_space"])
     if not adds:

@@ -41,6 +41,6 @@ class Prompts:
 
 
 def documentation() -> str:
-    """What `help()` shows of Python's topics, each paragraph once: some 90,000 tokens, more in newer versions."""
+    """The text that `help()` shows of Python's topics, each paragraph once: 90,000 tokens, more in newer versions."""
     paragraphs = (paragraph for _, text in sorted(topics.items()) for paragraph in text.split("\n\n"))
     return "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in paragraphs}.values())

@@ -74,7 +74,7 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def unmeasured(rows: Iterable[Row]) -> Counter[str]:
-    """How many rows of each status but "ok"."""
+    """The number of rows of each status but "ok"."""
     return Counter(str(row["status"]) for row in split(rows)[1])
 
 

@@ -106,7 +106,7 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any], js
 
 
 class RowFile:
-    """Where the rows of a run are kept: appended to a file as they come, if one was given.
+    """Keeps the rows of a run: each is appended to a file as it comes, if one was given.
 
     What was measured survives whatever comes after. Rows that the file does not take are printed by `finish`.
     """
@@ -195,8 +195,8 @@ def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
 
 
 def ending(rows: Sequence[Row], json: bool) -> None:
-    """What belongs under the table, if there is one: memory, preparation, the text check. And on stderr, how far to
-    trust the minute."""
+    """Print the lines under the table, if there is one: memory, preparation, the text check. On stderr, say how far
+    the figures of this minute can be trusted."""
     from tokenmill.speculate.speculation import described
 
     good = [row for row in rows if row["status"] == "ok"]

@@ -130,7 +130,7 @@ CACHES = ("batch", "prompt", "new", "cache on, s", "off, s", "factor", "peak MB"
 
 
 def _print_caches(points: list[Point], rows: list[Row]) -> None:
-    """What the cache saves: seconds for all sequences together, and the memory of the process at its peak."""
+    """Print what the cache saves: seconds for all sequences together, and the memory of the process at its peak."""
     by = {(row["cache"], row["batch"], row["prompt"], row["new"]): row for row in rows if row["status"] == "ok"}
     lines = []
     for point in points:
@@ -169,6 +169,6 @@ def _key(point: Point) -> Key:
 
 
 def _in_order(points: list[Point], rows: list[Row]) -> list[Row]:
-    """As the points were asked for."""
+    """The rows in the order in which the points were asked for."""
     found = {(row["batch"], row["prompt"], row["new"]): row for row in rows}
     return [found[_key(point)] for point in points if _key(point) in found]

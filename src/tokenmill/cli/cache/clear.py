@@ -49,5 +49,5 @@ def command(
 
 
 def _names(copy: Copy) -> set[str]:
-    """By which a person may mean it."""
+    """The names by which a person may mean a copy."""
     return {copy.path.name, copy.source, Path(copy.source).name, Path(copy.source).name.removesuffix(".gguf")}

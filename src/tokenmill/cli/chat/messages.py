@@ -38,12 +38,12 @@ def is_answer(messages: Sequence[Message]) -> bool:
 
 
 def turns(messages: Sequence[Message]) -> list[int]:
-    """Where each turn begins: the index of its question."""
+    """The index at which each turn begins, with its question."""
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """What the model's template sees."""
+    """The messages as the model's template sees them."""
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
@@ -80,7 +80,7 @@ def holds_conversation(path: Path) -> bool:
 
 
 def _problem(message: Any, role: str) -> str:
-    """What is wrong with a message that should have this role; nothing if it is as it should be."""
+    """The fault of a message that should have this role; empty if it has none."""
     if not isinstance(message, dict):
         return "is no JSON object"
     if message.get("role") != role:

@@ -57,7 +57,7 @@ def read_typed(read: Read) -> Typed:
 
 
 def _block(text: str, read: Read) -> str:
-    """What stands between three quotes and the next three at the end of a line."""
+    """The text between three quotes and the next three at the end of a line."""
     while not text.rstrip().endswith(QUOTES):
         line = _next_line(read)
         if line is None:

@@ -46,7 +46,7 @@ EXAMPLES = examples(
 BLOCK_SIZE = 32
 """Tokens per cache block, so that a fork shares the blocks before it; no model's context is smaller."""
 FORK_TOKENS = 8192
-"""At most this many slots of the cache are for what two forks do not share."""
+"""The cache has at most this many slots for what two forks do not share."""
 WORDS = ("exit", "quit")  # typed alone, they hardly are a message
 
 

@@ -38,7 +38,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def _set_in(context: typer.Context, name: str, option: str) -> str:
-    """What set an option: the option itself, or the file of --config."""
+    """The origin of an option's value: the option itself, or the file of --config."""
     source = context.get_parameter_source(name)
     return str(context.params.get("config")) if source is not None and source.name == "DEFAULT_MAP" else option
 
@@ -69,7 +69,7 @@ class Verb(TyperCommand):
         return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's; options may be written with underscores, as their settings are."""
+        """Parse as click does; options may be written with underscores, as their settings are."""
         known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)} | ALIASES.keys()
         with _naming(ctx):
             return super().parse_args(ctx, with_hyphens(args, known))
@@ -106,7 +106,7 @@ class VerbGroup(TyperGroup):
     names: tuple[str, ...] = ()
 
     def __init__(self, **settings: Any) -> None:
-        """As typer's."""
+        """Take the settings of typer's group."""
         super().__init__(**settings)
         commands: Any = _Commands(self)
         self.commands = commands
@@ -200,7 +200,7 @@ def _without_pydantic(params: list[Any]) -> list[Any]:
 
 
 def _read(param: Any, ctx: Any, value: Any) -> Any:
-    """What was typed, as its type; or the default. In the place of the parameter's own process_value."""
+    """The value that was typed, as its type, or the default. This replaces the parameter's own process_value."""
     kind, is_typed = param.type_descriptor.annotation, is_given(ctx, param.name)
     if not is_typed and not param.required:
         return value
@@ -216,7 +216,7 @@ def _read(param: Any, ctx: Any, value: Any) -> Any:
 
 
 def _shown_name(param: Any) -> str:
-    """How a parameter is named in messages: --output, MODEL."""
+    """The name of a parameter in messages: --output, MODEL."""
     is_argument = param.param_type_name == "argument"
     return str(param.metavar or param.name.upper() if is_argument else max(param.opts, key=len))
 

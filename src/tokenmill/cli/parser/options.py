@@ -187,4 +187,4 @@ LISTED: Mapping[Any, _Listed] = {
     tuple[int, ...] | None: _IDS,
     Mapping[int, float]: _Listed("ID=AMOUNT", _parse_bias),
 }
-"""By the type of their settings."""
+"""The options that may be repeated, by the type of their settings."""

@@ -27,7 +27,7 @@ ELSEWHERE = {"--ctx": "--max-length"}
 """More such names, which are refused with a question."""
 
 VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}
-"""What verbs of ours are called elsewhere."""
+"""Names that other programs have for verbs, and our verbs that are meant."""
 
 
 def with_hyphens(args: list[str], known: Collection[str]) -> list[str]:

@@ -38,7 +38,7 @@ def remark(text: str) -> None:
 
 
 class _Remarks(logging.Handler):
-    """What is logged, as remarks."""
+    """Writes each log record as a remark."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
@@ -46,7 +46,7 @@ class _Remarks(logging.Handler):
 
 
 def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
-    """From here on, what this package logs is said: by default also what long work within a step is about."""
+    """Say what this package logs from here on, by default also what long work within a step is about."""
     log = logging.getLogger(name)
     if not log.handlers:
         log.addHandler(_Remarks())

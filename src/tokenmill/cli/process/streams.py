@@ -45,7 +45,7 @@ class _Stdout(io.FileIO):
     """File number 1."""
 
     def write(self, data: Any, /) -> int | None:  # type: ignore[override]
-        """As FileIO.write. BrokenPipeError is left as it is: a reader that goes away has got what it wanted."""
+        """Write as FileIO does. BrokenPipeError is left as it is: a reader that goes away has got what it wanted."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -55,5 +55,5 @@ class _Stdout(io.FileIO):
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
-    """In place of warnings.showwarning, which adds a line of source code."""
+    """Replaces warnings.showwarning, which adds a line of source code."""
     remark(f"warning: {' '.join(str(message).split())}")

@@ -33,7 +33,7 @@ class GenerationSettings:
     seed: int | None
 
     def params(self, seed: int, context: str, repetition: int) -> SamplingParams:
-        """For one request. Its seed follows from its own text, so that no other request has a part in what it says."""
+        """The settings of one request. Its seed follows from its own text alone, whatever other requests there are."""
         start = seed if self.seed is None else self.seed
         digest = sha256(f"{start}:{repetition}:{context}".encode("utf-8", "surrogatepass")).digest()
         own = int.from_bytes(digest[:8], "big") >> 1

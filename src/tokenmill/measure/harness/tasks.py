@@ -32,7 +32,7 @@ FIRST_SEED = 0  # of Python's own random numbers, by default, as in the harness
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How tasks are evaluated, by the harness' names.
+    """The settings of an evaluation, by the harness' names.
 
     limit: documents of each task; below 1 a share of them. seed: None is the harness' own seeds. template: whether
     prompts go through the chat template.
@@ -64,8 +64,10 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
 
 
 def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
-    """What the harness' `evaluate` gives. The harness' simple_evaluate adds what `pip list` and the compiler say, which
-    takes longer than many an evaluation; otherwise this does the same.
+    """The result of the harness' `evaluate`.
+
+    The harness' simple_evaluate adds what `pip list` and the compiler say, which takes longer than many an evaluation;
+    otherwise this does the same.
     """
     loaded = TaskManager(include_defaults=False).load(list(tasks))
     for task in loaded["tasks"].values():
@@ -112,7 +114,8 @@ def _check_yaml(file: Path) -> None:
 
 
 def _manager(wanted: Sequence[str], include_path: Path | None) -> Any:
-    """What knows the tasks: of the folder alone where that has all of them, since the harness' own take seconds."""
+    """The manager that knows the tasks: of the folder alone where that has all of them, as the harness' own take
+    seconds."""
     folder = None if include_path is None else str(include_path)
     own = TaskManager(include_path=folder, include_defaults=False)
     if all(_is_file(name) or own.match_tasks([name]) for name in wanted):

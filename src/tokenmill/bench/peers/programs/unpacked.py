@@ -20,7 +20,7 @@ def plain_folder(model: str) -> Path:
 
 
 def gguf_arguments(file: Path) -> dict[str, Any]:
-    """For transformers' from_pretrained, so that the weights come as plain matrices."""
+    """Arguments of transformers' from_pretrained by which the weights come as plain matrices."""
     import transformers  # noqa: PLC0415  (as below)
 
     if not hasattr(transformers, "GgufConfig"):
