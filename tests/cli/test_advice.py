@@ -1,11 +1,14 @@
 """What an error advises exists under that name on the command line, and following it leads to success."""
 
 import json
+import logging
 import shutil
 
 import pytest
 
 from tests.word_model import save_chat_model
+from tokenmill.cli.process.display import say_on_stderr
+from tokenmill.errors import CheckpointError
 
 
 def test_a_model_without_a_chat_template(tm, model, tmp_path):
@@ -80,11 +83,23 @@ def test_what_the_files_recommend_can_be_used_where_it_is_advised(tm, model, tmp
     file = tmp_path / "a.kv"
     assert tm("prefill", copy, "-p", "w1", "-o", file, "-q")[0] == 0
     _, _, err = tm("decode", file, "-n", 2)
-    assert "generation_config=True uses that (--generation-config of generate, chat, decode and profile)" in err
+    assert "; --generation-config uses that (an option of generate, chat, decode and profile)" in err
     for verb in ("generate", "chat", "decode", "profile"):
         assert "--generation-config" in tm(verb, "--help")[1]
     code, out, err = tm("decode", file, "-n", 2, "--json", "--generation-config")
     assert code == 0 and json.loads(out)["settings"]["temperature"] == 0.7
+
+
+def test_a_warning_names_the_option_that_was_typed(tm, model, monkeypatch):
+    say_on_stderr()
+    monkeypatch.setattr(logging.getLogger("tokenmill"), "level", logging.INFO)
+
+    def warned(*_):
+        logging.getLogger("tokenmill.loader").warning("threads = %d is ignored: the moon is full", 5)
+        raise CheckpointError("nothing is loaded")
+
+    monkeypatch.setattr("tokenmill.cli.generate.load_engine", warned)
+    assert tm("generate", model, "-p", "w1", "--threads", 5)[2].startswith("warning: --threads 5 is ignored: the moon")
 
 
 def test_one_text_has_one_continuation(tm, model, tmp_path):

@@ -15,13 +15,15 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
+from tokenmill.cli.process.display import worded_by
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
 
 __all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
 
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
-_KEYWORD = re.compile(r"\b([a-z]\w*)=(True|'[^']*'|[0-9.]+)")  # as Python has it: dtype='float32', convert=True
+# As Python has it: dtype='float32', convert=True; and as a warning has it: threads = 5 is ignored.
+_KEYWORD = re.compile(r"\b([a-z]\w*)(?:=| = (?=\S+ is ignored))(True|'[^']*'|[0-9.]+)")
 _KINDS = {
     "str": "TEXT",
     "int": "N",
@@ -83,7 +85,8 @@ class Verb(TyperCommand):
         options = {param.name: _shown_name(param) for param in self.params}
         try:
             _check_output(ctx.params.get("output"))
-            return super().invoke(ctx)
+            with worded_by(lambda text: _in_options(text, options)):
+                return super().invoke(ctx)
         except (RequestError, CapacityError, SnapshotError, NoKernel) as error:
             error.args = (_in_options(str(error), options, bool(ctx.params.get("chat"))),)
             raise
@@ -240,14 +243,15 @@ def _in_options(message: str, options: Mapping[str, str], chat: bool = False) ->
         message = message.replace(AS_TEXT, "leave out --chat")
     if "tokens" in options:
         message = message.replace(AS_IDS, f"give {options['tokens']}{' without --chat' * chat}")
-    message = _KEYWORD.sub(lambda found: _typed(options, *found.groups()), message)
+    message = _KEYWORD.sub(lambda found: _typed(options, found), message)
     return _SETTING.sub(lambda name: options.get(name[0], name[0]), message)
 
 
-def _typed(options: Mapping[str, str], name: str, value: str) -> str:
+def _typed(options: Mapping[str, str], found: re.Match[str]) -> str:
     """A keyword of Python as one would type it here; as it stands if the verb has no such option."""
+    name, value = found.groups()
     if name not in options:
-        return f"{name}={value}"
+        return found[0]
     option = "--" + options[name].lstrip("-")
     return option if value == "True" else f"{option} {value.strip(chr(39))}"
 

@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Any
 
-from tokenmill.cli.process.display import remark
+from tokenmill.cli.process.display import show_logged
 
 __all__ = ["Unwritable", "prepare_streams", "silence_stdout"]
 
@@ -56,4 +56,4 @@ class _Stdout(io.FileIO):
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
     """Replaces warnings.showwarning, which adds a line of source code."""
-    remark(f"warning: {' '.join(str(message).split())}")
+    show_logged(" ".join(str(message).split()))
