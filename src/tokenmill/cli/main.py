@@ -18,42 +18,12 @@ from tokenmill.cli.parser.other_names import ELSEWHERE
 from tokenmill.cli.process.display import remark
 from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
-from tokenmill.registry import lookup
 from tokenmill.version import __version__
 
 __all__ = ["app", "main", "run"]
 
-VERBS = {
-    "generate": "tokenmill.cli.generate",
-    "chat": "tokenmill.cli.chat.verb",
-    "serve": "tokenmill.cli.serve",
-    "prefill": "tokenmill.cli.prefill",
-    "decode": "tokenmill.cli.decode",
-    "pull": "tokenmill.cli.pull",
-    "quantize": "tokenmill.cli.quantize.verb",
-    "pack": "tokenmill.cli.pack",
-    "compile": "tokenmill.cli.compile",
-    "info": "tokenmill.cli.info",
-    "plan": "tokenmill.cli.plan",
-    "profile": "tokenmill.cli.profile",
-    "cache": "tokenmill.cli.cache.group",
-    "bench": "tokenmill.cli.bench.group",
-    "eval": "tokenmill.cli.eval.group",
-}
-
-
-class _Tokenmill(VerbGroup):
-    """All verbs."""
-
-    names = tuple(VERBS)
-
-    def module(self, name: str) -> Any:
-        """See VerbGroup."""
-        return lookup(VERBS, name, "verb")
-
-
 app = typer.Typer(
-    cls=_Tokenmill,
+    cls=VerbGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

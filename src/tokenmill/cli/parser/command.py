@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
 from tokenmill.cli.process.display import worded_by
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
+from tokenmill.registry import VERBS, lookup
 
 __all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
 
@@ -101,22 +102,28 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """Several verbs, each in a module of its own, which is imported when it is asked for.
+    """The verbs that VERBS has under the name of this group, or all others, if it has none there.
 
-    It has `command`, a function or another group, and beside a function EXAMPLES, which --help shows.
+    The module of a verb is imported when it is asked for. It has `command`, a function or another group, and beside a
+    function EXAMPLES, which --help shows.
     """
-
-    names: tuple[str, ...] = ()
 
     def __init__(self, **settings: Any) -> None:
         """Take the settings of typer's group."""
         super().__init__(**settings)
+        within = [word for word in VERBS if word.startswith(f"{self.name} ")]
+        self._places = {word.split()[-1]: word for word in within or VERBS if within or " " not in word}
         commands: Any = _Commands(self)
         self.commands = commands
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the verbs."""
+        return tuple(self._places)
+
     def module(self, name: str) -> Any:
         """The module of a verb."""
-        raise NotImplementedError
+        return lookup(VERBS, self._places[name], "verb")
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the verbs."""
