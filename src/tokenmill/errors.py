@@ -10,25 +10,6 @@ from pathlib import Path
 
 from tokenmill.units import size
 
-__all__ = [
-    "AS_IDS",
-    "AS_TEXT",
-    "CapacityError",
-    "CheckpointError",
-    "ConfigError",
-    "DeadlinePassed",
-    "NoKernel",
-    "PackageMismatch",
-    "PackedModelError",
-    "RequestError",
-    "SnapshotError",
-    "TokenmillError",
-    "WrongText",
-    "file_errors",
-    "naming",
-    "overflow_remedy",
-]
-
 AS_TEXT, AS_IDS = "give the prompt as text, not as messages", "give the prompt as token ids"
 """The advice where a conversation, or a text, cannot be encoded. The command line and the server name their own options
 and routes in the place of these words."""

@@ -12,12 +12,6 @@ from typing import Any, NamedTuple
 
 from tokenmill.errors import ConfigError
 
-__all__ = [
-    "ATTEND", "CHECKPOINTS", "CHECKPOINT_CHECKS", "EXPORTS", "FAMILIES", "FORMATS", "HUBS", "MATRICES", "PICTURES",
-    "PROGRAMS", "PROPOSERS", "SCHEMES", "TEMPLATES", "TENSOR_FILES", "TENSOR_READERS", "VERBS", "Entry", "Names",
-    "check_name", "either", "help_of", "lookup",
-]  # fmt: skip
-
 
 class Entry(NamedTuple):
     """One name of a table. place: what is known of it. computes: what computes with it, where a module apart does that,

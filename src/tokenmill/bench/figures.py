@@ -12,8 +12,6 @@ from tokenmill.measure.cost import Storage, Traffic, decode_traffic, prefill_tra
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
 
-__all__ = ["figures_of", "is_noisy", "row_of", "settings_of"]
-
 TEXT_TOKENS = 12
 UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
 

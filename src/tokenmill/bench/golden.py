@@ -17,8 +17,6 @@ from tokenmill.errors import WrongText
 from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.quant.schemes import find_scheme
 
-__all__ = ["GOLDEN", "NEW_TOKENS", "check_text", "reference_for", "token_ids"]
-
 NEW_TOKENS = 32
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {

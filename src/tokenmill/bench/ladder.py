@@ -18,8 +18,6 @@ from tokenmill.quant.schemes import REFERENCE
 from tokenmill.registry import PROGRAMS, PROPOSERS
 from tokenmill.settings.engine_config import FUSIBLE, EngineConfig
 
-__all__ = ["Rung", "climb", "rungs"]
-
 PAGE = 16
 DRAFT_MODEL = "q8"  # of the one rung that has a draft model, unless the user names another
 

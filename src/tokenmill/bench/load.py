@@ -27,8 +27,6 @@ from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Strea
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 
-__all__ = ["Ask", "Load", "arrivals_s", "build_asks", "find_model", "send"]
-
 Clock = Callable[[], float]
 
 # Common and short, so that most vocabularies hold each as one token.

@@ -24,8 +24,6 @@ from typing import Any
 
 from tokenmill.measure.statistics import percentile
 
-__all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of"]
-
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
 GOODPUT = ("ttft", "tpot", "e2el")
 PERCENTILES = (50, 90, 95, 99)

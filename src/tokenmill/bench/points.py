@@ -12,8 +12,6 @@ from itertools import product
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["Point", "parse_counts", "parse_tests", "sweep"]
-
 _NAME = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?")
 
 

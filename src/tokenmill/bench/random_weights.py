@@ -7,8 +7,6 @@ from tokenmill.quant.matrix import Matrix
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import Fill, Progress, allocate, filled
 
-__all__ = ["fill_random"]
-
 
 def fill_random(
     checkpoint: Checkpoint,

@@ -23,8 +23,6 @@ from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.version import __version__
 
-__all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "commit", "provenance", "read_rows"]
-
 VERSION = 1
 
 # Times in ms, rates per second, sizes in MB (10^6), bandwidth in GB/s, arithmetic in GFLOP/s. A rate without min and

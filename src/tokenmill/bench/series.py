@@ -36,8 +36,6 @@ from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import load_decoder
 
-__all__ = ["Series"]
-
 SHORTEST = 64  # enough for the texts that are checked
 
 

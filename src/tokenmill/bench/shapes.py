@@ -14,8 +14,6 @@ from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["SHAPES", "Shape", "find_shape"]
-
 SHAPES: dict[str, dict[str, Any]] = {}
 
 

@@ -13,8 +13,6 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
-__all__ = ["EXAMPLES", "command", "write"]
-
 EXAMPLES = examples(
     "tokenmill compile smollm2-135m -o smollm2.aot",
     'tokenmill generate smollm2-135m --aot-package smollm2.aot -p "Hello"',

@@ -23,8 +23,6 @@ from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill decode tale.kv",
     'tokenmill decode tale.kv --prompt " Then the miller said:" -n 40 -o tale2.kv',

@@ -33,8 +33,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["EXAMPLES", "Stream", "command", "show"]
-
 EXAMPLES = examples(
     'tokenmill generate --chat -p "Why is the sky blue?"',
     'tokenmill generate -p "Once upon a time" -n 64 --temperature 0.8 --seed 7',

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill info",
     "tokenmill info model.gguf --tensors",

@@ -20,8 +20,6 @@ from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_s
 from tokenmill.errors import TokenmillError, WrongText
 from tokenmill.version import __version__
 
-__all__ = ["app", "main", "run"]
-
 app = typer.Typer(
     cls=VerbGroup,
     add_completion=False,

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["find_checkpoint", "load_engine", "looks_saved", "read_model_config"]
-
 NEW = 2
 """Tokens that a text needs for one step of decoding."""
 

@@ -14,8 +14,6 @@ from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
-__all__ = ["EXAMPLES", "command", "write"]
-
 EXAMPLES = examples(
     "tokenmill pack smollm2-135m -o smollm2.packed",
     'tokenmill generate smollm2.packed -p "Hello"',

@@ -17,8 +17,6 @@ from tokenmill.units import size
 if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill plan",
     "tokenmill plan smollm2-135m --max-length 8192 --max-sequences 16 --dtype float32",

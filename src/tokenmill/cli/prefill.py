@@ -18,8 +18,6 @@ from tokenmill.memory.atomic_file import beside, make_folder
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
 
-__all__ = ["EXAMPLES", "Force", "check_target", "command"]
-
 EXAMPLES = examples(
     'tokenmill prefill -p "Once upon a time" -o tale.kv',
     "tokenmill prefill smollm2-135m --prompt-file book.txt --max-length 8192 -o book.kv",

@@ -23,8 +23,6 @@ from tokenmill.units import size
 if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine
 
-__all__ = ["EXAMPLES", "command", "cost_line"]
-
 EXAMPLES = examples(
     'tokenmill profile -p "Why is the sky blue?" -n 32',
     "tokenmill profile smollm2-135m --level light -o trace.json",

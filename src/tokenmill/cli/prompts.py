@@ -13,20 +13,6 @@ from tokenmill.errors import ConfigError, RequestError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
-__all__ = [
-    "Chat",
-    "Files",
-    "Ids",
-    "System",
-    "Text",
-    "Texts",
-    "check_waiting",
-    "gather",
-    "read_stdin",
-    "read_text",
-    "shown_ids",
-]
-
 MAX_BYTES = 64_000_000
 """The longest prompt in bytes, which is more than any context holds."""
 

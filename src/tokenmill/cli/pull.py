@@ -12,8 +12,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill pull",
     "tokenmill pull Qwen/Qwen3-0.6B --revision main",

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = SamplingParams()
 
-__all__ = ["cut_by", "document", "program_facts", "summary", "versions"]
-
 
 def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> str:
     """Which limit ended a text, as `stopped at -n 128`; empty if it ended by itself or at a stop text."""

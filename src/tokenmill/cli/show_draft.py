@@ -14,8 +14,6 @@ from tokenmill.schedule.sequence import Plan
 from tokenmill.schedule.sequence import Sequence as Text
 from tokenmill.text.detokenize import Detokenizer
 
-__all__ = ["DraftMarks", "colour_drafts"]
-
 COLOUR = "green"
 
 

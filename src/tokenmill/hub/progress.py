@@ -1,7 +1,5 @@
 """Progress of long operations, for whoever wants to show it."""
 
-__all__ = ["Progress", "Silent"]
-
 
 class Progress:
     """The listener that is told how far a long operation has come."""

@@ -26,8 +26,6 @@ from tokenmill.hub.download import sha256_of
 from tokenmill.hub.progress import Progress
 from tokenmill.hub.weight_files import find_weights
 
-__all__ = ["Repository"]
-
 _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
 )

@@ -8,8 +8,6 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ["FOREIGN", "WeightFiles", "find_weights", "missing_shards"]
-
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 FOREIGN = r"adapter_|consolidated"
 """The first letters of files that hold an adapter, or a model in Meta's or Mistral's own layout."""

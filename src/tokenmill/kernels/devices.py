@@ -12,8 +12,6 @@ from runpy import run_path
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.available import available_bytes
 
-__all__ = ["find_device", "free_bytes", "kind_of", "why_no_onednn"]
-
 CUDA_DRIVER, ROCM_DRIVER = "libcuda.so.1", Path("/dev/kfd")
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tokenmill.kernels.native_structs import layout
 
-__all__ = ["BUILDS", "LANES", "best_build", "is_usable", "library", "library_digest", "why_not"]
-
 ABI = 11
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")

@@ -15,8 +15,6 @@ from torch import Tensor
 from tokenmill.memory.available import available_processors
 from tokenmill.process import is_forked_thread
 
-__all__ = ["default_threads", "over_rows", "torch_threads", "usable_threads"]
-
 Found = TypeVar("Found")
 
 

@@ -18,15 +18,6 @@ from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfi
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = [
-    "Cost",
-    "Storage",
-    "Traffic",
-    "cost_of",
-    "decode_traffic",
-    "prefill_traffic",
-]
-
 
 @dataclass(frozen=True)
 class Cost:

@@ -23,8 +23,6 @@ from torch import Tensor
 from tokenmill.hub.download import cache_folder
 from tokenmill.kernels.threads import torch_threads
 
-__all__ = ["Limits", "instruction_sets", "limits", "measure", "processor", "quick_probe"]
-
 FRESH_S = 24 * 3600
 CACHED_BYTES, FAR_BYTES = 8 * 2**20, 256 * 2**20  # inside and beyond a last-level cache
 PROBE_BYTES = 128 * 2**20

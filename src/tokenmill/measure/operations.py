@@ -19,8 +19,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from tokenmill.measure.trace import FORWARD
 
-__all__ = ["Operation", "Watch", "costliest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:

@@ -23,19 +23,6 @@ from tokenmill.hub.progress import Progress, Silent
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = [
-    "Comparison",
-    "Perplexity",
-    "Place",
-    "Text",
-    "Window",
-    "choose_window",
-    "compare",
-    "perplexity",
-    "read_text",
-    "windows",
-]
-
 DEFAULT_WINDOW = 1024
 NUM_WORST = 10
 CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time

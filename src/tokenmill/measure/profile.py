@@ -27,8 +27,6 @@ from tokenmill.measure.trace import PHASES, MemoryReading, kind_of, merge, phase
 from tokenmill.schedule.sequence import Plan
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["LEVELS", "NUM_OPERATIONS", "Profile", "breakdown", "check_level", "profile"]
-
 LEVELS = ("none", "light", "verbose")
 NUM_OPERATIONS = 15
 WARM_UP_TOKENS = 4

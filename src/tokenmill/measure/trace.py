@@ -16,18 +16,6 @@ from typing import Any
 from tokenmill.measure.recorder import StepRecord
 from tokenmill.version import __version__
 
-__all__ = [
-    "FORWARD",
-    "PHASES",
-    "MemoryReading",
-    "as_bytes",
-    "kind_of",
-    "looks_traced",
-    "merge",
-    "phase_times",
-    "trace_events",
-]
-
 MARK = "tokenmill"
 PHASES = ("plan", "forward", "sampling", "delivery")
 FORWARD = "tokenmill forward"  # what the forward is called in torch's trace

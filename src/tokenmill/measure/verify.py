@@ -18,8 +18,6 @@ from tokenmill.errors import WrongText
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["Distance", "TraceRow", "traced", "verified"]
-
 MIN_CORRELATION = {"float32": 0.9999, "bfloat16": 0.998, "float16": 0.999}
 """The smallest correlation of logits from dense weights of a dtype. With weights or activations in 8 or 4 bits it
 is CODES."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tokenmill.memory.pages import map_pages
 
-__all__ = ["ALIGNMENT", "Allocate", "Allocation", "Arena", "unreserved"]
-
 ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of one
 
 

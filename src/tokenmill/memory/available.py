@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tokenmill.memory.control_group import allowed_memory, allowed_processors
 
-__all__ = ["available_bytes", "available_processors"]
-
 ROOT = Path("/")
 STRICT = "2"  # of /proc/sys/vm/overcommit_memory: no more is promised than there is
 

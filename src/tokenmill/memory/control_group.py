@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["allowed_memory", "allowed_processors"]
-
 UNLIMITED = 1 << 62  # version 1 has a number of this size in the place of "max"
 
 

@@ -9,8 +9,6 @@ from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import IO
 
-__all__ = ["NO_LOCKS", "locked", "locked_file"]
-
 RETRY_S = 0.001
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 """The errors of file systems that have no locks."""

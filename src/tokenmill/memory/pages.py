@@ -8,8 +8,6 @@ import mmap
 import sys
 from typing import BinaryIO
 
-__all__ = ["HUGE_PAGE", "map_file", "map_pages", "touch"]
-
 HUGE_PAGE = 2 << 20  # bytes; what begins at such an offset of a file can be mapped in huge pages
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python 3.13 names it
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python has no name for

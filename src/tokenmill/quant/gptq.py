@@ -20,8 +20,6 @@ from tokenmill.kernels import native_library
 from tokenmill.quant.grid import Fit, fit, round_on
 from tokenmill.quant.stored import Stored
 
-__all__ = ["Compensation", "NotInvertible", "compensation", "gptq"]
-
 DAMPING = 0.01  # of the mean of H's diagonal, added to the diagonal: columns whose inputs are near zero count as well
 MAX_DAMPING = 1.0
 

@@ -11,8 +11,6 @@ from tokenmill.quant.schemes import Scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import MATRICES, lookup
 
-__all__ = ["Matrix", "make_matrix"]
-
 
 class Matrix(nn.Module):
     """The module of one matrix of a model, x · weightᵀ + bias; here it stays plain, and `bias` may be None.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from tokenmill.quant.matrix import Matrix
 
-__all__ = ["PackedLinear"]
-
 MAX_INPUTS_OF_ONE_ROW = 1024  # up to here oneDNN sums a single row as it sums several
 MAX_ROWS_OF_MATRIX_UNIT = 32  # of bfloat16, up to here summed in the same order as one
 HAS_MATRIX_UNIT = bool(torch.cpu._is_amx_tile_supported())

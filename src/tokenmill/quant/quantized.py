@@ -17,8 +17,6 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
-__all__ = ["QuantizedLinear"]
-
 TENSORS = ("numbers", "codes", "scales", "minimums")  # of Stored
 
 

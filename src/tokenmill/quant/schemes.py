@@ -12,8 +12,6 @@ from tokenmill.kernels.devices import kind_of, why_no_onednn
 from tokenmill.registry import SCHEMES, lookup
 from tokenmill.settings.engine_config import DTYPES
 
-__all__ = ["AS_STORED", "GROUP", "REFERENCE", "Scheme", "choose", "find_scheme"]
-
 GROUP = 32  # inputs of a row whose codes share a scale
 REFERENCE = "dense"  # what other schemes are compared with: plain matrices, on every device
 AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: nothing is rounded again

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from tokenmill.quant.schemes import GROUP
 
-__all__ = ["Stored", "joined_nibbles", "split_nibbles"]
-
 
 @dataclass(frozen=True)
 class Stored:

@@ -10,8 +10,6 @@ from tokenmill.memory.transfer import to_device
 from tokenmill.sample.probabilities import log_probability
 from tokenmill.sample.state import Row
 
-__all__ = ["TokenLogprobs", "logprobs_of", "token_logprobs"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

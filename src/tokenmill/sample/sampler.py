@@ -23,8 +23,6 @@ from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
 from tokenmill.sample.state import ChoiceKind, Row
 
-__all__ = ["Choice", "Sampled", "choose", "sample_singly", "take"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

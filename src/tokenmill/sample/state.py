@@ -12,8 +12,6 @@ from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["ChoiceKind", "Row", "choice_kind", "rows_of"]
-
 
 class ChoiceKind(Enum):
     """LARGEST: the largest of the model's logits and nothing else, so a program can find it by itself. LOGITS: a

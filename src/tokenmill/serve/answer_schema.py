@@ -10,23 +10,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "CacheAnswer",
-    "ChatAnswer",
-    "CompletionAnswer",
-    "ErasedAnswer",
-    "ErrorAnswer",
-    "ModelAnswer",
-    "ModelsAnswer",
-    "RestoredAnswer",
-    "SavedAnswer",
-    "StatusAnswer",
-    "TextAnswer",
-    "TokenizerAnswer",
-    "TokensAnswer",
-    "VersionAnswer",
-]
-
 Reason = Literal["stop", "length"]
 StopReason = int | str | None
 """The stop text, or the id among stop_token_ids, that ended a text; None for any other end."""

@@ -21,8 +21,6 @@ from tokenmill.serve.token_offsets import TokenOffsets
 from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["ChatFormat", "CompletionFormat", "Format"]
-
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 Json = dict[str, Any]
 

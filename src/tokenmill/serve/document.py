@@ -16,8 +16,6 @@ from tokenmill.serve.schema import ChatBody, CompletionBody
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["ALWAYS", "answers", "set_document"]
-
 Json = dict[str, Any]
 
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}

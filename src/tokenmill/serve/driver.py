@@ -25,8 +25,6 @@ from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
 from tokenmill.serve.metrics import Metrics
 
-__all__ = ["Driver"]
-
 log = logging.getLogger(__name__)
 
 HUNG_S, HUNG_TIMES = 2.0, 10.0  # a step hangs that takes so long, and so many times the longest one before

@@ -13,18 +13,6 @@ from starlette.responses import JSONResponse
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
-__all__ = [
-    "CLIENT_CLOSED",
-    "ApiError",
-    "EngineDied",
-    "QueueFull",
-    "about",
-    "api_error_of",
-    "event_of",
-    "respond",
-    "too_long",
-]
-
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
 MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions

@@ -16,8 +16,6 @@ from tokenmill.engine.session import Session
 from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Generation", "Job", "Scoring", "SessionLoad"]
-
 Update = list[Piece] | Exception
 
 

@@ -20,8 +20,6 @@ from tokenmill.engine.outputs import Completion, Tracker
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.answers import REASONS
 
-__all__ = ["Metrics"]
-
 # The bounds of vLLM's histograms.
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)

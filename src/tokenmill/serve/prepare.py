@@ -19,8 +19,6 @@ from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["Prepared", "prepare_chat", "prepare_completion", "template_variables", "template_warnings", "warnings_of"]
-
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another

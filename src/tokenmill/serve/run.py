@@ -29,8 +29,6 @@ from tokenmill.serve.service import Service
 from tokenmill.serve.sessions import Sessions
 from tokenmill.serve.warm_up import use_engine, use_routes
 
-__all__ = ["Address", "Server", "is_loopback", "listen"]
-
 GRACE_S = 2  # for what is not waited for: requests that compute nothing, connections, the step that is being made
 
 

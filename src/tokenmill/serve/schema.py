@@ -20,8 +20,6 @@ from tokenmill.serve.field_names import nearest
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
-
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]

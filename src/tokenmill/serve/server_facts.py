@@ -9,8 +9,6 @@ from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.service import Service
 from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["engine_facts", "server_facts"]
-
 # A text that need not be given is a path, or the name of a model, which may be one.
 SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
 OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict")

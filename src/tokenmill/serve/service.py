@@ -22,8 +22,6 @@ from tokenmill.serve.options import Options
 from tokenmill.serve.schema import Body
 from tokenmill.serve.sessions import Sessions
 
-__all__ = ["JsonRoute", "Service", "tenant_of"]
-
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
 T = TypeVar("T")
 

@@ -17,8 +17,6 @@ from tokenmill.errors import SnapshotError
 from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.serve.errors import ApiError
 
-__all__ = ["NAME", "Sessions"]
-
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 FILES = re.compile(rf"([0-9a-f]+|open)/{NAME.pattern}\.kv")
 KEYWORD = re.compile(r"\b([a-z]+)='(\w+)'")

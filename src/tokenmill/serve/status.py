@@ -13,8 +13,6 @@ from tokenmill.serve.server_facts import engine_facts, server_facts
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
 
-__all__ = ["status"]
-
 
 def status(service: Service) -> APIRouter:
     """The routes."""

@@ -16,8 +16,6 @@ from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.token_bytes import spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["encode", "tokens", "warnings_for"]
-
 
 def tokens(service: Service) -> APIRouter:
     """The routes."""

@@ -10,17 +10,6 @@ from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
 from tokenmill.settings.checks import check_text
 from tokenmill.settings.field import by_any_name, check_fields, setting
 
-__all__ = [
-    "DEFAULT_MAX_LENGTH",
-    "DEFAULT_MODEL",
-    "DTYPES",
-    "DTYPE_ALIASES",
-    "FUSIBLE",
-    "EngineConfig",
-    "EngineKeywords",
-    "ResolvedConfig",
-]
-
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")

@@ -14,8 +14,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import Entry, check_name, either
 from tokenmill.settings.checks import CHECKS
 
-__all__ = ["Setting", "Shown", "aliases_of", "by_any_name", "check_fields", "setting", "setting_of", "settings_of"]
-
 Settings = TypeVar("Settings")
 
 

@@ -9,8 +9,6 @@ from typing import TypedDict
 from tokenmill.errors import ConfigError
 from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_fields, setting, settings_of
 
-__all__ = ["ALIASES", "DEFAULT_MAX_NEW_TOKENS", "HTTP_FIELDS", "SamplingKeywords", "SamplingParams"]
-
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BAD_WORDS = 1000
 MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked for at every token

@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 
-__all__ = ["TextRules", "any_of"]
-
 _SPACE = "▁"  # sentencepiece's letter for a space
 _LONGEST = 64  # bytes of a key; published ones have at most 12
 _Path = tuple[bytes, int, bool]  # its bytes, where its node's children begin, whether it is a key

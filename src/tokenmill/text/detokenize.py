@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer"]
-
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
 
 

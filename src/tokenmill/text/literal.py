@@ -18,8 +18,6 @@ from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
-__all__ = ["chat_text", "encode_chat", "unread_variables"]
-
 DIGITS = 20
 
 

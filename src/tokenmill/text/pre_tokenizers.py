@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers import pre_tokenizers
 
-__all__ = ["DEFAULT", "GPT2", "PRE_TOKENIZERS", "PreTokenizer"]
-
 
 @dataclass(frozen=True)
 class PreTokenizer:

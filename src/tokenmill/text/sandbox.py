@@ -22,8 +22,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.errors import AS_TEXT, RequestError
 
-__all__ = ["BoundedEnvironment"]
-
 BUDGET = 8_000_000  # characters: a quarter of a million steps, well under a second
 BUDGET_PER_INPUT = 256  # so many more for each character that the caller passes
 STEP = 32  # characters that take about as long as one step of the interpreter

@@ -15,8 +15,6 @@ from tokenmill.errors import CheckpointError
 from tokenmill.text.charsmap import TextRules
 from tokenmill.text.pieces import NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend, unigram_backend
 
-__all__ = ["holds_ranks", "read_sentencepiece"]
-
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _BUILDERS = {"BPE": bpe_backend, "UNIGRAM": unigram_backend}
 _MARK = re.compile(r"<\S+>|\[\S+\]")

@@ -11,8 +11,6 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["FOLDER", "KEY", "templates_from_directory", "templates_from_gguf", "templates_to_gguf"]
-
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 KEY, NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"  # of GGUF
 

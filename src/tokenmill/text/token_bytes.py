@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Spelling", "spelled_texts", "token_bytes"]
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 

@@ -22,8 +22,6 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.statistics import Spread
 
-__all__ = ["Contest"]
-
 PAUSE_S = 0.3  # threads of the one before stop spinning
 UNEVEN = 1.15  # probes further apart than this: a noisy minute
 

@@ -12,8 +12,6 @@ from typing import Any
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder
 
-__all__ = ["OURS", "PEERS", "SPECULATING", "TORCH", "Peer", "command_for", "environment", "find_peer"]
-
 PROGRAMS = Path(__file__).parent / "programs"
 OURS, SPECULATING = "tokenmill", "tokenmill-speculation"
 TORCH = "torch==2.13.0"  # a looser pin takes gigabytes of another device's libraries

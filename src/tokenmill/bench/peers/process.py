@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["PeerFailed", "PeerProcess", "PeerRefused"]
-
 LONGEST_ANSWER = 64 * 2**20
 GOODBYE_S = 3.0
 

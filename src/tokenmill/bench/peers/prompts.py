@@ -10,8 +10,6 @@ from pydoc_data.topics import topics
 from tokenmill.errors import ConfigError
 from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Hands out pieces of Python's own documentation; random ids for a model that has no tokenizer.

@@ -22,23 +22,6 @@ from matplotlib.ticker import FuncFormatter
 from tokenmill.bench.plot.series import Row, Series, number, short_model, unmeasured
 from tokenmill.measure.files import write_atomically
 
-__all__ = [
-    "GREY",
-    "Style",
-    "from_zero",
-    "legend",
-    "legend_inches",
-    "mark_failed_bar",
-    "mark_unmeasured",
-    "new_figure",
-    "plain",
-    "plain_axis",
-    "save",
-    "style",
-    "styled",
-    "unmeasured_entry",
-]
-
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)  # without their yellow, which white paper swallows

@@ -6,8 +6,6 @@ from typing import Any
 from tokenmill.bench.plot.frame import mark_failed_bar, new_figure, plain, style
 from tokenmill.bench.plot.series import Point, Row, Series, group, number, points, split
 
-__all__ = ["draw"]
-
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 

@@ -18,8 +18,6 @@ from tokenmill.bench.plot.frame import BLACK, legend, legend_inches, new_figure,
 from tokenmill.bench.plot.labels import place_labels
 from tokenmill.bench.plot.series import SHAPE, Row, Series, group, number, split
 
-__all__ = ["Roof", "draw"]
-
 _PHASES = {"decode": "o", "prefill": "s"}
 _WIDE = 7.6  # inches
 _MAX_LABELS = 14

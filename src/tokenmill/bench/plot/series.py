@@ -12,8 +12,6 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-__all__ = ["SHAPE", "Point", "Row", "Series", "group", "number", "points", "short_model", "split", "unmeasured"]
-
 Row = Mapping[str, Any]
 SHAPE = ("prompt", "new", "depth", "batch")
 

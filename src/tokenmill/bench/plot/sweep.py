@@ -16,8 +16,6 @@ from tokenmill.bench.plot.frame import (
 )
 from tokenmill.bench.plot.series import Row, Series, group, number, points, split
 
-__all__ = ["draw"]
-
 _WIDE = 5.6  # inches of a panel
 
 

@@ -9,8 +9,6 @@ from tokenmill.cli.parser.command import VerbGroup
 from tokenmill.cli.parser.options import examples
 from tokenmill.errors import TokenmillError
 
-__all__ = ["command"]
-
 EXAMPLES = examples(
     "tokenmill bench",
     "tokenmill bench --tests pp512,tg128 --batch 1,4,16",

@@ -7,8 +7,6 @@ import typer
 from tokenmill.cli.parser.options import Quiet, examples, option
 from tokenmill.cli.process.display import progress_on_stderr
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench install-peer transformers",
     "tokenmill bench install-peer llama.cpp",

@@ -25,8 +25,6 @@ from tokenmill.cli.process.display import print_table, progress_on_stderr, remar
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench ladder",
     "tokenmill bench ladder --batch 8 --prompt 256 --new 32 --output ladder.jsonl",

@@ -18,8 +18,6 @@ from tokenmill.errors import ConfigError
 if TYPE_CHECKING:  # imports httpx2, which is optional
     from tokenmill.bench.load import Ask, Load
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
     "tokenmill bench load --concurrency 1,2,4,8,16 --output load.jsonl && tokenmill bench plot load.jsonl",

@@ -11,8 +11,6 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.units import counted
 
-__all__ = ["EXAMPLES", "command"]
-
 SETTINGS = settings_of(EngineConfig)
 
 EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again --threads 1 --json")

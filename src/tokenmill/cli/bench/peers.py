@@ -20,8 +20,6 @@ if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.units import counted
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench peers",
     "tokenmill bench peers --only tokenmill,llama.cpp --batch 1,16 --prompt 128 --new 64",

@@ -9,8 +9,6 @@ from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, remark
 from tokenmill.cli.process.imports import uninterrupted
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
     "tokenmill bench plot before.jsonl after.csv -o pictures",

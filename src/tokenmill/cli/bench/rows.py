@@ -20,22 +20,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.bench.series import Series
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = [
-    "MEASURED",
-    "OWN",
-    "Check",
-    "Output",
-    "Repetitions",
-    "RowFile",
-    "ShapeName",
-    "check_shape",
-    "ending",
-    "lines_of",
-    "make_series",
-    "print_card",
-    "print_rows",
-]
-
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint", "packed_cache", "packed_limit")

@@ -24,8 +24,6 @@ from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, w
 from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench",
     "tokenmill bench --tests pp512,tg128 --depth 0,1000 --batch 1,4 --threads 2",

@@ -32,8 +32,6 @@ from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 if TYPE_CHECKING:  # imports torch
     from tokenmill.bench.series import Series
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill bench sweep --batch 1,2,4,8 --prompt 128,512 --new 32,128 --output sweep.jsonl",
     "tokenmill bench sweep --batch 1,8,16 --prompt 256 --new 32 --cache on,off --output cache.jsonl",

@@ -2,6 +2,4 @@
 
 from tokenmill.cli.parser.command import VerbGroup
 
-__all__ = ["command"]
-
 command = VerbGroup(name="cache", help="What lies in the cache folder.", no_args_is_help=False, rich_markup_mode=None)

@@ -9,8 +9,6 @@ from tokenmill.settings.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["ContextLimit", "context_limit_of"]
-
 NEAR_TOKENS = 128
 """A conversation with fewer tokens left than these, or than a tenth of all, is near its end."""
 

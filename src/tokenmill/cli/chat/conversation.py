@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["LEAVE", "Conversation"]
-
 LEAVE = ("bye", "quit", "exit")
 STOPPED = "stopped by Ctrl-C"
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet

@@ -11,17 +11,6 @@ from typing import Any
 
 from tokenmill.errors import RequestError, SnapshotError
 
-__all__ = [
-    "Message",
-    "brief",
-    "check_messages",
-    "holds_conversation",
-    "is_answer",
-    "is_question",
-    "template_messages",
-    "turns",
-]
-
 Message = dict[str, Any]
 
 MAX_BRIEF = 40  # characters

@@ -17,8 +17,6 @@ from typing import cast
 from tokenmill.cli.process.display import remark
 from tokenmill.errors import RequestError
 
-__all__ = ["Read", "Typed", "from_pipe", "from_terminal", "read_typed"]
-
 Read = Callable[[str], str]
 """Shows a prompt and gives the next line. Raises EOFError at the end of the input."""
 

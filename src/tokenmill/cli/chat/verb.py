@@ -35,8 +35,6 @@ from tokenmill.settings.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["EXAMPLES", "command", "with_room_for_forks"]
-
 EXAMPLES = examples(
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',

@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Text
     from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill eval compare model-q4 model --text book.txt",
     "tokenmill eval compare model-q4.gguf model --text book.txt --max-tokens 4096 --json",

@@ -2,6 +2,4 @@
 
 from tokenmill.cli.parser.command import VerbGroup
 
-__all__ = ["command"]
-
 command = VerbGroup(name="eval", help="How good a model is.", no_args_is_help=False, rich_markup_mode=None)

@@ -21,19 +21,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Perplexity, Text
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = [
-    "EVALUATED",
-    "EXAMPLES",
-    "OWN",
-    "MaxTokens",
-    "Stride",
-    "WindowSize",
-    "command",
-    "load_to_read",
-    "read_tokens",
-    "read_written",
-]
-
 EXAMPLES = examples(
     "tokenmill eval perplexity smollm2-135m book.txt",
     "tokenmill eval perplexity smollm2-135m book.txt --scheme q4 --compare-dense --max-tokens 4096",

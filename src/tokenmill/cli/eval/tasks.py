@@ -29,8 +29,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.harness.model import TokenmillLM
     from tokenmill.measure.harness.tasks import TaskSettings
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill eval tasks smollm2-135m arc_easy hellaswag --limit 200 -o results.json",
     "tokenmill eval tasks ./my-model my_task --include-path ./my-tasks --num-fewshot 5",

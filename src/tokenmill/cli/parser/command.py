@@ -19,8 +19,6 @@ from tokenmill.cli.process.display import worded_by
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
 from tokenmill.registry import VERBS, lookup
 
-__all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
-
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
 # As Python has it: dtype='float32', convert=True; and as a warning has it: threads = 5 is ignored.

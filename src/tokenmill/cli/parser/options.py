@@ -20,22 +20,6 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import setting_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = [
-    "MODEL",
-    "OUTPUT",
-    "PROMPT",
-    "ChatTemplate",
-    "Json",
-    "Model",
-    "Quiet",
-    "examples",
-    "option",
-    "option_name",
-    "parse_ids",
-    "with_defaults",
-    "with_settings",
-]
-
 MODEL, PROMPT, SAMPLING, ENGINE, OUTPUT = "Model", "Prompt", "Sampling", "Engine", "Output"
 
 

@@ -6,8 +6,6 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["ALIASES", "ELSEWHERE", "VERBS_ELSEWHERE", "with_hyphens"]
-
 
 def _of_settings() -> Iterator[tuple[str, str]]:
     for name, told in (settings_of(EngineConfig) | settings_of(SamplingParams)).items():

@@ -15,18 +15,6 @@ import typer
 from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
 
-__all__ = [
-    "print_json",
-    "print_table",
-    "progress_on_stderr",
-    "remark",
-    "say_on_stderr",
-    "show_logged",
-    "table_text",
-    "worded_by",
-]
-
-
 WIDTH_OF_PIPE = 200
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from tokenmill.cli.process.display import show_logged
 
-__all__ = ["Unwritable", "prepare_streams", "silence_stdout"]
-
 
 class Unwritable(Exception):
     """Stdout is closed, or the device that it goes to is full. Not an error of the verb that wrote to it."""

@@ -12,8 +12,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["META_KERNELS", "without_meta_kernels"]
-
 META_KERNELS = "torch._meta_registrations"
 UNRELATED = frozenset({"torch.utils._device"})  # of `with torch.device(...)`; it imports nothing of torch but torch
 

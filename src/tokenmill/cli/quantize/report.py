@@ -13,8 +13,6 @@ from tokenmill.measure.perplexity import Comparison
 from tokenmill.units import size
 from tokenmill.weights.write.quantize import Kind
 
-__all__ = ["Report", "document", "show"]
-
 EXPENDABLE = ("count", "before", "error")  # the first to go first
 
 

@@ -17,8 +17,6 @@ from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 
-__all__ = ["TextSettings", "compare_with_source", "held_out"]
-
 HELD_OUT = 4  # texts
 HELD_OUT_SEED = 1_000_000  # further on than those of any calibration text
 AT_ONCE = 16  # texts that the model writes together

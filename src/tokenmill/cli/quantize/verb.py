@@ -13,8 +13,6 @@ from tokenmill.registry import EXPORTS, either, help_of
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm importance --text book.txt --group 128 -o qwen3-q4-128",

@@ -11,8 +11,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["GenerationSettings", "read_settings"]
-
 MAX_NEW_TOKENS = 256  # the harness' own default
 SAMPLING = {name: told.stage for name, told in settings_of(SamplingParams).items() if told.stage}
 WITHOUT_EFFECT: Mapping[str, Any] = {

@@ -31,8 +31,6 @@ from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.text.literal import chat_text
 from tokenmill.weights.checkpoint import open_checkpoint
 
-__all__ = ["SEED", "TokenmillLM"]
-
 log = logging.getLogger(__name__)
 SEED = 1234  # the harness' own default of most seeds
 Requests = list[tuple[tuple[str, str] | None, list[int], list[int]]]

@@ -21,8 +21,6 @@ from lm_eval.tasks import TaskManager
 from tokenmill.errors import ConfigError, RequestError, TokenmillError
 from tokenmill.measure.harness.model import SEED
 
-__all__ = ["TaskSettings", "evaluate", "find_tasks"]
-
 LOCAL = (
     "a task reads local data if it stands in a folder given by --include-path, with dataset_path: json and "
     "dataset_kwargs: {data_files: …}"

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["gguf_arguments", "kept_folder", "plain_folder"]
-
 KEPT = Path(sys.prefix) / "converted"
 
 
