@@ -1,4 +1,4 @@
-"""What each scheme and algorithm of `tokenmill quantize` costs: perplexity and divergence beside bits, and a picture.
+"""The cost of each scheme and algorithm of `tokenmill quantize`: perplexity and divergence beside bits, a picture.
 
     python benchmarks/quantize_quality.py SOURCE TEXT [--tokens 4000] [--groups 32,64] [--also NAME=MODEL ...]
         [--output rows.jsonl] [--picture quantization]

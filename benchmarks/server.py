@@ -43,7 +43,7 @@ time.sleep(1e6)
 
 @dataclass
 class Answers:
-    """What one contender did in one round."""
+    """The answers of one contender in one round."""
 
     seconds: float
     texts: list[Any] = field(default_factory=list)

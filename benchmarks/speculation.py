@@ -70,7 +70,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
 
 
 def new_proposer(engine: Engine, name: str) -> Proposer:
-    """As an engine makes its own."""
+    """Make a proposer as an engine makes its own."""
     made: Proposer = lookup(PROPOSERS, name, "speculate")(Facts(engine.core.loaded.spec.finds_drafts))
     return made
 
@@ -142,7 +142,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def row_of(group: Group, runs: Runs, names: List[str]) -> Row:
-    """What is printed and written of a group; the first name is that of plain decoding."""
+    """The row of a group that is printed and written; the first name is that of plain decoding."""
     plain, others = names[0], names[1:]
     return {
         "name": group.name,

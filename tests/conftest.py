@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""The fixtures and settings that every test shares."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ torch.set_num_threads(2)  # the machines that run these tests have two cores, an
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: a quarter of a second less for each full collection."""
+    """Freeze what is imported by now, which stays: each full collection takes a quarter of a second less."""
     gc.collect()
     gc.freeze()
 
@@ -48,7 +48,7 @@ def users_cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Where a module's tiny models are written."""
+    """The folder into which a module's tiny models are written."""
     return tmp_path_factory.mktemp("models")
 
 

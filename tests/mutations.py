@@ -36,7 +36,7 @@ from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
 SECONDS, BYTES = 20, 1 << 30
-"""What one mutated file may take: time, and address space beyond what the process has."""
+"""The time that one mutated file may take, and the address space beyond what the process has."""
 
 DEEP = "a value nested a hundred thousand deep"
 HOSTILE = [

@@ -261,7 +261,7 @@ def test_llama_bench_is_driven_by_its_reports(tmp_path):
 
 
 def test_ik_llama_is_repacked_and_several_sequences_are_left_to_its_batched_bench(tmp_path):
-    """Its words for generation behind a prompt are others than llama.cpp's; both print the same table of batches."""
+    """ik_llama.cpp has other words for generation behind a prompt than llama.cpp; both print the same table."""
     report = '{"build_commit": "abc", "build_number": 7, "model_type": "llama Q4", "cpu_info": "a cpu", "avg_ts": 10.0}'
     binary, batched = tmp_path / "llama-bench", tmp_path / "llama-batched-bench"
     binary.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/said\necho '[{report}]'\n")

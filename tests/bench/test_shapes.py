@@ -28,5 +28,5 @@ def test_a_shape_has_no_tensors():
     ],
 )  # fmt: skip
 def test_shapes_have_the_parameters_that_their_models_name(name, millions):
-    """As the model cards on the hub count them."""
+    """The model cards on the hub count the same."""
     assert sum(count_parameters(read_config(SHAPES[name])).values()) / 1e6 == pytest.approx(millions, abs=0.06)

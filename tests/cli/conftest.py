@@ -39,6 +39,19 @@ def tm(capsys):
 
 
 @pytest.fixture
+def refused(tm):
+    """Runs one command line that the user has to put right; what is said on stderr, the last line of it the error."""
+
+    def run(*arguments):
+        code, out, err = tm(*arguments)
+        assert (code, out) == (2, "") and "Traceback" not in err
+        assert err.splitlines()[-1].startswith("error: ")
+        return err
+
+    return run
+
+
+@pytest.fixture
 def piped(monkeypatch):
     """Gives stdin some bytes, as a pipe does."""
     return lambda data: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))

@@ -165,10 +165,8 @@ def test_machine(tm):
         (["ladder", "--cache"], "--cache"),
     ],
 )
-def test_bad_input_is_one_line(tm, arguments, says):
-    code, _, err = tm(*arguments)
-    assert code == 2 and says in err
-    assert err.splitlines()[-1].startswith("error: ") and "Traceback" not in err
+def test_bad_input_is_one_line(refused, arguments, says):
+    assert says in refused(*arguments)
 
 
 @pytest.fixture
@@ -237,7 +235,7 @@ def test_a_full_disk_is_refused_before_anything_is_measured(tm, verb, full):
     ids=["run", "sweep"],
 )
 def test_rows_that_a_disk_does_not_take_are_printed(tm, path, full, verb, monkeypatch):
-    """It fills while something is measured: the check before that has found nothing."""
+    """The disk fills while something is measured: the check before that has found nothing."""
     monkeypatch.setattr(bench_rows, "check_output", lambda path: None)
     code, out, err = tm(*verb, path, "-r", 1, "--output", full)
     assert code == 2

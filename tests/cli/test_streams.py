@@ -155,7 +155,7 @@ sys.meta_path.insert(0, Interrupt())
 
 
 def test_nothing_is_imported_before_ctrl_c_is_guarded():
-    """Whatever stands here may be interrupted with a traceback."""
+    """An interrupt while any other module is imported would show a traceback."""
     imported = "import tokenmill.cli.process.start"
     code = f"import sys; before = {{*sys.modules}}; {imported}; print(*sorted({{*sys.modules}} - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -171,7 +171,7 @@ def test_nothing_is_imported_before_ctrl_c_is_guarded():
 
 @pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_ignored(model):
-    """As under nohup, and of a command that a script has put into the background."""
+    """So it is under nohup, and for a command that a script has put into the background."""
     code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")
     command = [sys.executable, "-c", code, *GENERATE.format(model=model).split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -179,13 +179,13 @@ def test_a_signal_that_is_ignored_stays_ignored(model):
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat", "info", "pull", "decode"])
-def test_a_prompt_that_is_too_long_for_a_name_is_one_line(tm, verb):
-    code, _, err = tm(verb, "Once upon a time. " * 20)
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+def test_a_prompt_that_is_too_long_for_a_name_is_one_line(refused, verb):
+    err = refused(verb, "Once upon a time. " * 20)
+    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["prefill", "profile", "pack", "quantize", "compile"])
-def test_an_output_whose_name_is_too_long_is_one_line(tm, verb, model, tmp_path):
+def test_an_output_whose_name_is_too_long_is_one_line(refused, verb, model, tmp_path):
     where = {"prefill": ["-p", "w1"], "profile": ["-n", "2"], "quantize": ["--scheme", "q8"]}.get(verb, [])
-    code, _, err = tm(verb, model, *where, "-q", "-o", tmp_path / ("x" * 300))
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    err = refused(verb, model, *where, "-q", "-o", tmp_path / ("x" * 300))
+    assert err.startswith("error: ") and err.count("\n") == 1

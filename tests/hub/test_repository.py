@@ -26,7 +26,7 @@ class Told:
 
 
 class Hub:
-    """In the place of the hub's client.
+    """Replaces the hub's client.
 
     files: {name: content}. fails: what the listing raises. breaks: what a download raises. here: names in the cache.
     lies: files of which the listing gives another sha256.
@@ -159,7 +159,7 @@ def test_a_quantisation_is_a_word_of_the_name(hub, asked, taken):
 
 
 def test_a_wrong_file_goes_with_what_its_link_leads_to(hub, tmp_path, monkeypatch):
-    """As the client's cache has it: a link in the snapshot, and the content elsewhere."""
+    """The client's cache has a link in the snapshot, and the content elsewhere."""
     hub.files, hub.lies = {"m.gguf": b"changed"}, {"m.gguf"}
     blob = tmp_path / "blob"
 
@@ -242,7 +242,7 @@ def test_what_is_nowhere_says_why(hub):
 
 
 def answered(kind, status):
-    """What the client raises for such an answer, whichever HTTP library its version is built on."""
+    """The error that the client raises for such an answer, whichever HTTP library its version is built on."""
     return kind("said", response=SimpleNamespace(status_code=status, headers={}, request=None))
 
 

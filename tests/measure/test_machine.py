@@ -1,4 +1,4 @@
-"""What a machine's own figures say of its peak."""
+"""The peak of a machine by its own figures."""
 
 import json
 import os

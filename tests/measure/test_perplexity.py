@@ -141,7 +141,7 @@ def test_an_engine_beside_itself_is_no_distance_away(wordless):
 
 
 def test_the_divergence_is_that_of_the_probabilities():
-    """From the reference to ours, not the other way."""
+    """The divergence goes from the reference to ours, not the other way."""
     ours, theirs = (torch.randn(70, 30, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     tokens = [token % 30 for token in prompt(70)]
     engines = [SimpleNamespace(logits=lambda _, rows=rows: rows) for rows in (ours, theirs)]

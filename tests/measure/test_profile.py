@@ -1,4 +1,4 @@
-"""Where the time goes: phases add up, traces can be read, levels, refusals, and tokens that stay the same."""
+"""The profile: phases add up, traces can be read, levels, refusals, and tokens that stay the same."""
 
 import errno
 import itertools

@@ -145,7 +145,7 @@ def test_a_quantised_file_stays_as_it_is():
 @pytest.mark.parametrize("program", ["eager", pytest.param("native", marks=needs_library)])
 @pytest.mark.parametrize("scheme", ["q4", "q8"])
 def test_a_router_stays_numbers_when_a_model_is_rounded_as_it_is_loaded(scheme, program, tmp_path):
-    """As `tokenmill quantize` leaves it: the two ways to round a mixture of experts give the same logits."""
+    """`tokenmill quantize` leaves it so too: both ways to round a mixture of experts give the same logits."""
     model = save("mixtral", tmp_path)
     quickly = lambda name, rows, bits: round_to_nearest(rows, bits, quick=True)  # noqa: E731
     quantize(open_checkpoint(model), tmp_path / "rounded", Silent(), scheme, head=scheme, rounder=quickly)
@@ -208,7 +208,7 @@ def test_rows_that_no_scheme_rounds_stay_numbers():
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("num_inputs", [64, 40])
 def test_the_product_of_parts_of_every_kind(num_inputs, traced, bias, monkeypatch):
-    """Of codes with and without minimums and of numbers: that with the values, which a compiler gets as sums."""
+    """It is the product with the values, which a compiler gets as sums, for codes of both kinds and for numbers."""
     monkeypatch.setattr(dense, "is_traced", lambda: traced)
     matrix = filled(num_inputs, 6, None, bias)
     numbers = matrix.weight.detach()[4:].clone()

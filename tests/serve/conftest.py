@@ -44,7 +44,7 @@ def served(path, settings=None, tell=None, **options):
 
 
 def wire(url, data, is_half_closed=False):
-    """What a server answers to bytes, until it closes the connection. is_half_closed: nothing can be sent any more."""
+    """The answer of a server to bytes, until it closes the connection. is_half_closed: nothing can be sent any more."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(data)

@@ -1,4 +1,4 @@
-"""What llama.cpp's tests of its own server check of a server's settings: each test here starts servers of its own.
+"""A server's settings as llama.cpp's tests of its own server check them: each test here starts servers of its own.
 
 They were read in tools/server/tests/unit of the llama.cpp that llama-cpp-python 0.3.36 carries. Which of them a test
 here stands for, by file:
