@@ -18,6 +18,7 @@ from tokenmill.cli import generate
 from tokenmill.cli.main import app
 from tokenmill.cli.parser.options import option_name
 from tokenmill.cli.process.display import progress_on_stderr
+from tokenmill.registry import VERBS
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
@@ -39,12 +40,11 @@ def test_every_setting_has_its_option(kind):
 
 def commands():
     """Every verb by what is typed: "generate", "bench sweep"."""
-    found = {}
-    for name, command in typer.main.get_command(app).commands.items():
-        if command.hidden:
-            continue
-        inner = getattr(command, "commands", None)
-        found |= {name: command} if inner is None else {f"{name} {verb}": each for verb, each in inner.items()}
+    groups = {word.split()[0] for word in VERBS if " " in word}
+    found, top = {}, typer.main.get_command(app)
+    for word in filter(lambda word: word not in groups, VERBS):
+        group, _, verb = word.rpartition(" ")
+        found[word] = (top.get_command(None, group) if group else top).get_command(None, verb)
     return found
 
 

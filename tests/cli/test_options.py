@@ -6,10 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import typer
 
 from tests.cli.test_cli import commands
-from tokenmill.cli.main import app
 from tokenmill.cli.parser.other_names import ALIASES, with_hyphens
 from tokenmill.cli.process.display import table_text
 from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
@@ -145,19 +143,6 @@ def test_an_argument_is_named_as_help_names_it(tm, refused, model, tmp_path):
     assert "(set in MODEL)" in refused("pack", tmp_path / "x.packed", "-o", tmp_path / "y.packed", "-q")
 
 
-def verbs():
-    """Every verb, the hidden one too, with its parameters."""
-
-    def walk(name, command):
-        inner = getattr(command, "commands", None)
-        if inner is None:
-            yield name.strip(), command
-        for verb, each in (inner or {}).items():
-            yield from walk(f"{name} {verb}", each)
-
-    return dict(walk("", typer.main.get_command(app)))
-
-
 def test_a_letter_means_one_thing_in_all_verbs():
     meanings = {
         "-p": "--prompt",
@@ -168,7 +153,7 @@ def test_a_letter_means_one_thing_in_all_verbs():
         "-b": "--batch",
         "-t": "--threads",
     }
-    for name, command in verbs().items():
+    for name, command in commands().items():
         for param in command.params:
             for letter, long in meanings.items():
                 if letter in param.opts and long is not None:
@@ -182,13 +167,13 @@ def test_a_letter_means_one_thing_in_all_verbs():
 
 
 def test_an_alias_stands_for_an_option_that_a_verb_has():
-    params = [param for command in verbs().values() for param in command.params]
+    params = [param for command in commands().values() for param in command.params]
     options = {option for param in params for option in (*param.opts, *param.secondary_opts)}
     assert set(ALIASES.values()) <= options | {"--model"}
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-@pytest.mark.parametrize("verb", ["", *verbs()])
+@pytest.mark.parametrize("verb", ["", *commands()])
 def test_help_fits_and_nothing_is_cut(tm, monkeypatch, columns, verb):
     monkeypatch.setenv("COLUMNS", str(columns))
     code, out, _ = tm(*verb.split(), "--help")
@@ -196,8 +181,8 @@ def test_help_fits_and_nothing_is_cut(tm, monkeypatch, columns, verb):
     text = out.partition("\nExamples:")[0]
     for line in text.splitlines():
         assert len(line) <= columns or line.strip().startswith("-"), line
-    command = verbs().get(verb)
-    for param in command.params if command is not None and not command.hidden else []:
+    command = commands().get(verb)
+    for param in command.params if command is not None else []:
         for option in param.opts if param.param_type_name == "option" else []:
             assert option in text
         assert param.param_type_name != "option" or param.help, param.name

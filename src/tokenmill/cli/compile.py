@@ -34,19 +34,14 @@ def command(
     The directory is given as --aot-package beside the model, whose weights stay where they are. It is refused when the
     model, a setting, the processor or torch differs. It is machine code: use only packages that you made.
     """
-    write(replace(engine, model=model), output, json, quiet)
-
-
-def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
-    """Compile and report."""
     with uninterrupted():
         from tokenmill.loader.compile import save_aot_package
         from tokenmill.program.aot.manifest import check_folder
 
     check_folder(output)
     with progress_on_stderr(quiet) as progress:
-        checkpoint = find_checkpoint(config.model, progress)
-        num_bytes = save_aot_package(checkpoint, config, output, progress)
+        checkpoint = find_checkpoint(model, progress)
+        num_bytes = save_aot_package(checkpoint, replace(engine, model=model), output, progress)
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:

@@ -35,15 +35,11 @@ def command(
     The file can be given wherever a model is given. The text is the same, and loading is only reading the file, which
     holds tokenizer and settings too. It is refused when it is damaged, or when its model has changed since.
     """
-    write(replace(engine, model=model), output, json, quiet)
-
-
-def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
-    """Pack and report."""
     with uninterrupted():
         from tokenmill.loader.pack import save_packed_model
         from tokenmill.weights.packed.reader import is_packed_model
 
+    config = replace(engine, model=model)
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights
     check_target(output, "--output", None, is_packed_model, "packed model")

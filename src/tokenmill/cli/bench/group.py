@@ -26,9 +26,9 @@ class _Bench(VerbGroup):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Put `run` before what names no verb, unless it nearly does."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands and not Path(args[0]).exists():
+        if args and not args[0].startswith("-") and args[0] not in self.names and not Path(args[0]).exists():
             self.suggest(ctx, args[0])
-        if not args or args[0] not in (*self.commands, "--help", "-h"):
+        if not args or args[0] not in (*self.names, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -111,13 +111,11 @@ class VerbGroup(TyperGroup):
         super().__init__(**settings)
         within = [word for word in VERBS if word.startswith(f"{self.name} ")]
         self._places = {word.split()[-1]: word for word in within or VERBS if within or " " not in word}
-        commands: Any = _Commands(self)
-        self.commands = commands
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> list[str]:
         """The names of the verbs."""
-        return tuple(self._places)
+        return list(self._places)
 
     def module(self, name: str) -> Any:
         """The module of a verb."""
@@ -125,7 +123,18 @@ class VerbGroup(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the verbs."""
-        return list(self.names)
+        return self.names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb that typer makes of a module's function, or the group that the module has; None without one."""
+        if cmd_name not in self._places:
+            return None
+        module = self.module(cmd_name)
+        if isinstance(module.command, VerbGroup):
+            return module.command
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name, cls=Verb, epilog=module.EXAMPLES)(module.command)
+        return typer.main.get_command(alone)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options."""
@@ -137,52 +146,18 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that the first word names."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        if args and not args[0].startswith("-") and args[0] not in self.names:
             self.suggest(ctx, args[0])
         return super().resolve_command(ctx, args)
 
     def suggest(self, ctx: Any, name: str) -> None:
         """A usage error for what is nearly the name of a verb."""
-        near = get_close_matches(name, self.commands, n=1) or VERBS_ELSEWHERE.get(name, [])
-        near = [verb for verb in near if verb in self.commands]
+        near = get_close_matches(name, self.names, n=1) or VERBS_ELSEWHERE.get(name, [])
+        near = [verb for verb in near if verb in self.names]
         if near:
             ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
-        if " " in name and "generate" in self.commands:
+        if " " in name and "generate" in self.names:
             ctx.fail(f"No such command {name!r}. To continue that text, type {ctx.command_path} generate -p …")
-
-
-class _Commands(Mapping[str, Any]):
-    """The verbs of a group by their names, each made when it is asked for."""
-
-    def __init__(self, group: VerbGroup) -> None:
-        self._group = group
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = _make(self._group, name)
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._group.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._group.names)
-
-    def __len__(self) -> int:
-        return len(self._group.names)
-
-
-def _make(group: VerbGroup, name: str) -> Any:
-    """The verb that typer makes of a module's function, or the group that the module has."""
-    module = group.module(name)
-    if isinstance(module.command, VerbGroup):
-        return module.command
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Verb, epilog=module.EXAMPLES)(module.command)
-    return typer.main.get_command(alone)
 
 
 # ---- values
