@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.cli.test_cli import commands
-from tokenmill.cli.parser.other_names import ALIASES, with_hyphens
+from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.cli.process.display import table_text
 from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
 from tokenmill.settings.engine_config import EngineConfig
@@ -278,15 +278,6 @@ def test_options_are_known_by_the_names_that_they_have_elsewhere(tm, refused, mo
         assert f"did you mean {meant!r}?" in tm("generate", model, "-p", "w1", f"--{setting}", value)[2]
     for alias, name in (("half", "float16"), ("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")):
         assert EngineConfig(dtype=alias).dtype == name
-
-
-def test_what_follows_two_hyphens_is_no_option():
-    assert with_hyphens(["--max_length", "a_b", "--", "--max_length"], {"--max-length"}) == [
-        "--max-length",
-        "a_b",
-        "--",
-        "--max_length",
-    ]
 
 
 def test_advice_of_decode_is_in_words_of_the_command_line_and_works(tm, refused, model, tmp_path):

@@ -25,7 +25,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Options may be written with underscores, as their settings are.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+    },
 )
 
 # The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.

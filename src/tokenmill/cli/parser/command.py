@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
+from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE
 from tokenmill.cli.process.display import worded_by
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
 from tokenmill.registry import VERBS, lookup
@@ -70,10 +70,9 @@ class Verb(TyperCommand):
         return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse as click does; options may be written with underscores, as their settings are."""
-        known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)} | ALIASES.keys()
+        """Parse as click does; an error that has no context gets that of this verb."""
         with _naming(ctx):
-            return super().parse_args(ctx, with_hyphens(args, known))
+            return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         """The help page."""
