@@ -17,7 +17,7 @@ from tokenmill.cli.main import main
 from tokenmill.measure.operations import costliest
 from tokenmill.measure.profile import LEVELS, Profile, breakdown, check_level, profile
 from tokenmill.measure.recorder import StepRecord
-from tokenmill.measure.trace import FORWARD, PHASES, MemoryReading, as_bytes, merge, trace_events
+from tokenmill.measure.trace import FORWARD, PHASES, as_bytes
 from tokenmill.settings.sampling_params import SamplingParams
 
 NEW = 6
@@ -197,21 +197,6 @@ def test_a_level_that_does_not_exist_is_refused_in_one_line(level):
 # ---- the trace
 
 
-def test_phases_lie_inside_their_step_to_the_nanosecond():
-    steps = [step(100.1, 0.0000013, 0.0123457, 0.0000301, 0.00002), step(100.2, 0.1, 0.2, 0.3, 0.4)]
-    events = json.loads(as_bytes({"traceEvents": trace_events(steps, [], 100.0)}))["traceEvents"]
-    spans = [one for one in events if one["ph"] == "X"]
-    outer = [one for one in spans if one["cat"] == "step"]
-    assert [one["name"] for one in outer] == ["decode", "decode"]
-    for number, whole in enumerate(outer):
-        phases = [one for one in spans if one["cat"] == "phase" and one["args"]["step"] == number]
-        assert [one["name"] for one in phases] == list(PHASES)
-        assert phases[0]["ts"] == whole["ts"]
-        assert sum(one["dur"] for one in phases) == pytest.approx(whole["dur"], abs=1e-6)
-        assert phases[-1]["ts"] + phases[-1]["dur"] <= whole["ts"] + whole["dur"] + 1e-6
-    assert outer[0]["ts"] == pytest.approx(100_000)
-
-
 def test_counters_follow_memory_and_tokens(engine):
     found = profile(engine, [prompt(5)], SamplingParams(max_new_tokens=NEW))
     events = json.loads(as_bytes(found.trace))["traceEvents"]
@@ -222,26 +207,6 @@ def test_counters_follow_memory_and_tokens(engine):
     assert sum(one["name"] == "resident memory, MB" for one in counters) == NEW
     assert {one["ph"] for one in events} == {"M", "X", "C"}
     assert all(one["ts"] >= 0 for one in events if one["ph"] != "M")
-
-
-def test_device_memory_is_a_counter_where_there_is_a_device():
-    events = trace_events([], [MemoryReading(1.0, 5_000_000, 2, 7_000_000)], 0.0)
-    assert {"allocated": 7.0} in [one["args"] for one in events]
-
-
-def test_torchs_trace_is_merged_on_its_own_clock():
-    steps = [step(10.0, 1, 2, 1, 1), step(20.0, 1, 2, 1, 1)]
-    forwards = [
-        {"name": FORWARD, "cat": "user_annotation", "ph": "X", "ts": 5e6 + at, "dur": 2e6, "pid": 1, "tid": 1}
-        for at in (1e6, 11e6)
-    ]
-    seen = {"name": "[memory]", "ph": "i", "ts": 6.5e6, "args": {"Total Allocated": 3_000_000, "Device Type": 0}}
-    merged = merge({"traceEvents": [*forwards, seen], "host_name": "x"}, steps, [], 10.0)
-    own = [one for one in merged["traceEvents"] if one.get("cat") == "phase" and one["name"] == "forward"]
-    assert [one["ts"] for one in own] == [one["ts"] for one in forwards]
-    (allocated,) = (one for one in merged["traceEvents"] if one["name"].startswith("allocated by torch"))
-    assert (allocated["ts"], allocated["args"]) == (6.5e6, {"allocated": 3.0})
-    assert merged["host_name"] == "x"
 
 
 def test_verbose_trace_has_the_steps_and_torchs_operations_in_one_time(engine):
