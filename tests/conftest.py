@@ -13,6 +13,7 @@ import transformers
 from hypothesis import HealthCheck, settings
 
 from tests.tiny_models import save
+from tokenmill.cli.main import main
 from tokenmill.hub.download import cache_folder
 from tokenmill.hub.names import SHORT_NAMES, locate
 
@@ -44,6 +45,18 @@ def users_cache(tmp_path_factory):
         patch.setenv("TOKENMILL_DATA", str(tmp_path_factory.mktemp("data")))
         yield users
     shutil.rmtree(ours)
+
+
+@pytest.fixture
+def tm(capsys):
+    """Runs one command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")

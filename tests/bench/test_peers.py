@@ -19,7 +19,6 @@ from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.peers.prompts import Prompts
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
-from tokenmill.cli.main import main
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Silent
@@ -286,16 +285,10 @@ def test_ik_llama_is_repacked_and_several_sequences_are_left_to_its_batched_benc
 
 
 @pytest.fixture
-def tm(capsys, tmp_path, monkeypatch):
+def tm(tm, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine, "PROBE_BYTES", 2**20)
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["bench", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "bench")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import pytest
 
 from tests.tiny_models import save
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
@@ -24,18 +23,6 @@ def wordless(tmp_path_factory):
 def model(tmp_path_factory):
     """A tiny model whose token i is the word "wi"."""
     return str(save_word_model(tmp_path_factory.mktemp("models"), TEMPLATE))
-
-
-@pytest.fixture
-def tm(capsys):
-    """Runs one command line; gives exit code, stdout and stderr."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,6 @@ from tokenmill.bench import golden
 from tokenmill.bench import rows as bench_rows
 from tokenmill.bench.rows import COLUMNS, read_rows
 from tokenmill.cli.bench.rows import HEADER, lines_of
-from tokenmill.cli.main import main
 from tokenmill.kernels.attend import gather
 from tokenmill.measure import machine
 from tokenmill.measure.machine import Limits
@@ -33,15 +33,9 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def tm(capsys, tmp_path, monkeypatch):
+def tm(tm, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["bench", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "bench")
 
 
 def test_a_benchmark_prints_the_card_and_a_table(tm, path):

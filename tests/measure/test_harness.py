@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import tokenmill
 from tests.empty import check_empty
 from tests.tiny_models import VOCABULARY, prompt, save
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 
 pytestmark = pytest.mark.clients
@@ -242,13 +242,8 @@ def test_generation_settings():
 
 
 @pytest.fixture
-def tm(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["eval", "tasks", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+def tm(tm):
+    return partial(tm, "eval", "tasks")
 
 
 def test_the_command_prints_a_table_and_writes_everything(tm, model, folder, tmp_path):

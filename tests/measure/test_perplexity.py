@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 import tokenmill
 from tests.tiny_models import VOCABULARY, prompt, reference, save
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.kernels import native_library
 from tokenmill.measure.perplexity import Window, choose_window, compare, perplexity, read_text, windows
@@ -45,13 +45,8 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def tm(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["eval", "perplexity", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+def tm(tm):
+    return partial(tm, "eval", "perplexity")
 
 
 def recipe(model, tokens, window, stride):

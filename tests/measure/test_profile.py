@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,6 @@ import tokenmill
 from tests.tiny_models import prompt, save
 from tokenmill import ConfigError
 from tokenmill.cli import profile as verb
-from tokenmill.cli.main import main
 from tokenmill.measure.operations import costliest
 from tokenmill.measure.profile import LEVELS, Profile, breakdown, check_level, profile
 from tokenmill.measure.recorder import StepRecord
@@ -41,16 +41,9 @@ def scripted():
 
 
 @pytest.fixture
-def tm(path, capsys):
+def profiled(tm, path):
     """Runs `tokenmill profile` on the tiny model; gives exit code, stdout and stderr."""
-
-    def run(*arguments, tokens=("1,2,3",)):
-        capsys.readouterr()
-        prompts = [word for ids in tokens for word in ("--tokens", ids)]
-        code = main(["profile", str(path), *prompts, "-n", str(NEW), *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "profile", path, "--tokens", "1,2,3", "-n", NEW)
 
 
 def step(begun, *durations, decode=True, tokens=1):
@@ -226,9 +219,9 @@ def test_verbose_trace_has_the_steps_and_torchs_operations_in_one_time(engine):
 # ---- the verb
 
 
-def test_the_verb_writes_a_trace_and_says_what_it_cost(tm, tmp_path):
+def test_the_verb_writes_a_trace_and_says_what_it_cost(profiled, tmp_path):
     target = tmp_path / "trace.json"
-    code, out, err = tm("-o", target)
+    code, out, err = profiled("-o", target)
     assert code == 0
     assert {one["name"] for one in json.loads(target.read_text())["traceEvents"]} >= set(PHASES)
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]  # nothing temporary is left
@@ -237,8 +230,8 @@ def test_the_verb_writes_a_trace_and_says_what_it_cost(tm, tmp_path):
     assert "ui.perfetto.dev" in err
 
 
-def test_the_verbs_json_is_one_document(tm):
-    code, out, err = tm("--json", "-q", "--level", "verbose", "--seed", 4, tokens=("1,2,3", "4,5"))
+def test_the_verbs_json_is_one_document(profiled):
+    code, out, err = profiled("--json", "-q", "--level", "verbose", "--seed", 4, "--tokens", "4,5")
     document = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert document["level"] == "verbose"
@@ -255,13 +248,13 @@ def test_the_verbs_json_is_one_document(tm):
     assert document["program"]["name"]
 
 
-def test_level_none_is_one_line(tm):
-    code, out, err = tm("--level", "none", "-q")
+def test_level_none_is_one_line(profiled):
+    code, out, err = profiled("--level", "none", "-q")
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert "3 prompt + 6 new tokens" in out
 
 
-def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(profiled, tmp_path, monkeypatch):
     monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "file").write_text("")
     for arguments, words in (
@@ -272,23 +265,23 @@ def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_pa
         (["-o", tmp_path / "trace.json", "--level", "none"], "none makes no trace"),
         (["--level", "loud"], "--level = 'loud' is not allowed: use one of none, light, verbose"),
     ):
-        code, out, err = tm(*arguments)
+        code, out, err = profiled(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_only_a_trace_is_replaced_without_force(tm, tmp_path):
+def test_only_a_trace_is_replaced_without_force(profiled, tmp_path):
     target = tmp_path / "trace.json"
     target.write_text("mine")
-    assert tm("-o", target, "-q")[0] == 2 and target.read_text() == "mine"
-    assert tm("-o", target, "-q", "--force")[0] == 0
+    assert profiled("-o", target, "-q")[0] == 2 and target.read_text() == "mine"
+    assert profiled("-o", target, "-q", "--force")[0] == 0
     for level in ("verbose", "light"):
-        assert tm("-o", target, "-q", "--level", level)[0] == 0
+        assert profiled("-o", target, "-q", "--level", level)[0] == 0
         assert json.loads(target.read_text())["traceEvents"]
 
 
-def test_a_full_disk_is_found_before_the_model_is_loaded(tm, tmp_path, monkeypatch):
+def test_a_full_disk_is_found_before_the_model_is_loaded(profiled, tmp_path, monkeypatch):
     monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
 
     def full(self, data):
@@ -296,26 +289,26 @@ def test_a_full_disk_is_found_before_the_model_is_loaded(tm, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    code, out, err = tm("-o", tmp_path / "trace.json")
+    code, out, err = profiled("-o", tmp_path / "trace.json")
     assert (code, out) == (2, "")
     assert err == f"error: {tmp_path / 'trace.json'} cannot be written: No space left on device\n"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])
-def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(tm, tmp_path, monkeypatch, json):
+def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(profiled, tmp_path, monkeypatch, json):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(verb, "writing", full)
-    code, out, err = tm("-o", tmp_path / "trace.json", "-q", *json)
+    code, out, err = profiled("-o", tmp_path / "trace.json", "-q", *json)
     assert code == 2 and ('"trace": null' if json else "cost of measuring") in out
     assert err.startswith(f"error: {tmp_path / 'trace.json'} cannot be written: No space") and err.count("\n") == 1
 
 
-def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(path, capsys):
-    assert main(["profile", str(path), "-q"]) == 2
-    assert "has no tokenizer" in capsys.readouterr().err
+def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(tm, path):
+    code, _, err = tm("profile", path, "-q")
+    assert code == 2 and "has no tokenizer" in err
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
