@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from tests.tiny_models import save
 from tests.word_model import save_word_model
 
 TEMPLATE = (
@@ -14,9 +13,9 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def wordless(tmp_path_factory):
+def wordless(llama):
     """A tiny model without a tokenizer."""
-    return str(save("llama", tmp_path_factory.mktemp("models")))
+    return str(llama)
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,12 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import errors
 
+from tests.calibrate.told import Told
 from tokenmill.errors import CheckpointError
 from tokenmill.hub import repository
 from tokenmill.hub.repository import Repository
 
 COMMIT = "c" * 40
-
-
-class Told:
-    def __init__(self):
-        self.stages, self.counts = [], []
-
-    def stage(self, text):
-        self.stages.append(text)
-
-    def advance(self, done, total):
-        self.counts.append((done, total))
 
 
 class Hub:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tokenmill
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill import ConfigError
 from tokenmill.cli import profile as verb
 from tokenmill.measure.operations import costliest
@@ -24,13 +24,8 @@ NEW = 6
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def engine(path):
-    return tokenmill.load(path, max_sequences=3, block_size=4, program="eager")
+def engine(llama):
+    return tokenmill.load(llama, max_sequences=3, block_size=4, program="eager")
 
 
 @pytest.fixture
@@ -41,9 +36,9 @@ def scripted():
 
 
 @pytest.fixture
-def profiled(tm, path):
+def profiled(tm, llama):
     """Runs `tokenmill profile` on the tiny model; gives exit code, stdout and stderr."""
-    return partial(tm, "profile", path, "--tokens", "1,2,3", "-n", NEW)
+    return partial(tm, "profile", llama, "--tokens", "1,2,3", "-n", NEW)
 
 
 def step(begun, *durations, decode=True, tokens=1):
@@ -306,14 +301,14 @@ def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(profiled, tmp_path, m
     assert err.startswith(f"error: {tmp_path / 'trace.json'} cannot be written: No space") and err.count("\n") == 1
 
 
-def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(tm, path):
-    code, _, err = tm("profile", path, "-q")
+def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(tm, llama):
+    code, _, err = tm("profile", llama, "-q")
     assert code == 2 and "has no tokenizer" in err
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_kernels_and_device_memory_are_listed(path):
-    engine = tokenmill.load(path, device="cuda")
+def test_on_a_gpu_kernels_and_device_memory_are_listed(llama):
+    engine = tokenmill.load(llama, device="cuda")
     found = profile(engine, [prompt(5)], SamplingParams(max_new_tokens=NEW), "verbose")
     assert found.same_tokens
     assert all(reading.device_bytes for reading in found.memory)

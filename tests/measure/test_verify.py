@@ -5,17 +5,12 @@ import json
 import pytest
 import torch
 
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import WrongText
 from tokenmill.measure.verify import traced, verified
 
 START = prompt(9, seed=1)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
 
 
 def eager(path):

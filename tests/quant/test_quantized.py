@@ -43,11 +43,6 @@ def test_codes_of_a_file_stand_for_the_numbers_that_gguf_gives(kind):
     torch.testing.assert_close(stored.values(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 @needs_library
 @pytest.mark.parametrize("scheme", ["q8", "q4"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
