@@ -125,7 +125,7 @@ def test_a_gguf_file_is_named_at_once(refused, model, tmp_path):
 
 @pytest.mark.parametrize("more", [[], ["--block-size", 16], ["--program", "eager", "--max-sequences", 3]])
 def test_what_plan_says_fits_does(tm, model, monkeypatch, more):
-    """It fits in memory of any size, also where blocks are whole and a longer text needs more beside the cache."""
+    """The length fits in any memory, also where blocks are whole and a longer text needs more beside the cache."""
     _, out, _ = tm("plan", model, "--json", *more)
     total = json.loads(out)["total_bytes"]
     for available in (total * part // 40 for part in (22, 38, 55)):
