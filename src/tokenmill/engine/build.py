@@ -1,6 +1,5 @@
 """An engine built around a loaded model, with its draft model if it has one."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from tokenmill.cache.header import shared_fields
@@ -25,9 +24,9 @@ from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.suffix_store import SuffixStore
 from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import Fill, Progress, load_decoder
 from tokenmill.weights.packed.copies import start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.source import Progress
 
 __all__ = ["build", "with_loop"]
 
@@ -38,18 +37,16 @@ def build(
     checkpoint: Checkpoint,
     config: EngineConfig,
     progress: Progress | None = None,
-    fill: Callable[..., Fill] = load_decoder,
 ) -> Engine:
-    """An engine for a checkpoint that is open already, from which its weights are read. `fill`: see load_model."""
-    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress, fill)
-    return with_loop(loaded, checkpoint, progress, fill)
+    """An engine for a checkpoint that is open already, from which its weights are read."""
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress)
+    return with_loop(loaded, checkpoint, progress)
 
 
 def with_loop(
     loaded: LoadedModel,
     checkpoint: Checkpoint,
     progress: Progress | None = None,
-    fill: Callable[..., Fill] = load_decoder,
 ) -> Engine:
     """An engine for a model that was loaded from that checkpoint: the loop around it, and its draft model."""
     config, scheduler = loaded.config, _scheduler(loaded)
@@ -57,7 +54,7 @@ def with_loop(
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress, fill)
+    draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress)
     facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
     return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
@@ -81,9 +78,7 @@ def _suffix_store(loaded: LoadedModel) -> SuffixStore:
     return SuffixStore(path_of(str(config.suffix_dir)), identity, vocab_size, config.suffix_limit * 1_000_000)
 
 
-def _load_draft(
-    checkpoint: Checkpoint, target: LoadedModel, progress: Progress | None, fill: Callable[..., Fill]
-) -> DraftCore:
+def _load_draft(checkpoint: Checkpoint, target: LoadedModel, progress: Progress | None) -> DraftCore:
     """The draft model of an engine, with a loop of its own and a cache for as many texts of the same length."""
     config, name = target.config, str(target.config.draft_model)
     is_same = name in DRAFT_SCHEMES
@@ -107,10 +102,7 @@ def _load_draft(
     settings = replace(settings, max_length=max_length, block_size=block_size)
     resolved = resolve_checkpoint(source, settings)
     _check_memory(name, resolved)
-    if source.shapes:
-        loaded, _ = load_with_copy(source, resolved, progress)
-    else:  # a shape without files, for benchmarks
-        loaded = load_model(source, resolved, progress, fill)
+    loaded, _ = load_with_copy(source, resolved, progress)
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.spec.finds_drafts)
@@ -125,7 +117,7 @@ def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoin
             allowed = "the name of a model: a packed model cannot be read with other weights"
             raise ConfigError("draft_model", config.scheme, allowed)
         return open_model(checkpoint.path, config)
-    reader = start_reading(checkpoint.path, config) if checkpoint.shapes else None
+    reader = start_reading(checkpoint.path, config)
     if reader is None:
         return checkpoint, resolve_checkpoint(checkpoint, config)
     return open_model(checkpoint.path, config, reader)
