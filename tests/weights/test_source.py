@@ -163,9 +163,7 @@ def test_a_tensor_whose_shape_has_changed_is_refused(coded):
     coded.shapes = {**coded.shapes}
     source = source_of(coded)
     coded.shapes["model.norm.weight"] = (49,)
-    with pytest.raises(
-        CheckpointError, match=r"was changed while .*: model\.norm\.weight has another shape now"
-    ):
+    with pytest.raises(CheckpointError, match=r"was changed while .*: model\.norm\.weight has another shape now"):
         source.tensor("norm.weight")
 
 

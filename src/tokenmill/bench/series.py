@@ -19,8 +19,8 @@ from tokenmill.bench.points import Point
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.kernels.devices import find_device, free_bytes
@@ -145,7 +145,7 @@ class Series:
 
     def _engine(self, config: EngineConfig) -> Engine:
         self._check_memory(config)
-        return build(self.checkpoint, config, self.progress.advance)
+        return load_checkpoint(self.checkpoint, config, self.progress.advance)
 
     def _check(self, engine: Engine) -> str:
         if isinstance(self.checkpoint, Shape):
