@@ -86,7 +86,8 @@ def _load(
     resolved = resolve_with(resolved, config)
     _tell(resolved)
     _check_fused(config)
-    source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, progress)
+    told = None if packed else progress  # weights that are packed already are not read
+    source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     pool = _allocate(resolved.cache, device)  # before the weights, so that what does not fit is refused at once
     parts = ModelParts(source, pool, kernel, packed, package, config, allocate)
     program = find_program(resolved.program_name)(parts)

@@ -70,4 +70,4 @@ def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
 
 
 def _of_norm(path: str, norm: Norm) -> Shapes:
-    return {f"{path}.weight": (norm.size,)} | ({f"{path}.bias": (norm.size,)} if norm.bias else {})
+    return dict.fromkeys([f"{path}.weight", f"{path}.bias"][: 1 + norm.bias], (norm.size,))

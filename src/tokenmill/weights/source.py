@@ -69,6 +69,7 @@ class WeightSource:
         place = torch.empty(self._shapes[parameter], dtype=dtype, device=self.device)
         for name, target, rows in self._parts(parameter):
             place[rows.start : rows.stop].copy_(self._values(name, target, dtype))
+            self._count(name)
         if path == EMBEDDING and self.model.tie_embeddings:
             self._table = place
         return place
@@ -100,12 +101,14 @@ class WeightSource:
                 continue
             part = None if last - first == len(own) else range(first - own.start, last - own.start)
             begin = first - wanted.start
-            if keeps and (stored := self._codes(name, target, part, bits)) is not None:
+            stored = self._codes(name, target, part, bits) if keeps else None
+            if stored is not None:
                 kept[begin] = stored
-                continue
-            if numbers is None:
-                numbers = torch.empty((len(wanted), inputs), dtype=dtype, device=self.device)
-            numbers[begin : begin + last - first].copy_(self._values(name, target, dtype, part, change))
+            else:
+                if numbers is None:
+                    numbers = torch.empty((len(wanted), inputs), dtype=dtype, device=self.device)
+                numbers[begin : begin + last - first].copy_(self._values(name, target, dtype, part, change))
+            self._count(name)
         return list(self._joined(numbers, kept, bits, len(wanted)))
 
     def _tied_head(self, rows: range | None) -> list[Stored]:
@@ -114,6 +117,7 @@ class WeightSource:
         ((name, target, _),) = self._parts(f"{EMBEDDING}.weight")
         stored = self._codes(name, target, rows, bits) if self.scheme.is_integer else None
         if stored is not None:
+            self._count(name)
             return [stored]
         table, self._table = self.tensor(f"{EMBEDDING}.weight") if self._table is None else self._table, None
         part = table if rows is None else table[rows.start : rows.stop]
@@ -151,7 +155,6 @@ class WeightSource:
             stored = self._checkpoint.read_codes(name, None if transform else rows)
         if stored is None or (bits is not None and stored.bits > bits):
             return None
-        self._count(name)
         stored = stored.map(lambda part: TRANSFORMS[transform](part, self.model).to(self.device))
         return stored if rows is None or not transform else stored.rows(rows)
 
@@ -166,7 +169,6 @@ class WeightSource:
             values = change(name, (values.t() if is_transposed else values).float())
             transform = TRANSFORMS[""] if is_transposed else transform
         values = transform(values, self.model)
-        self._count(name)
         return values if rows is None or is_direct else values[rows.start : rows.stop]
 
     def _read(self, name: str, dtype: torch.dtype, rows: range | None) -> Tensor:

@@ -4,6 +4,7 @@ qkv, attend, out, norm, MLP, at last norm and head. Families differ in what is i
 A parallel layer norms for both its halves before either adds to the residual stream.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ class Ops:
         self._linear(downs, block.down, epilogue, MLP_INNER, **mixture)
 
     def _linear(
-        self, matrices: list[Place], matrix: Projection, epilogue: int, source: int, unit: int = GROUP, **fields: Any
+        self, matrices: Sequence[Place], matrix: Projection, epilogue: int, source: int, unit: int = GROUP, **fields: Any
     ) -> None:
         """One matrix, or the same one of every expert."""
         assert not matrix.bias or len(matrices) == 1, "refused: experts with biases"
