@@ -89,6 +89,16 @@ FAMILIES: Names = {
     "gpt_bigcode": Entry("StarCoder, SantaCoder", "tokenmill.model.families.gpt2:GPT_BIGCODE"),
 }
 
+# Codes of directories, under the `quant_method` of their config.json.
+CODES: Names = {
+    "tokenmill": Entry("what `tokenmill quantize` writes", "tokenmill.weights.codes.own:Own",
+        "tokenmill.weights.codes.own_tensors:unpack"),
+    "gptq": Entry("GPTQ, and AutoRound's exports to it", "tokenmill.weights.codes.gptq:GPTQ",
+        "tokenmill.weights.codes.gptq_tensors:unpack"),
+    "awq": Entry("AWQ in its layout gemm", "tokenmill.weights.codes.awq:AWQ",
+        "tokenmill.weights.codes.awq_tensors:unpack"),
+}
+
 EXPORTS: Names = {
     "tokenmill": Entry("a directory of our own", "tokenmill.weights.write.export_directory:OwnExport"),
     "gptq": Entry("a directory for other engines", "tokenmill.weights.write.export_directory:GPTQExport"),
@@ -144,7 +154,7 @@ TENSOR_FILES: Names = {
     "bin": "tokenmill.weights.bin_file:BinFile",
 }
 TENSOR_READERS: Names = {
-    "codes": "tokenmill.weights.codes:CodesReader",
+    "codes": "tokenmill.weights.codes.reader:CodesReader",
     "gguf": "tokenmill.weights.gguf.tensors:GGUFReader",
 }
 TEMPLATES: Names = {

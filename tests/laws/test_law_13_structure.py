@@ -11,7 +11,18 @@ import pytest
 
 import tokenmill
 from tests.rooms import PAGE, RANK, ROOT, page
-from tokenmill.registry import ATTEND, CHECKPOINTS, EXPORTS, FAMILIES, FORMATS, PROGRAMS, PROPOSERS, SCHEMES, Entry
+from tokenmill.registry import (
+    ATTEND,
+    CHECKPOINTS,
+    CODES,
+    EXPORTS,
+    FAMILIES,
+    FORMATS,
+    PROGRAMS,
+    PROPOSERS,
+    SCHEMES,
+    Entry,
+)
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -115,7 +126,7 @@ def test_no_table_of_names_stands_outside_the_registry(path):
 
 def test_the_registry_needs_no_torch_and_says_what_everything_is():
     assert {name.split(".")[0] for name in external(ROOT / "registry.py")} <= {*sys.stdlib_module_names, "tokenmill"}
-    for table in (FAMILIES, FORMATS, PROGRAMS, SCHEMES, ATTEND, PROPOSERS, EXPORTS):
+    for table in (FAMILIES, FORMATS, PROGRAMS, SCHEMES, ATTEND, PROPOSERS, CODES, EXPORTS):
         assert all(isinstance(entry, Entry) and entry.help for entry in table.values())
 
 
@@ -197,7 +208,7 @@ DESCRIBING = (
     *("cache.session_header", "loader.resolve", "hub.names", "measure.cost", "program.aot.manifest"),
     *("weights.checkpoint", "weights.tensor_file", "weights.safetensors_file"),
 )
-TABLES = (FAMILIES, CHECKPOINTS, FORMATS, PROGRAMS, SCHEMES)
+TABLES = (FAMILIES, CHECKPOINTS, CODES, FORMATS, PROGRAMS, SCHEMES)
 FACTS = [entry.place if isinstance(entry, Entry) else entry for table in TABLES for entry in table.values()]
 
 

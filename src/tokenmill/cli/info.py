@@ -174,7 +174,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
         for info in header.tensors.values():
             yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return
-    from tokenmill.weights.quantized import QuantizedCheckpoint
+    from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
     from tokenmill.weights.tensor_file import dtype_bytes
 
     in_files = checkpoint.plain if isinstance(checkpoint, QuantizedCheckpoint) else checkpoint  # codes, not matrices

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import CheckpointError
+from tokenmill.registry import CODES
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
 __all__ = ["MAX_LAYERS", "ConfigReader", "ModelConfig", "Rope", "quant_method"]
 
 MAX_LAYERS = 1 << 11
-QUANT_METHODS = ("tokenmill", "gptq", "awq")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
         return None
     reader = ValueReader(settings, "config.json: quantization_config", CheckpointError)
     method = reader.take("quant_method", None)
-    if method not in QUANT_METHODS:
-        known = ", ".join(QUANT_METHODS)
+    if method not in CODES:
+        known = ", ".join(CODES)
         raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: only {known}")
     return str(method)

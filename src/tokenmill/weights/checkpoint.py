@@ -11,13 +11,13 @@ from tokenmill.model.description import count_parameters
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import read_json
+from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.names import is_ignored
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
-from tokenmill.weights.quantized import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.tied import compare_tied_head, name_tied_embedding
 
 __all__ = ["Checkpoint", "foreseen_config", "open_checkpoint", "read_config_json"]

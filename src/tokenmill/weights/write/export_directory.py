@@ -1,6 +1,6 @@
 """Exports in Hugging Face layout: our own directories of codes, and GPTQ's, which other engines read.
 
-weights/quantized.py has both layouts, and reads them.
+weights/codes/ has both layouts, and reads them.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,27 @@ from torch import Tensor
 
 from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
-from tokenmill.weights.codes import pack
-from tokenmill.weights.quantized import Layout, part_shapes
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.codes import gptq_tensors, own_tensors
+from tokenmill.weights.codes.gptq import GPTQ
+from tokenmill.weights.codes.layout import Layout
+from tokenmill.weights.codes.own import Own
 from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
 from tokenmill.weights.write.export import Export, Plan, Rounded
 
 __all__ = ["GPTQExport", "OwnExport"]
 
-_TYPES = dict.fromkeys(("scales", "minimums"), torch.float16) | {
-    "codes": torch.uint8
-}  # the others are words of 32 bits
-
 
 class DirectoryExport(Export):
     """A directory whose matrices X.weight are replaced by parts X.…; every other tensor stays as it is."""
 
-    method: str
-    zero_offset = 0
+    def layout(self, bits: int, group: int) -> Layout:
+        """How codes of so many bits are stored."""
+        raise NotImplementedError
+
+    def pack(self, layout: Any, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
+        """The parts of one matrix, by their names."""
+        raise NotImplementedError
 
     def settings(self, plan: Plan) -> Mapping[str, Any]:
         """quantization_config of config.json, without its method."""
@@ -42,7 +46,8 @@ class DirectoryExport(Export):
 
     def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:
         units = [self._unit(plan, name, rounded) for name in plan.shapes]
-        settings = {"quant_method": self.method, **self.settings(plan)}
+        method = self.layout(plan.scheme_bits, plan.group).method
+        settings = {"quant_method": method, **self.settings(plan)}
         config = {"torch_dtype": plan.model.dtype, "quantization_config": settings}
         write_directory(plan.checkpoint, path, units, config, progress, stage)
 
@@ -52,21 +57,27 @@ class DirectoryExport(Export):
         if name not in plan.bits:
             return plain_unit(name, shape, plan.model.dtype)
         base, bits = name.removesuffix(".weight"), plan.bits[name]
-        layout = Layout(self.method, bits, plan.group, self.zero_offset)
-        shapes = part_shapes(layout, shape[0], shape[1], minimums=bits == 4)
+        layout = self.layout(bits, plan.group)
+        shapes = layout.part_shapes(shape[0], shape[1], minimums=bits == 4)
+        word: torch.dtype = getattr(torch, layout.word)
+        types = dict.fromkeys(shapes, word) | dict.fromkeys(shapes.keys() & {"scales", "minimums"}, torch.float16)
 
         def make(numbers_RK: Tensor) -> dict[str, Tensor]:
             assert rounded is not None, "made to count bytes"
-            parts = pack(layout, rounded(name, numbers_RK), shape[1])
+            parts = self.pack(layout, rounded(name, numbers_RK), shape[1])
             return {f"{base}.{part}": tensor for part, tensor in parts.items()}
 
-        return Unit(name, {f"{base}.{part}": (_TYPES.get(part, torch.int32), shapes[part]) for part in shapes}, make)
+        return Unit(name, {f"{base}.{part}": (types[part], shapes[part]) for part in shapes}, make)
 
 
 class OwnExport(DirectoryExport):
     """Our own layout, with a free minimum for each group of 4 bits."""
 
-    method = "tokenmill"
+    def layout(self, bits: int, group: int) -> Own:
+        return Own(bits, group)
+
+    def pack(self, layout: Own, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
+        return own_tensors.pack(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "minimum"
@@ -86,10 +97,14 @@ class OwnExport(DirectoryExport):
 class GPTQExport(DirectoryExport):
     """GPTQ's layout in checkpoint_format "gptq", which is read most widely; it stores zeros less one, from 1 on."""
 
-    method = "gptq"
-    zero_offset = 1
     default_head = "none"
     mixes_bits = False
+
+    def layout(self, bits: int, group: int) -> GPTQ:
+        return GPTQ(bits, group, zero_offset=1)
+
+    def pack(self, layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
+        return gptq_tensors.pack(layout, stored, num_inputs)
 
     def grid(self, bits: int, symmetric: bool) -> str:
         return "symmetric" if symmetric or bits == 8 else "zero_point"

@@ -1,25 +1,18 @@
-"""Directories whose matrices are integer codes, described: those of `tokenmill quantize`, GPTQ and AWQ.
+"""Quantised directories as checkpoints, described.
 
 The tensors that together hold X.weight are shown as X.weight. It is read in floating point, or as the file's own codes,
-which the loader keeps exactly. Every method has its own tensors, for R outputs, K inputs and G groups of inputs:
-
-tokenmill: X.codes [R, K] uint8 of 8 bits; X.scales [R, G] float16. A matrix of 4 bits also has X.minimums [R, G], and
-X.codes [R, K / 2] with the earlier of two codes in the low half of a byte.
-GPTQ: X.qweight [K / 8, R] int32, eight codes of one column from the low bits up (four codes if they have 8 bits);
-X.qzeros [G, R / 8], which are stored less one in checkpoint_format "gptq"; X.scales [G, R]; X.g_idx [K], the group of
-each input (https://github.com/AutoGPTQ/AutoGPTQ).
-AWQ "gemm": X.qweight [K, R / 8] int32, whose eight codes are those of columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8]
-likewise; X.scales [G, R] (https://github.com/casper-hansen/AutoAWQ).
+which the loader keeps exactly.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
 from tokenmill.model.families import find_family, read_config
+from tokenmill.registry import CODES, lookup
 from tokenmill.value_reader import ValueReader
+from tokenmill.weights.codes.layout import Layout, Shape
 from tokenmill.weights.names import expand
 from tokenmill.weights.plain import Checkpoint
 
@@ -29,38 +22,8 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-__all__ = ["GROUPS", "Layout", "QuantizedCheckpoint", "describe_codes", "part_shapes"]
+__all__ = ["QuantizedCheckpoint", "describe_codes"]
 
-GROUPS = (32, 64, 128, 256)
-Shape = tuple[int, ...]
-_PARTS = {  # the codes first
-    "tokenmill": ("codes", "scales", "minimums"),
-    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
-    "awq": ("qweight", "qzeros", "scales"),
-}
-# What each method's settings may be: the default, where ... means that there is none, then the others.
-_ALLOWED: dict[str, dict[str, tuple[Any, ...]]] = {
-    "tokenmill": {"bits": (..., 4, 8), "group_size": (..., *GROUPS), "version": (..., 1)},
-    "gptq": {
-        "bits": (..., 4, 8),
-        "group_size": (..., *GROUPS, -1),
-        "checkpoint_format": ("gptq", "gptq_v2"),
-        "format": ("gptq", "gptq_v2"),  # transformers' newer word for it
-        "pack_dtype": ("int32",),
-        "is_marlin_format": (False,),
-        "data_type": ("int",),  # AutoRound's, as is the next: activations that are not rounded
-        "act_bits": (16, 32),
-        "desc_act": (False, True),  # what counts is whether g_idx is in order
-    },
-    "awq": {
-        "bits": (..., 4),
-        "group_size": (..., *GROUPS, -1),
-        "version": ("gemm",),
-        "format": ("gemm",),
-        "zero_point": (True,),
-        "act_bits": (16, 32),
-    },
-}
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
     """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend
@@ -77,20 +40,6 @@ _HARMLESS = frozenset(
 _CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scales included
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How a directory stores its codes.
-
-    bits: of GPTQ and AWQ; our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for
-    all of a row. zero_offset: what is added to a stored zero.
-    """
-
-    method: str
-    bits: int
-    group: int
-    zero_offset: int = 0
-
-
 class QuantizedCheckpoint(Checkpoint):
     """One such directory, over the checkpoint that reads its tensors.
 
@@ -105,7 +54,7 @@ class QuantizedCheckpoint(Checkpoint):
         used = {f"{base}.{part}" for base, parts in self.parts.items() for part in parts}
         left_out = used | set(_empty_biases(plain, self.parts))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
-        self.shapes = shapes | {f"{base}.weight": _shape_of(self.layout, parts) for base, parts in self.parts.items()}
+        self.shapes = shapes | {f"{base}.weight": self.layout.shape_of(parts) for base, parts in self.parts.items()}
 
     def is_coded(self, name: str) -> bool:
         """Whether a tensor is stored as codes."""
@@ -114,12 +63,12 @@ class QuantizedCheckpoint(Checkpoint):
     def dtype_of(self, name: str) -> str:
         return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        return self.find_reader("codes").read(name, dtype)
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
+        return self.find_reader("codes").read(name, dtype, rows)
 
-    def read_codes(self, name: str) -> "Stored | None":
+    def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
         """8 bits are kept where their zero is 128 and their scales are half floats."""
-        return self.find_reader("codes").read_codes(name)
+        return self.find_reader("codes").read_codes(name, rows)
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
@@ -140,16 +89,16 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
     given = {key: value for key, value in config["quantization_config"].items() if value not in (None, {})}
     settings = {key: value.lower() if isinstance(value, str) else value for key, value in given.items()}
     reader = ValueReader(settings, f"quantization_config of {method}", CheckpointError)
-    found = {key: reader.expect(key, *allowed) for key, allowed in _ALLOWED[method].items()}
+    layout: type[Layout] = lookup(CODES, method, "quant_method")
+    found = {key: reader.expect(key, *allowed) for key, allowed in layout.settings.items()}
     reader.refuse_unread(settings.keys() - _HARMLESS)
-    less_one = method == "gptq" and "gptq_v2" not in (found["checkpoint_format"], found["format"])
-    return Layout(method, found["bits"], max(found["group_size"], 0), int(less_one))
+    return layout.read(found)
 
 
 def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
     """X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
     found, missing, misshapen = {}, [], []
-    names = _PARTS[layout.method]
+    names = layout.parts
     for name, shape in plain.shapes.items():
         base, _, suffix = name.rpartition(".")
         if suffix != names[0]:
@@ -158,7 +107,7 @@ def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]
         if len(shape) != 2:
             misshapen.append(f"{name} {list(shape)} where two dimensions go")
             continue
-        wanted = part_shapes(layout, *_shape_of(layout, parts), "minimums" in parts)
+        wanted = layout.part_shapes(*layout.shape_of(parts), "minimums" in parts)
         missing += [f"{base}.{part}" for part in wanted if part not in parts and part != "g_idx"]
         wrong = [part for part in parts if parts[part] != wanted[part]]
         misshapen += [f"{base}.{part} {list(parts[part])} where {list(wanted[part])} goes" for part in wrong]
@@ -179,24 +128,3 @@ def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
         name = f"{base}.bias"
         if name in plain.shapes and name.removeprefix(family.prefix) not in wanted and plain.is_zero(name):
             yield name
-
-
-def _shape_of(layout: Layout, shapes: Mapping[str, Shape]) -> tuple[int, int]:
-    """[R, K] of the matrix that these parts are."""
-    first, last = shapes[_PARTS[layout.method][0]]
-    if layout.method == "awq":
-        return last * 8, first
-    if layout.method == "gptq":
-        return last, first * (32 // layout.bits)
-    return first, last * (2 if "minimums" in shapes else 1)
-
-
-def part_shapes(layout: Layout, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
-    """The shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits."""
-    groups, fields = -(-num_inputs // layout.group) if layout.group else 1, 32 // layout.bits
-    if layout.method == "tokenmill":
-        numbers = {"scales": (num_rows, groups)} | ({"minimums": (num_rows, groups)} if minimums else {})
-        return {"codes": (num_rows, num_inputs // (2 if minimums else 1)), **numbers}
-    codes = (num_inputs // fields, num_rows) if layout.method == "gptq" else (num_inputs, num_rows // fields)
-    shapes = {"qweight": codes, "qzeros": (groups, num_rows // fields), "scales": (groups, num_rows)}
-    return shapes | ({"g_idx": (num_inputs,)} if layout.method == "gptq" else {})

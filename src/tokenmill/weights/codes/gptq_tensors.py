@@ -1,0 +1,46 @@
+"""The tensors of GPTQ's layout, as rows of codes and back."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.codes.gptq import GPTQ
+from tokenmill.weights.codes.words import fields_of, of_zeros, on_groups, words_of
+
+__all__ = ["pack", "unpack"]
+
+
+def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
+    """The parts of rounded rows. Loses nothing but the padding.
+
+    The number of inputs must be a multiple of the group, that of the rows one of the codes in a word, and no zero may
+    be below what is taken off a stored one.
+    """
+    codes_RK, scales_RG, minimums_RG = on_groups(layout, stored, num_inputs)
+    fields, middle = layout.fields, 1 << layout.bits - 1
+    zeros_RG = torch.full_like(scales_RG, middle)
+    if minimums_RG is not None:
+        zeros_RG = torch.where(scales_RG == 0, middle, torch.round(-minimums_RG / scales_RG))
+        assert torch.equal(-zeros_RG * scales_RG, minimums_RG), "a minimum that is no zero times its scale"
+    stored_GR = (zeros_RG - layout.zero_offset).t()
+    assert stored_GR.min() >= 0 and stored_GR.max() < 2 * middle, "a zero that GPTQ cannot store"
+    return {
+        "qweight": words_of(codes_RK.reshape(len(codes_RK), -1, fields).permute(1, 0, 2), layout.bits),
+        "qzeros": words_of(stored_GR.to(torch.uint8).reshape(len(stored_GR), -1, fields), layout.bits),
+        "scales": scales_RG.t().half(),
+        "g_idx": torch.arange(num_inputs, dtype=torch.int32) // layout.group,
+    }
+
+
+def unpack(layout: GPTQ, parts: Mapping[str, Tensor], name: str) -> Stored:
+    """R rows of codes. CheckpointError where the groups are not of neighbours."""
+    if (groups_K := parts.get("g_idx")) is not None:
+        # With desc_act, inputs of one group may lie anywhere in the row.
+        order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
+        if not torch.equal(groups_K, order_K.to(groups_K.dtype)):
+            raise CheckpointError(f"{name}.g_idx is not in order (desc_act): such GPTQ exports are not supported")
+    codes_RK = fields_of(parts["qweight"], layout.bits).permute(1, 0, 2).flatten(1)
+    return of_zeros(layout, codes_RK, fields_of(parts["qzeros"], layout.bits).flatten(1), parts["scales"])

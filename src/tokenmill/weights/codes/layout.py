@@ -1,0 +1,55 @@
+"""The Layout of a quantised directory: which tensors together hold one matrix, and what their shapes must be.
+
+Every method has its own tensors, for R outputs, K inputs and G groups of inputs; see own.py, gptq.py and awq.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+__all__ = ["GROUPS", "Layout", "Shape"]
+
+GROUPS = (32, 64, 128, 256)
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a directory stores its codes.
+
+    bits: of GPTQ and AWQ; our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for
+    all of a row. zero_offset: what is added to a stored zero. parts: the names of the tensors that hold a matrix, the
+    codes first. word: the dtype of those that are not floating point. has_rows: whether each part has a row for each
+    row of the matrix. settings: what each setting of the method may be, its default first, or ... where it has none.
+    """
+
+    bits: int
+    group: int
+    zero_offset: int = 0
+
+    method: ClassVar[str]
+    parts: ClassVar[tuple[str, ...]]
+    word: ClassVar[str] = "int32"
+    has_rows: ClassVar[bool] = False
+    settings: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Self:
+        """The layout that these settings describe."""
+        return cls(found["bits"], max(found["group_size"], 0))
+
+    def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+        """[R, K] of the matrix whose parts have these shapes."""
+        raise NotImplementedError
+
+    def part_shapes(self, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
+        """The shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits."""
+        raise NotImplementedError
+
+    @property
+    def fields(self) -> int:
+        """The number of codes in a word of 32 bits."""
+        return 32 // self.bits
+
+    def num_groups(self, num_inputs: int) -> int:
+        return -(-num_inputs // self.group) if self.group else 1
