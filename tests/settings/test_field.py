@@ -11,7 +11,16 @@ from mypy import api
 from tokenmill.errors import ConfigError
 from tokenmill.serve.schema import ChatBody, CompletionBody
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
-from tokenmill.settings.field import aliases_of, by_any_name, check_fields, setting
+from tokenmill.settings.field import (
+    Setting,
+    Shown,
+    aliases_of,
+    by_any_name,
+    check_fields,
+    setting,
+    setting_of,
+    settings_of,
+)
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingKeywords, SamplingParams
 
 TAKES = {
@@ -60,6 +69,54 @@ def test_a_field_is_checked_by_its_type_and_limits_under_all_of_its_names():
 def test_a_name_that_no_registry_has_is_refused_with_the_one_that_is_meant():
     with pytest.raises(ConfigError, match=r"use one of auto, off, .* \(did you mean 'suffix'\?\)"):
         EngineConfig(speculate="ngram")
+
+
+@by_any_name
+@dataclass(frozen=True)
+class Two:
+    """Settings of every kind, with one field that is none."""
+
+    name: str = setting("auto", "One of {names}.", names={"a": "first", "b": "second"}, aliases=("title", "label"))
+    sizes: tuple[int, ...] = setting(tuple, "Some.", options=("-s",), page=Shown("Sizes", 2))
+    width: int | None = setting(None, "Inches.", maximum=9)
+    part: float = setting(0.5, "", minimum=0, maximum=1, exclusive=True)
+    plain: int = 3
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+def test_what_a_field_tells():
+    told = settings_of(Two)
+    assert list(told) == ["name", "sizes", "width", "part", "plain"]
+    assert told["name"].help == "One of auto, a or b." and told["name"].aliases == ("title", "label")
+    assert told["sizes"] == Setting("Some.", options=("-s",), page=Shown("Sizes", 2, "server's"))
+    assert told["width"].limits == {"maximum": 9}
+    assert told["part"].limits == {"minimum": 0, "maximum": 1, "exclusive": True}
+    assert told["plain"] == Setting() == setting_of(fields(Two)[4])
+    assert Setting().in_chat is True and Setting().page is None and Setting().http == ""
+    assert aliases_of(Two) == {"title": "name", "label": "name"}
+
+
+def test_fields_are_stored_as_their_checks_give_them():
+    two = Two(sizes=[1, 0], width=None, plain=7)
+    assert (two.sizes, two.width, two.plain, two.name) == ((1, 0), None, 7, "auto")
+    assert Two("b") == Two(label="b") == Two(name="b", label="b")
+    for wrong, said in (
+        ({"part": 0}, "part = 0 is not allowed: a number above 0 and up to 1"),
+        ({"width": 10}, "width = 10 is not allowed: a whole number from 1 to 9"),
+        ({"plain": 0}, "plain = 0 is not allowed: a whole number, 1 or more"),
+        ({"plain": None}, "plain = None is not allowed: a whole number, 1 or more"),
+        ({"name": "c"}, "name = 'c' is not allowed: use one of auto, a, b"),
+        (
+            {"title": "a", "label": "b"},
+            "label = 'b' is not allowed: give title or label, not both with different values",
+        ),
+        ({"novel": 1}, "novel = 1 is not allowed: no such setting; Two has name, sizes, width, part, plain"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            Two(**wrong)
+        assert str(raised.value).startswith(said)
 
 
 SNIPPET = """

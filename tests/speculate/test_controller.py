@@ -10,6 +10,7 @@ from tokenmill.schedule.sequence import UNKNOWN, Plan, Rows, Sequence, Work
 from tokenmill.speculate.controller import Controller
 from tokenmill.speculate.estimates import MatchChances, PassCosts
 from tokenmill.speculate.proposer import Facts
+from tokenmill.speculate.suffix import Guess
 
 
 class Scripted:
@@ -232,11 +233,14 @@ def test_a_draft_model_that_is_behind_is_asked_in_every_step():
 class Costs:
     """Passes of 1 s for one token, and of as much more for each further one as is told."""
 
-    def __init__(self, each):
-        self.each = each
+    def __init__(self, each, first=1.0, is_old=False):
+        self.each, self.first, self.old = each, first, is_old
 
     def seconds(self, count, several):
-        return 1.0 + self.each * (count - 1)
+        return self.first + self.each * (count - 1)
+
+    def is_old(self, count, several):
+        return self.old
 
 
 class Along:
@@ -259,3 +263,90 @@ def test_the_draft_model_writes_as_much_as_pays():
     assert controller._of_model([decoding([1])], 0) == (0.0, {}, False)
     controller._texts = Along(0.0, 0.8, 0.05)
     assert controller._of_model([decoding([1])], 3)[1] == {1: 0}
+
+
+def with_guesses(each, *guesses):
+    """A controller whose guesses for sequences 1, 2, … have these chances, and tokens from 10, 20, … on."""
+    controller = Controller(Facts(False))
+    controller._costs = Costs(each)
+    texts = [decoding([1], number) for number in range(1, 1 + len(guesses))]
+    controller._matches = Chances(dict(zip(texts, guesses, strict=True)))
+    controller._guesses = {
+        text.id: (text, Guess([10 * text.id + i for i in range(len(along))], 3, False))
+        for text, along in zip(texts, guesses, strict=True)
+    }
+    return controller
+
+
+class Chances:
+    """Those of each text, by itself."""
+
+    def __init__(self, by_text):
+        self.by_text = by_text
+
+    def along(self, text, matched, count):
+        return list(self.by_text[text][:count])
+
+
+def test_guesses_are_taken_as_long_as_they_pay():
+    """One text, 0.5 s for each draft: 1.9 tokens in 1.5 s, 2.7 in 2 s, 2.75 in 2.5 s."""
+    assert with_guesses(0.5, [0.9, 0.8, 0.05])._of_matches(1) == (pytest.approx(2.7 / 2), {1: 2}, False)
+    assert with_guesses(0.0, [0.9, 0.8, 0.05])._of_matches(1) == (pytest.approx(2.75), {1: 3}, False)
+    assert with_guesses(0.5, [])._of_matches(1) == (0.0, {}, False)
+
+
+def test_the_likeliest_guesses_of_all_texts_are_taken():
+    """Two texts, 1.5 s without a draft: 2.95 tokens in 2 s, 3.85 in 2.5 s, 4.4 in 3 s."""
+    controller = with_guesses(0.5, [0.95, 0.5], [0.9, 0.55])
+    choice = controller._of_matches(2)
+    assert choice == (pytest.approx(3.85 / 2.5), {1: 1, 2: 1}, False)
+    texts = [text for text, _ in controller._guesses.values()]
+    assert controller._made(texts, choice) == {1: [10], 2: [20]}
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "wanted"),
+    [(15, 0.001, 4), (4, 0.001, 4), (3, 0.001, 3), (15, 0.01, 1), (15, 0.02, 0), (15, 0.0, 0)],
+)
+def test_several_steps_are_as_many_as_fit_into_a_call(limit, first, wanted):
+    """At most 5 steps, 25 ms, and what is left; a time that is not known counts as the whole call."""
+    controller, text = Controller(Facts(True)), decoding([1, 2, 3])
+    controller._costs = Costs(0.0, first)
+    assert controller.propose([text], limit) == ({1: [UNKNOWN] * wanted} if wanted else {})
+
+
+def test_nothing_is_drafted_where_a_pass_without_drafts_is_due():
+    controller, text = Controller(Facts(False)), decoding([i % 10 for i in range(30)])
+    controller._costs = Costs(0.0)
+    assert len(controller.propose([text], 5)[1]) > 0
+    controller._costs = Costs(0.0, is_old=True)
+    assert controller.propose([text], 5) == {}
+
+
+def test_a_draft_model_that_does_not_pay_is_asked_after_64_steps_and_then_after_twice_as_many():
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, 0.1, new, lambda place: False)
+    controller = Controller(Facts(False, model), clock)
+    text = decoding([1, 2, 3])
+    gaps, since = [], 0
+    for _ in range(1500):
+        before = model.calls
+        clock.run(controller, [text], new)
+        since += 1
+        if model.calls > before:
+            gaps.append(since)
+            since = 0
+    late = [gap for gap in gaps if gap > 10]
+    assert late[:4] == [64, 128, 256, 512]
+
+
+def test_a_draft_model_that_has_nothing_to_say_of_a_text_is_asked_for_one_token_at_times():
+    """As one whose context is shorter than the text."""
+    clock = Scripted(lambda count: 1.0 + 0.05 * count)
+    model = Model(clock, 0.1, new, lambda place: True)
+    limits = []
+    model.continuations = lambda texts, limit: limits.append(limit) or {}
+    controller, text = Controller(Facts(False, model), clock), decoding([1, 2, 3])
+    for _ in range(500):
+        clock.run(controller, [text], new)
+    assert 3 <= len(limits) <= 6 and set(limits[1:]) == {1}

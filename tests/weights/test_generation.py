@@ -3,7 +3,10 @@
 import json
 import logging
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -14,6 +17,14 @@ from tokenmill.cli.main import app
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
+from tokenmill.weights.generation import (
+    checked,
+    defaults_of_directory,
+    defaults_of_gguf,
+    gguf_of_defaults,
+    recommended,
+    usable,
+)
 
 QWEN = {  # Qwen2.5-0.5B-Instruct's
     "bos_token_id": 151643,
@@ -117,3 +128,130 @@ def test_options_that_were_typed_go_before_them(llama, tmp_path):
     drawn = tokens("--temperature", "0.7", "--top-k", "20", "--top-p", "0.8", "--repetition-penalty", "1.1")
     assert tokens("--generation-config") == drawn
     assert tokens("--generation-config", "--temperature", "0", "--repetition-penalty", "1") == tokens() != drawn
+
+
+def file_of(folder, **values):
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return defaults_of_directory(folder)
+
+
+# What each key of transformers' GenerationConfig is where it changes nothing, and another value.
+IGNORED = {
+    "typical_p": (1.0, 0.9),
+    "epsilon_cutoff": (0.0, 0.1),
+    "eta_cutoff": (0.0, 0.1),
+    "no_repeat_ngram_size": (0, 1),
+    "encoder_repetition_penalty": (1.0, 1.1),
+    "num_beams": (1, 2),
+    "penalty_alpha": (0.0, 0.6),
+    "begin_suppress_tokens": ([], [5]),
+    "bad_words_ids": ([], [[5]]),
+}
+
+
+@pytest.mark.parametrize("key", IGNORED)
+def test_a_key_that_cannot_be_followed_is_warned_of_where_it_has_an_effect(tmp_path, key, caplog):
+    neutral, other = IGNORED[key]
+    assert file_of(tmp_path, **{key: neutral}) == file_of(tmp_path, **{key: None}) == {}
+    assert not caplog.messages
+    assert file_of(tmp_path, **{key: other}) == {}
+    file = tmp_path / "generation_config.json"
+    assert caplog.messages == [f"{file} asks for what tokenmill does not have: {key} = {other!r}"]
+
+
+def test_several_such_keys_are_said_together(tmp_path, caplog):
+    file_of(tmp_path, num_beams=4, typical_p=0.5)
+    assert caplog.messages[0].endswith("does not have: typical_p = 0.5, num_beams = 4")
+
+
+def test_a_directory_without_the_file_recommends_nothing(tmp_path):
+    assert defaults_of_directory(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p"])
+def test_settings_of_a_draw_count_where_there_is_one(tmp_path, name):
+    value = {"temperature": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.5}[name]
+    assert file_of(tmp_path, **{name: value}) == file_of(tmp_path, do_sample=False, **{name: value}) == {}
+    assert file_of(tmp_path, do_sample=True, **{name: value}) == {"temperature": 1.0, name: value}
+
+
+def test_a_gguf_file_s_keys_and_their_settings(caplog):
+    metadata = {
+        "general.sampling.temp": float(np.float32(0.7)),
+        "general.sampling.top_k": 40,
+        "general.sampling.top_p": float(np.float32(0.95)),
+        "general.sampling.min_p": float(np.float32(0.05)),
+        "general.sampling.penalty_repeat": float(np.float32(1.1)),
+        "general.name": "x",
+        "sampling.top_k": 3,
+    }
+    found = {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}
+    assert defaults_of_gguf(Path("x.gguf"), metadata) == found
+    assert type(defaults_of_gguf(Path("x.gguf"), metadata)["top_k"]) is int
+    assert defaults_of_gguf(Path("x.gguf"), {"general.name": "x"}) == {}
+    back = gguf_of_defaults(found | {"seed": 5})
+    assert back == {key: pytest.approx(metadata[key], rel=1e-6) for key in list(metadata)[:5]}
+    assert gguf_of_defaults({"top_k": 3}) == {"general.sampling.top_k": 3}
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("key", "neutral", "other"),
+    [("sequence", "", "kpt"), ("xtc_probability", 0.0, 0.5), ("mirostat", 0, 1)],
+)
+def test_what_a_gguf_file_asks_for_and_is_not_there(key, neutral, other, caplog):
+    assert defaults_of_gguf(Path("x.gguf"), {f"general.sampling.{key}": neutral}) == {}
+    assert not caplog.messages
+    assert defaults_of_gguf(Path("x.gguf"), {f"general.sampling.{key}": other}) == {}
+    assert caplog.messages == [f"x.gguf asks for what tokenmill does not have: {key} = {other!r}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({"penalty_last_n": 64}, False),
+        ({"penalty_last_n": 64, "penalty_repeat": 1.0}, False),
+        ({"penalty_last_n": -1, "penalty_repeat": 1.1}, False),
+        ({"penalty_last_n": 64, "penalty_repeat": 1.1}, True),
+    ],
+    ids=str,
+)
+def test_the_window_of_a_penalty(values, warned, caplog):
+    metadata = {f"general.sampling.{key}": value for key, value in values.items()}
+    repeated = values.get("penalty_repeat", 1.0)
+    wanted = {} if repeated == 1.0 else {"repetition_penalty": repeated}
+    assert defaults_of_gguf(Path("x.gguf"), metadata) == wanted
+    assert bool(caplog.messages) == warned
+
+
+def test_only_what_differs_from_the_own_defaults_is_kept():
+    values = {"temperature": 0.0, "top_k": 0, "top_p": 0.9, "min_p": 0, "repetition_penalty": 1}
+    assert checked(Path("x"), values) == {"top_p": 0.9}
+    with pytest.raises(CheckpointError, match=r"^x: top_p = 2 is not allowed: a number above 0 and up to 1$"):
+        checked(Path("x"), {"top_p": 2})
+
+
+class Recommending(SimpleNamespace):
+    """A checkpoint whose files recommend `found`, or whose values are not allowed where that is None."""
+
+    path = Path("/models/this")
+
+    def generation_defaults(self):
+        if self.found is None:
+            raise CheckpointError("x: top_p = 2 is not allowed")
+        return self.found
+
+
+def test_recommendations_are_used_or_said(caplog):
+    some, none, wrong = Recommending(found={"top_k": 5, "top_p": 0.5}), Recommending(found={}), Recommending(found=None)
+    assert recommended(some, True) == {"top_k": 5, "top_p": 0.5} and recommended(none, True) == {}
+    assert recommended(none, False) == {} and usable(some) == {"top_k": 5, "top_p": 0.5}
+    assert not caplog.messages
+    assert recommended(some, False) == {}
+    with pytest.raises(CheckpointError, match="top_p = 2"):
+        recommended(wrong, True)
+    uses = "generation_config=True uses that (--generation-config of generate, chat, decode and profile)"
+    assert caplog.messages == [f"this recommends top_k = 5, top_p = 0.5; {uses}"]
+    caplog.clear()
+    assert recommended(wrong, False) == usable(wrong) == {}
+    assert caplog.messages == ["x: top_p = 2 is not allowed; it is not used"] * 2

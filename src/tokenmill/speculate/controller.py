@@ -99,7 +99,7 @@ class Controller(Proposer):
                 best, length = rate, number
         self._num_unprobed += 1
         if self._num_unprobed >= self._probe:
-            best = float("inf")
+            best, length = float("inf"), max(length, 1)
         return Choice(best, {each.id: length for each in sequences if each.score_from is None}, True)
 
     def _made(self, sequences: List[Sequence], choice: Choice) -> dict[int, list[int]]:

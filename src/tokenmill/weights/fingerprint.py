@@ -18,10 +18,7 @@ FULL = "full "  # what the digests of all bytes begin with: those of samples nev
 FILES = {
     "config": ("config.json", "generation_config.json", "quantize_config.json"),
     "weights": ("*.safetensors", "*.bin", "*.index.json"),
-    "tokenizer": (
-        *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json"),
-        *("chat_template.jinja", f"{FOLDER}/*.jinja"),
-    ),
+    "tokenizer": ("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "chat_template.jinja"),
 }
 
 
@@ -45,8 +42,11 @@ def files_of(path: Path) -> dict[str, list[Path]]:
     if not path.exists():  # a shape with random weights has no files
         return {part: [] for part in FILES}
     with file_errors(path, "read"):
-        entries = sorted(entry for entry in path.iterdir() if not entry.is_dir())  # Path.glob finds no link to nothing
-    found = {part: [f for f in entries if any(map(f.match, names))] for part, names in FILES.items()}
+        entries = [entry for entry in path.iterdir() if not entry.is_dir()]  # Path.glob finds no link to nothing
+        folder = path / FOLDER
+        templates = [entry for entry in folder.iterdir() if not entry.is_dir()] if folder.is_dir() else []
+    found = {part: sorted(f for f in entries if any(map(f.match, names))) for part, names in FILES.items()}
+    found["tokenizer"] += sorted(file for file in templates if file.suffix == ".jinja")
     for file in (file for files in found.values() for file in files):
         if file.is_symlink() and not file.exists():
             raise CheckpointError(f"{file} is a link to {file.readlink()}, which does not exist")

@@ -70,9 +70,9 @@ class PackedWriter:
         self._scratch = torch.empty(0, dtype=torch.uint8)  # not beside all the weights
         with self._errors():
             self._write(self._part[: self._filled], len(self._sums))
-            mapped = map_file(self._file, BEGIN, max(self.used, 1))
+            mapped = map_file(self._file, BEGIN, self.used)
         touch(mapped)
-        return torch.frombuffer(mapped, dtype=torch.uint8, count=self.used) if self.used else torch.empty(0)
+        return torch.frombuffer(mapped, dtype=torch.uint8)
 
     def finish(self, facts: Mapping[str, Any], tokenizer: Tokenizer | None) -> int:
         """Write the header and put the file in its place; its size in bytes.
@@ -97,7 +97,7 @@ class PackedWriter:
         header = seal(facts, FORMAT).encode()
         with self._errors():
             self._file.truncate(BEGIN + self.used)
-            os.pwrite(self._file.fileno(), begin_file(BEGIN + self.used, len(header)), 0)
+            _write_all(self._file.fileno(), memoryview(begin_file(BEGIN + self.used, len(header))), 0)
             _write_all(self._file.fileno(), memoryview(header + text), BEGIN + self.used)
             if self._sync:
                 os.fsync(self._file.fileno())

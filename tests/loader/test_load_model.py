@@ -1,0 +1,263 @@
+"""Loading: what is refused, warned of or noted before a weight is read, and what a loaded model says of itself."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny_models import save
+from tokenmill.cache.spec import RowsSpec
+from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, RequestError
+from tokenmill.kernels import native_library
+from tokenmill.loader import compile as compiling
+from tokenmill.loader import load_model as module
+from tokenmill.loader import loaded as of_loaded
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.pack import save_packed_model
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.version import __version__
+from tokenmill.weights.checkpoint import open_checkpoint
+
+needs_library = pytest.mark.skipif(native_library.why_not() is not None, reason=f"it {native_library.why_not()}")
+EAGER = {"program": "eager", "scheme": "dense", "dtype": "float32", "device": "cpu", "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("models"))
+
+
+def resolved_of(path, **settings):
+    checkpoint = open_checkpoint(path)
+    return checkpoint, resolve_checkpoint(checkpoint, EngineConfig(**EAGER | settings))
+
+
+def loaded_of(path, progress=None, **settings):
+    return load_model(*resolved_of(path, **settings), progress)
+
+
+def test_a_loaded_model_says_what_it_is(path):
+    told = []
+    loaded = loaded_of(path, lambda done, total: told.append((done, total)), max_length=40, model=str(path))
+    numbers = 2 * 211 * 48 + 48 + 2 * (2 * 48 + 2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 80)
+    assert told[0] == (0, numbers) and told[-1] == (numbers, numbers) and told == sorted(told)
+    assert loaded.memory == {
+        "weights_bytes": 4 * numbers,
+        "matrix_bytes": 4 * (numbers - 211 * 48),  # all but the table of tokens
+        "cache_bytes": 40 * 2 * 2 * 2 * 8 * 4,
+    }
+    assert (loaded.program_name, loaded.kernel_name, loaded.config.max_length) == ("eager", "rows", 40)
+    assert loaded.model_config.num_layers == 2 and loaded.tokenizer is None and loaded.generation_defaults == {}
+    assert loaded.compatibility == {
+        "model": str(path),
+        "fingerprint": loaded.fingerprint,
+        "shape": {"num_layers": 2, "num_kv_heads": 2, "head_dim": 8},
+        "rope": loaded.model_config.rope.text,
+        "cache_format": "dense",
+        "dtype": "float32",
+        "scheme": "dense",
+        "program": "eager",
+        "build": loaded.program.build_id,
+        "kernel": "rows",
+        "fuse": "qkv,gate_up",
+        "compile": ["auto", "decode", "inductor"],
+        "versions": {"tokenmill": __version__, "torch": str(torch.__version__)},
+    }
+    loaded.release()
+    assert not {"program", "pool", "runner"} & vars(loaded).keys() and loaded.program_name == "eager"
+    loaded.release()
+
+
+def test_layers_that_differ_are_listed(path):
+    loaded = loaded_of(path)
+    cache = replace(loaded.resolved.cache, layers=(RowsSpec(2, 8), RowsSpec(4, 8)))
+    loaded.resolved = replace(loaded.resolved, cache=cache)
+    assert loaded.compatibility["shape"] == {"num_layers": 2, "num_kv_heads": [2, 4], "head_dim": 8}
+
+
+def test_a_name_that_is_no_path_stays_one(path, monkeypatch, tmp_path):
+    assert loaded_of(path, model="smollm2-135m").compatibility["model"] == "smollm2-135m"
+    monkeypatch.chdir(path.parent)
+    assert loaded_of(path, model="llama").compatibility["model"] == str(path.resolve())
+
+
+def test_a_forked_process_lacks_torch_s_threads(path, monkeypatch):
+    loaded = loaded_of(path, threads=2)
+    with loaded.torch_threads():
+        assert torch.get_num_threads() == 2
+    monkeypatch.setattr(of_loaded, "usable_threads", lambda count: 1)
+    with pytest.raises(
+        RequestError, match=r"^program eager computes in 2 threads of torch, which a forked process does"
+    ):
+        loaded.torch_threads()
+    with loaded_of(path, threads=1).torch_threads():
+        assert torch.get_num_threads() == 1
+
+
+@needs_library
+def test_a_program_with_threads_of_its_own_leaves_torch_one(path, monkeypatch, caplog):
+    monkeypatch.setattr(module, "usable_threads", lambda count: 1)
+    loaded = loaded_of(path, program="native", threads=2)
+    assert loaded.config.threads == 2 and not caplog.messages
+    with loaded.torch_threads():
+        assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("given", "warned"), [(1, False), (2, True), (None, False)])
+def test_threads_that_a_forked_process_does_not_have_are_warned_of(path, monkeypatch, caplog, given, warned):
+    monkeypatch.setattr(module, "usable_threads", lambda count: 1)
+    assert loaded_of(path, threads=given).config.threads == 1
+    said = "threads = 2 is ignored: program eager computes with torch, whose threads a forked process does not have"
+    assert caplog.messages == ([said] if warned else [])
+
+
+@pytest.mark.parametrize(
+    ("fuse", "scheme", "is_refused"),
+    [
+        ("qkv", "dense", False),
+        ("qkv", "q8", True),
+        ("gate_up", "q8", True),
+        ("qkv,gate_up", "q8", False),
+        ("none", "q8", True),
+    ],
+)
+def test_only_plain_matrices_are_left_unfused(path, fuse, scheme, is_refused):
+    if not is_refused:
+        assert loaded_of(path, fuse=fuse, scheme=scheme).config.fuse == fuse
+        return
+    said = f"fuse = '{fuse}' is not allowed: with qkv and gate_up, because scheme is 'q8', not dense"
+    with pytest.raises(ConfigError, match=said):
+        loaded_of(path, fuse=fuse, scheme=scheme)
+
+
+@pytest.mark.parametrize("how", ["sampled", "full"])
+def test_the_fingerprint_is_as_it_was_asked_for(path, how):
+    digests = loaded_of(path, fingerprint=how).fingerprint
+    assert all(digest.startswith("full ") == (how == "full") for digest in digests.values())
+
+
+@needs_library
+def test_a_packed_model_has_the_settings_that_it_was_made_for(path, tmp_path):
+    packed = tmp_path / "x.packed"
+    config = EngineConfig(program="native", dtype="bfloat16", scheme="q8", threads=1)
+    size = save_packed_model(open_checkpoint(path), config, packed, lambda *_: None)
+    assert size == packed.stat().st_size
+    checkpoint = open_checkpoint(packed)
+    assert checkpoint.facts["copy"] is None and checkpoint.facts["source"] == str(path.resolve())
+    assert checkpoint.facts["versions"] == {"tokenmill": __version__, "torch": torch.__version__}
+    assert checkpoint.facts["rounded"] == ""
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, EngineConfig(threads=1, dtype="bf16")))
+    assert (loaded.program_name, loaded.config.dtype, loaded.config.scheme) == ("native", "bfloat16", "q8")
+    assert loaded.fingerprint == checkpoint.facts["fingerprint"]
+    for name, value in {"program": "eager", "dtype": "float32", "scheme": "q4"}.items():
+        wanted = {"program": "native", "dtype": "bfloat16", "scheme": "q8"}[name]
+        with pytest.raises(
+            ConfigError, match=rf"{name} = '{value}' is not allowed: {wanted}: .*x.packed is packed for"
+        ):
+            resolve_checkpoint(checkpoint, EngineConfig(**{name: value}))
+    checkpoint = open_checkpoint(packed)
+    resolved = resolve_checkpoint(checkpoint, EngineConfig(threads=1, fingerprint="full"))
+    with pytest.raises(ConfigError, match=r"fingerprint = 'full' is not allowed: sampled, because .*x.packed was made"):
+        load_model(checkpoint, resolved)
+
+
+def test_a_cache_that_the_system_refuses_is_told_with_what_would_help(path, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("cannot allocate\nand more")
+
+    monkeypatch.setattr(module, "Pool", refuse)
+    monkeypatch.setattr(module, "available_bytes", lambda: 1000)
+    with pytest.raises(CapacityError) as raised:
+        loaded_of(path, max_length=40)
+    what = (
+        "memory for a cache of 40 tokens, which the system refuses (cannot allocate): 10.2 kB needed, 1.0 kB available"
+    )
+    assert str(raised.value) == f"{what}; change max_length, max_sequences or cache_tokens"
+    for error, reason in (
+        (OSError(12, "Cannot allocate memory"), "Cannot allocate memory"),
+        (MemoryError(), "no reason"),
+    ):
+        monkeypatch.setattr(module, "Pool", lambda *_, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(CapacityError, match=rf"which the system refuses \({reason}\)"):
+            loaded_of(path, max_length=40)
+
+
+def test_a_package_that_does_not_fit_is_refused_or_left_out(path, monkeypatch, caplog, tmp_path):
+    given = {}
+
+    def refuse(folder, made_for, device):
+        given.update(folder=folder, on=device, made_for=made_for)
+        raise PackageMismatch("the package is of another model")
+
+    monkeypatch.setattr(module, "open_package", refuse)
+    settings = {"program": "auto", "aot_package": str(tmp_path)}
+    with pytest.raises(PackageMismatch, match="the package is of another model"):
+        loaded_of(path, **settings)
+    assert (given["folder"], given["on"]) == (Path(tmp_path), torch.device("cpu"))
+    loaded = loaded_of(path, **settings, aot_fallback=True)
+    assert (loaded.program_name, loaded.config.aot_package) == ("eager", None)
+    assert caplog.messages == ["the package is of another model; the plain modules serve"]
+
+
+def test_what_was_chosen_instead_of_something_faster_is_noted(path, caplog):
+    checkpoint, resolved = resolved_of(path)
+    resolved = replace(resolved, program_refusals={"native": "has no such kernel"})
+    with caplog.at_level(logging.INFO):
+        load_model(checkpoint, resolved)
+    assert "program eager runs, which is slower than native; that one has no such kernel" in caplog.messages
+    caplog.clear()
+    model = replace(resolved.model, dtype="float16")
+    with caplog.at_level(logging.INFO):
+        load_model(checkpoint, replace(resolved, model=model, program_refusals={}))
+    assert caplog.messages == ["the float16 checkpoint is computed in float32: programs of a CPU have no float16"]
+
+
+class Fits:
+    """A tokenizer of so many tokens."""
+
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+
+@pytest.mark.parametrize(("num_tokens", "warned"), [(211, False), (212, True)])
+def test_a_tokenizer_with_more_tokens_than_the_model_is_warned_of(path, caplog, num_tokens, warned):
+    checkpoint, resolved = resolved_of(path)
+    checkpoint.tokenizer = lambda: Fits(num_tokens)
+    assert load_model(checkpoint, resolved).tokenizer.num_tokens == num_tokens
+    said = f"{path}: the tokenizer has 212 tokens and the model 211: a text with one of the others is refused"
+    assert caplog.messages == ([said] if warned else [])
+
+
+def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(path, monkeypatch):
+    checkpoint, resolved = resolved_of(path)
+    resolved = replace(resolved, config=replace(resolved.config, speculate="off"))
+    monkeypatch.setattr(module, "match_tensors", lambda *_: pytest.fail("tensors are compared"))
+    monkeypatch.setattr(module, "choose_proposer", lambda config, _: replace(config, speculate="auto"))
+    with pytest.raises(ConfigError, match="speculate = 'auto' is not allowed: use one of "):
+        load_model(checkpoint, resolved)
+
+
+def test_a_shape_without_files_is_compared_with_nothing(path):
+    checkpoint, resolved = resolved_of(path)
+    checkpoint.shapes = {}
+    loaded = load_model(checkpoint, resolved, fill=lambda *_: module.filled)
+    assert loaded.program_name == "eager"
+
+
+def test_what_a_package_is_written_from(path, monkeypatch, tmp_path):
+    """Without a compiler: what the writer of packages is given."""
+    given = []
+    monkeypatch.setattr(compiling, "write_package", lambda *what: given.append(what) or 77)
+    config = EngineConfig(threads=1, dtype="float32", compile="static", max_sequences=4, compile_phases="both")
+
+    class Told:
+        advance = staticmethod(lambda done, total: None)
+
+    told = Told()
+    assert compiling.save_aot_package(open_checkpoint(path), config, tmp_path / "out", told) == 77
+    ((folder, decoder, pool, padded, phases, facts, progress),) = given
+    assert (folder, phases, progress) == (tmp_path / "out", "both", told)
+    assert facts["source"] == str(path.resolve()) and facts["tokenmill"] == __version__
+    assert decoder.config.num_layers == 2 and pool.spec.block_size == 128 and padded is not None

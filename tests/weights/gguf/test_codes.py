@@ -1,0 +1,104 @@
+"""Blocks of GGUF files as codes: one block of each kind by hand, many at random as the gguf package reads them."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.gguf.codes import decode, encode
+
+Kind = gguf.GGMLQuantizationType
+KINDS = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q8_0, Kind.Q4_K]
+SCALES = {Kind.Q4_0: [0], Kind.Q4_1: [0, 2], Kind.Q5_0: [0], Kind.Q8_0: [0], Kind.Q4_K: [0, 2]}
+"""The bytes of a block at which a half float begins."""
+
+
+def half(*numbers: float) -> bytes:
+    return struct.pack(f"<{len(numbers)}e", *numbers)
+
+
+def rows_of(*blocks: bytes) -> np.ndarray:
+    return np.frombuffer(bytearray(b"".join(blocks)), np.uint8).reshape(len(blocks), -1)
+
+
+def random_rows(kind, num_rows: int = 5, num_blocks: int = 3) -> np.ndarray:
+    """Random codes with finite scales."""
+    generator = np.random.default_rng(int(kind))
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = generator.integers(0, 256, (num_rows, num_blocks, size), np.uint8)
+    for at in SCALES[kind]:
+        numbers = generator.normal(size=(num_rows, num_blocks, 1)).astype(np.float16)
+        blocks[:, :, at : at + 2] = numbers.view(np.uint8)
+    return blocks.reshape(num_rows, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_values_are_those_of_the_gguf_package(kind):
+    rows = random_rows(kind)
+    stored = decode(rows, kind)
+    assert torch.equal(stored.values(), torch.from_numpy(gguf.dequantize(rows, kind)))
+    assert stored.bits == (8 if kind in (Kind.Q5_0, Kind.Q8_0) else 4)
+    assert (stored.minimums is None) == (kind not in (Kind.Q4_1, Kind.Q4_K))
+    assert (stored.halves is None) == (kind not in (Kind.Q4_0, Kind.Q4_1))
+    assert stored.scales.shape == (5, gguf.GGML_QUANT_SIZES[kind][0] * 3 // 32)
+
+
+NIBBLES = bytes(range(16, 32))  # low halves 0 … 15, then high halves that are all 1
+
+
+def test_one_block_of_each_kind_by_hand():
+    ramp, ones = list(range(16)), [1] * 16
+    q4_0 = decode(rows_of(half(0.5) + NIBBLES), Kind.Q4_0)
+    assert q4_0.values()[0].tolist() == [(code - 8) * 0.5 for code in ramp + ones]
+    q4_1 = decode(rows_of(half(0.5, -3.0) + NIBBLES), Kind.Q4_1)
+    assert q4_1.values()[0].tolist() == [code * 0.5 - 3.0 for code in ramp + ones]
+    high = struct.pack("<I", 0x80000001)  # of the first number and the last
+    q5_0 = decode(rows_of(half(2.0) + high + NIBBLES), Kind.Q5_0)
+    codes = [16, *ramp[1:], *ones[:-1], 17]
+    assert q5_0.values()[0].tolist() == [(code - 16) * 2.0 for code in codes]
+    assert q5_0.codes[0].tolist() == [code + 112 for code in codes]
+    numbers = [-128, -1, 0, 1, 127, *range(27)]
+    q8_0 = decode(rows_of(half(0.25) + struct.pack("<32b", *numbers)), Kind.Q8_0)
+    assert q8_0.codes[0].tolist() == [number + 128 for number in numbers]
+    assert q8_0.values()[0].tolist() == [number * 0.25 for number in numbers]
+
+
+def test_a_block_of_256_by_hand():
+    """Scales and minimums of 6 bits: the first four whole, the others in two parts."""
+    small = [1, 2, 3, 63, 17, 34, 51, 62]  # scales: 17 is 1 and 1 above it, 62 is 14 and 3
+    least = [5, 6, 7, 8, 33, 18, 3, 48]
+    first = [small[i] | small[4 + i] >> 4 << 6 for i in range(4)]
+    second = [least[i] | least[4 + i] >> 4 << 6 for i in range(4)]
+    third = [small[4 + i] & 15 | (least[4 + i] & 15) << 4 for i in range(4)]
+    nibbles = bytes([0x21] * 32 + [0x43] * 32 + [0x65] * 32 + [0x87] * 32)
+    stored = decode(rows_of(half(0.5, 0.25) + bytes(first + second + third) + nibbles), Kind.Q4_K)
+    assert stored.scales[0].tolist() == [0.5 * number for number in small]
+    assert stored.minimums[0].tolist() == [-0.25 * number for number in least]
+    assert stored.codes[0].tolist() == [code for code in range(1, 9) for _ in range(32)]
+    assert stored.values()[0, ::32].tolist() == [
+        c * 0.5 * s - 0.25 * m for c, s, m in zip(range(1, 9), small, least, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0], ids=lambda kind: kind.name)
+def test_encoding_undoes_decoding(kind):
+    rows = random_rows(kind)
+    found = encode(decode(rows, kind), kind)
+    assert found.dtype == torch.uint8 and np.array_equal(found.numpy(), rows)
+
+
+def codes_of(minimums: torch.Tensor | None = None, scale: float = 0.5) -> Stored:
+    return Stored(4, None, torch.zeros(2, 64, dtype=torch.uint8), torch.full((2, 2), scale), minimums)
+
+
+def test_codes_of_another_grid_are_not_encoded():
+    with pytest.raises(AssertionError, match="codes of another grid than Q4_0"):
+        encode(codes_of(torch.ones(2, 2)), Kind.Q4_0)
+    with pytest.raises(AssertionError, match="codes of another grid than Q4_1"):
+        encode(codes_of(), Kind.Q4_1)
+    with pytest.raises(AssertionError, match="scales and minimums are half floats"):
+        encode(codes_of(scale=0.1), Kind.Q4_0)
+    assert encode(codes_of(), Kind.Q4_0).shape == (2, 36)

@@ -1,0 +1,101 @@
+"""Names of files' tensors and the parameters that they fill."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tokenmill.model.families import find_family, read_config
+from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, part_of
+
+SIZES = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = {"model_type": "llama", "num_key_value_heads": 2, **SIZES}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 1}
+
+
+def expanded(config, *parameters):
+    return expand(find_family(config), read_config(config), parameters)
+
+
+def test_patterns_are_expanded_for_the_parameters_that_there_are():
+    found = expanded(LLAMA, "embedding.weight", "layers.1.attention.qkv.weight", "layers.1.attention.qkv.bias")
+    assert found == {
+        "embed_tokens.weight": Target("embedding.weight", "", ""),
+        "layers.1.self_attn.q_proj.weight": Target("layers.1.attention.qkv.weight", "q", ""),
+        "layers.1.self_attn.k_proj.weight": Target("layers.1.attention.qkv.weight", "k", ""),
+        "layers.1.self_attn.v_proj.weight": Target("layers.1.attention.qkv.weight", "v", ""),
+        "layers.1.self_attn.q_proj.bias": Target("layers.1.attention.qkv.bias", "q", ""),
+        "layers.1.self_attn.k_proj.bias": Target("layers.1.attention.qkv.bias", "k", ""),
+        "layers.1.self_attn.v_proj.bias": Target("layers.1.attention.qkv.bias", "v", ""),
+    }
+    assert expanded(LLAMA, "layers.2.attention.qkv.weight", "elsewhere") == {}, "there are two layers"
+
+
+def test_experts_have_their_own_number():
+    found = expanded(MIXTRAL, "layers.0.mlp.experts.1.up.weight", "layers.0.mlp.experts.2.up.weight")
+    expert = "layers.0.block_sparse_moe.experts.1."
+    assert found == {
+        expert + "w1.weight": Target("layers.0.mlp.experts.1.up.weight", "gate", ""),
+        expert + "w3.weight": Target("layers.0.mlp.experts.1.up.weight", "up", ""),
+    }
+
+
+def test_transforms_are_named_after_a_bar():
+    config = {"model_type": "gpt2", "vocab_size": 10, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
+    found = expanded(config, "layers.0.mlp.up.weight", "norm.bias")
+    assert found == {
+        "h.0.mlp.c_fc.weight": Target("layers.0.mlp.up.weight", "", "transpose"),
+        "ln_f.bias": Target("norm.bias", "", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "wanted"),
+    [
+        ("llama", "layers.0.self_attn.rotary_emb.inv_freq", True),
+        ("llama", "layers.17.self_attn.rotary_emb.inv_freq", True),
+        ("llama", "layers.x.self_attn.rotary_emb.inv_freq", False),
+        ("llama", "layers.0.self_attn_rotary_emb.inv_freq", False),
+        ("llama", "layers.0.self_attn.rotary_emb.inv_freq.more", False),
+        ("llama", "h.0.attn.bias", False),
+        ("gpt2", "h.0.attn.bias", True),
+        ("gpt2", "h.0.attn.c_attn.bias", False),
+    ],
+)
+def test_buffers_are_ignored(family, name, wanted):
+    assert is_ignored(find_family({"model_type": family}), name) is wanted
+
+
+def rows_of(target: Target, parameter: torch.Tensor, config) -> list[int]:
+    return part_of(parameter, target, config)[..., 0].tolist() if parameter.ndim > 1 else []
+
+
+def test_parts_of_merged_parameters():
+    """Four query heads and two of K and V, of two numbers each; gate and up are halves."""
+    config = read_config(LLAMA)
+    qkv, up = torch.arange(16)[:, None].repeat(1, 8), torch.arange(24)[:, None].repeat(1, 8)
+    name = "layers.1.attention.qkv.weight"
+    assert rows_of(Target(name, "q", ""), qkv, config) == list(range(8))
+    assert rows_of(Target(name, "k", ""), qkv, config) == list(range(8, 12))
+    assert rows_of(Target(name, "v", ""), qkv, config) == list(range(12, 16))
+    assert rows_of(Target("layers.0.mlp.up.weight", "gate", ""), up, config) == list(range(12))
+    assert rows_of(Target("layers.0.mlp.up.weight", "up", ""), up, config) == list(range(12, 24))
+    assert part_of(up, Target("norm.weight", "", ""), config) is up
+    view = part_of(qkv, Target(name, "v", ""), config)
+    view.zero_()
+    assert qkv[:, 0].tolist() == [*range(12), 0, 0, 0, 0], "a part is a view"
+
+
+def test_transforms_by_hand():
+    config = read_config(LLAMA)
+    matrix = torch.arange(24).reshape(24, 1).repeat(1, 2)
+    assert TRANSFORMS[""](matrix, config) is matrix
+    assert torch.equal(TRANSFORMS["transpose"](matrix, config), matrix.t())
+    # Four heads of two numbers, each with its q, k and v: head 0 has rows 0 to 5.
+    query = [0, 1, 6, 7, 12, 13, 18, 19]
+    wanted = [*query, *(row + 2 for row in query), *(row + 4 for row in query)]
+    assert TRANSFORMS["heads_to_qkv"](matrix, config)[:, 0].tolist() == wanted
+    assert TRANSFORMS["heads_to_qkv"](matrix, config).shape == (24, 2)
+    assert TRANSFORMS["heads_to_qkv"](matrix[:, 0], config).tolist() == wanted, "of a bias too"
+    assert TRANSFORMS["bigcode_qkv"](matrix, config) is matrix, "fewer heads of K and V than of Q"
+    assert TRANSFORMS["bigcode_qkv"](matrix, replace(config, num_kv_heads=4))[:, 0].tolist() == wanted
