@@ -8,6 +8,7 @@ from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
@@ -57,10 +58,11 @@ def with_loop(
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, progress, fill)
+    thread = EngineThread()
+    draft = None if config.draft_model is None else _load_draft(checkpoint, loaded, thread, progress, fill)
     facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
-    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread))
 
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:
@@ -82,7 +84,11 @@ def _suffix_store(loaded: LoadedModel) -> SuffixStore:
 
 
 def _load_draft(
-    checkpoint: Checkpoint, target: LoadedModel, progress: Progress | None, fill: Callable[..., Fill]
+    checkpoint: Checkpoint,
+    target: LoadedModel,
+    thread: EngineThread,
+    progress: Progress | None,
+    fill: Callable[..., Fill],
 ) -> DraftCore:
     """The draft model of an engine, with a loop of its own and a cache for as many texts of the same length."""
     config, name = target.config, str(target.config.draft_model)
@@ -115,7 +121,7 @@ def _load_draft(
     check_vocabulary(name, loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.spec.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
-    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
+    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
 
 
 def _same_model(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
