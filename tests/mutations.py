@@ -251,8 +251,7 @@ class SessionCase:
                 session.generate(max_new_tokens=3)
                 session.rewind(2)
         finally:
-            with engine.core.lock, engine.core.transaction:
-                engine.core.scheduler.check_integrity()
+            engine.core.call(engine.core.scheduler.check_integrity)
             assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
     @staticmethod

@@ -190,17 +190,17 @@ def test_partial_results_reach_the_cache_of_the_harness(model, folder, tmp_path)
         task = tasks.load(["choice"])["tasks"]["choice"]
         task.set_config(key="num_fewshot", value=0)
         task.build_all_requests()
-        step, steps = engine.core.step, iter(range(4))
+        step, steps = engine.core.loop.step, iter(range(4))
 
         def interrupted():
             if next(steps, None) is None:
                 raise KeyboardInterrupt
             step()
 
-        engine.core.step = interrupted
+        engine.core.loop.step = interrupted
         with pytest.raises(KeyboardInterrupt):
             lm.loglikelihood(task.instances)
-        engine.core.step = step
+        engine.core.loop.step = step
         assert 0 < len(lm.dbdict) < len(task.instances)
         check_empty(engine.core)
         again = lm.loglikelihood(task.instances)

@@ -58,16 +58,16 @@ def wire(url, data, is_half_closed=False):
 
 def hold(driver):
     """Let a few steps be made, then none until the event loop wants something, which is that somebody has left."""
-    step, made = driver.core.step, 0
+    step, made = driver.core.loop.step, 0
 
     def held():
         nonlocal made
-        while made >= FEW_STEPS and driver._inbox.empty():
+        while made >= FEW_STEPS and driver.core.thread._inbox.empty():
             time.sleep(0.005)
         made = 0 if made >= FEW_STEPS else made + 1
         step()
 
-    driver.core.step = held
+    driver.core.loop.step = held
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from tests.serve.conftest import served, wire
 from tests.serve.test_driver import Gate
 from tests.serve.test_run import BODY, read, running
+from tokenmill.engine.requests import Request
 from tokenmill.serve.answer_schema import ErrorAnswer
 
 CHAT = {"messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 90, "temperature": 0}
@@ -128,7 +129,7 @@ def raises(error):
 
 
 def cancel_all(core):
-    core.to_cancel.extend((each.sequence, each) for each in core.trackers.values())
+    core.cancel(Request([], trackers=list(core.trackers.values())))
 
 
 @pytest.mark.parametrize(

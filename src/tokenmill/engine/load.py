@@ -10,6 +10,7 @@ from tokenmill.cache.prefix_store import PrefixStore
 from tokenmill.engine.core import Core
 from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.thread import EngineThread
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
@@ -76,19 +77,21 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
         limit_bytes = config.prefix_limit * 1_000_000
         store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
         scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
-    draft = None if config.draft_model is None else _draft(loaded, load_draft_model(checkpoint, loaded, progress))
+    draft, thread = None, EngineThread()
+    if config.draft_model is not None:
+        draft = _draft(loaded, load_draft_model(checkpoint, loaded, progress), thread)
     facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
     proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
-    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts), thread))
 
 
-def _draft(target: LoadedModel, loaded: LoadedModel) -> DraftCore:
-    """The draft model with a loop of its own."""
+def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> DraftCore:
+    """The draft model with a loop of its own, moved by the engine's thread."""
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(str(target.config.draft_model), loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.spec.finds_drafts)
     proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
-    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
+    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts), thread))
 
 
 def _scheduler(loaded: LoadedModel) -> Scheduler:

@@ -7,9 +7,10 @@ to be held against. Every run starts with a cold cache, so that shared prefixes 
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -167,7 +168,7 @@ def _measure(
     reader = _MemoryReader(engine.core, clock, watch)
     begun_s = clock()
     # The reader comes second, so that what it does is in no phase of the recorder.
-    with watch or nullcontext(), record(engine, clock) as recorder, engine.core.observed_by(reader):
+    with _watched(engine.core, watch), record(engine, clock) as recorder, engine.core.observed_by(reader):
         start_s = clock()
         done, measured_s = _run(engine, prompts, params, clock)
     memory = reader.readings
@@ -188,6 +189,19 @@ def _measure(
         gathering_s=clock() - begun_s - measured_s,
         trace=trace,
     )
+
+
+@contextmanager
+def _watched(core: Core, watch: Watch | None) -> Iterator[None]:
+    """Torch's profiler sees what the thread does that began it: it is begun and ended in the engine's."""
+    if watch is None:
+        yield
+        return
+    core.call(watch.__enter__)
+    try:
+        yield
+    finally:
+        core.call(partial(watch.__exit__, None, None, None))
 
 
 class _MemoryReader(Observer):

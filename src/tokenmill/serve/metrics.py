@@ -1,6 +1,6 @@
 """The metrics of GET /metrics, under vLLM's names, so that its dashboards work.
 
-It watches the loop as an observer and is told how requests end. All of it is written by the driver's thread; the event
+It watches the loop as an observer and is told how requests end. All of it is written by the engine's thread; the event
 loop only reads.
 """
 

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 
 
 class Sessions:
-    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
+    """The sessions of one server, in a directory. Its methods are called in the engine's thread."""
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self._engine, self._directory = engine, directory

@@ -75,7 +75,7 @@ def test_a_dead_engine(chat_model):
         raise MemoryError("at 0x7f123 in /srv/engine.py")
 
     with served(chat_model) as server, client_of(server) as http:
-        server.driver.core.step = fail
+        server.driver.core.loop.step = fail
         response = http.post(COMPLETION, json=BODY)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "the engine has failed: MemoryError"
@@ -84,7 +84,7 @@ def test_a_dead_engine(chat_model):
 
 def test_many_clients_that_leave(chat_model, quiet):
     with served(chat_model) as server, client_of(server) as http:
-        step = server.driver.core.step
+        step = server.driver.core.loop.step
         hold(server.driver)
 
         def leave(_):
@@ -93,7 +93,7 @@ def test_many_clients_that_leave(chat_model, quiet):
 
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(leave, range(40)))
-        server.driver.core.step = step
+        server.driver.core.loop.step = step
         wait_until(lambda: not server.admission.num_open, "requests of clients that have left still run")
         assert post(http, prompt="w1")["choices"][0]["text"] == quiet.generate("w1", max_new_tokens=8).text
         check_empty(server.driver.core)
