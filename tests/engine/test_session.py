@@ -365,16 +365,16 @@ def test_more_sessions_than_room_are_computed_again(llama):
 def test_nobody_takes_the_rows_of_a_session_that_is_being_saved(llama, tmp_path, monkeypatch):
     engine = engine_for(llama, max_sequences=1, cache_tokens=48, max_length=48)
     session, others = engine.session(START), []
-    prefill = session.prefill
+    read = engine.core.loaded.pool.read
 
-    def prefill_and_let_others_run():
-        prefill()
+    def read_while_others_wait(slots):
         other = threading.Thread(target=engine.generate, args=(prompt(40, seed=8),), kwargs={"max_new_tokens": 8})
         other.start()
         other.join(0.3)  # it needs every block; while the session is saved it waits, however long that takes
         others.append(other)
+        return read(slots)
 
-    monkeypatch.setattr(session, "prefill", prefill_and_let_others_run)
+    monkeypatch.setattr(engine.core.loaded.pool, "read", read_while_others_wait)
     session.save(tmp_path / "x.kv")
     others[0].join()
     assert read_facts(tmp_path / "x.kv")["num_rows"] == len(START) - 1

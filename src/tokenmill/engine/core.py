@@ -198,8 +198,12 @@ class Core:
             self.thread.post(lambda: self._end([each.sequence for each in request.trackers if not each.has_ended]))
 
     def release(self, sequence: Sequence) -> None:
-        """End a sequence for good and give its blocks back, before the next step. A finalizer may call it."""
+        """End a sequence for good and give its blocks back, before the next step."""
         self.thread.post(partial(self._release, sequence))
+
+    def release_with(self, owner: object, sequence: Sequence) -> weakref.finalize:  # type: ignore[type-arg]
+        """Have a sequence released when an object is garbage-collected."""
+        return weakref.finalize(owner, self.thread.finalized.append, partial(self._release, sequence))
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""

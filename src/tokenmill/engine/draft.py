@@ -8,7 +8,6 @@ they agree on the token at any temperature.
 """
 
 import logging
-import weakref
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -115,7 +114,7 @@ class DraftCore:
 
     def _new_follower(self, text: Sequence) -> Follower:
         core, own = self._core, self._core.inputs.kept([])
-        weakref.finalize(text, core.release, own).atexit = False
+        core.release_with(text, own).atexit = False
         own.rows.salt = text.rows.salt
         core.scheduler.park(own)
         self._followers[text] = follower = Follower(own)

@@ -5,7 +5,6 @@ and its rows are computed again when it next runs: the same text, only later. A 
 closed or garbage-collected.
 """
 
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
 from functools import partial, wraps
@@ -65,7 +64,7 @@ class Session:
         self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
-        self._finalizer = weakref.finalize(self, core.release, self._sequence)
+        self._finalizer = core.release_with(self, self._sequence)
         core.call(partial(core.scheduler.park, self._sequence))
 
     @property

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
@@ -86,9 +87,14 @@ class _Task(Generic[T]):
 
 
 class EngineThread:
-    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own."""
+    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own.
+
+    finalized: functions that are called before anything else is. Finalizers append to it, because they may wait for
+    nothing, and because an interrupt within one that is written in Python would be lost with what it had to do.
+    """
 
     def __init__(self) -> None:
+        self.finalized: deque[Callable[[], None]] = deque()
         self.begin_anew()
         _threads.add(self)
 
@@ -120,7 +126,7 @@ class EngineThread:
         step: Step | None = None,
         on_error: Callable[[BaseException], None] = lambda error: log.error("in the engine's thread", exc_info=error),
     ) -> None:
-        """As `call`, or with `step` as `wait`, and nobody waits. From any thread, and from a finalizer."""
+        """As `call`, or with `step` as `wait`, and nobody waits."""
         self._inbox.put(_Task(do, step, on_error))
 
     def stop(self) -> None:
@@ -175,6 +181,7 @@ class EngineThread:
             self._is_stopping = True
             return
         with self._my_turn():
+            self._finalize()
             if not task.attempt():
                 self._tasks.append(task)
             elif task.step is None:  # it may have changed what others wait for
@@ -183,6 +190,7 @@ class EngineThread:
     def _move(self) -> None:
         """One step, and a look at what those wait for who wait."""
         with self._my_turn():
+            self._finalize()
             for step in {task.step for task in self._tasks if task.step is not None}:
                 error: BaseException | None = None
                 try:
@@ -190,6 +198,10 @@ class EngineThread:
                 except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
                     error = raised
                 self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
+
+    def _finalize(self) -> None:
+        while self.finalized:
+            self.finalized.popleft()()
 
     def _my_turn(self) -> AbstractContextManager[object]:
         """A lock is not fair: whoever forks gets a moment in which to take it."""
