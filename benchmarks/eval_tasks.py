@@ -91,7 +91,7 @@ def evaluated(model: Any, name: str, manager: TaskManager) -> tuple[tuple[float,
 
 
 def difference(name: str, ours: list[Any], theirs: list[Any]) -> str:
-    """How far the answers of two models are apart."""
+    """The distance of the answers of two models."""
     if name == "writing":
         return f"{sum(one == other for one, other in zip(ours, theirs, strict=True))} of {len(ours)} texts equal"
     values = [

@@ -1,4 +1,4 @@
-"""What the loop itself costs per step: everything but the model, which is replaced by a table lookup.
+"""The cost of the loop itself per step: everything but the model, which is replaced by a table lookup.
 
     python benchmarks/host_cost.py
 

@@ -49,7 +49,7 @@ sys.stdin.read()
 
 
 def run(command: list[str], cache: Path, uncached: list[Path]) -> Figures:
-    """What a process takes; uncached: files that it finds on disk alone."""
+    """The figures of a process; uncached: files that it finds on disk alone."""
     for file in uncached:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -75,7 +75,7 @@ def generate(file: Path, options: argparse.Namespace, *more: str) -> list[str]:
 
 
 def one_round(options: argparse.Namespace, cache: Path, number: int) -> Iterator[tuple[str, Figures]]:
-    """What each process is called, and its figures. The order is turned round in every other round."""
+    """The name of each process, and its figures. The order is turned round in every other round."""
     jobs = [("import torch", TORCH, cache)]
     for file in options.files:
         new = cache.with_name(f"new-{file.name}")

@@ -85,7 +85,7 @@ def _annotations(node):
 
 
 def _describe(node) -> str:
-    """What would be changed at a node; "" where nothing can be."""
+    """The change at a node, in words; "" where nothing can be changed."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
             text = f"{type(op).__name__} → {COMPARISONS[type(op)].__name__}"

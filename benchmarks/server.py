@@ -43,7 +43,7 @@ time.sleep(1e6)
 
 @dataclass
 class Answers:
-    """What one contender did in one round."""
+    """The answers of one contender in one round."""
 
     seconds: float
     texts: list[Any] = field(default_factory=list)
@@ -103,8 +103,9 @@ class Library:
                 core.submit(request)
                 live[number] = request, time.perf_counter()
             core.step()
-            for number, (request, asked_s) in list(live.items()):
-                for piece in core.take(request):
+            found = core.call(lambda: [(number, *each, core.take(each[0])) for number, each in live.items()])
+            for number, _, asked_s, pieces in found:
+                for piece in pieces:
                     first.setdefault(number, time.perf_counter() - asked_s)
                     if piece.done is not None:
                         done[number] = piece.done

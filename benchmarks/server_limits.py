@@ -1,4 +1,4 @@
-"""What a server promises under load, in figures: clients, a long prompt among streams, a prefix again, slow senders.
+"""The limits of a server under load: clients, a long prompt among streams, a prefix again, slow senders.
 
 python benchmarks/server_limits.py [--json FILE]
 

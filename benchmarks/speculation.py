@@ -30,12 +30,11 @@ from turns import Contender, Group, Run, Runs, Turns, ratios
 
 import tokenmill
 from tokenmill.bench.points import Point
-from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import provenance
 from tokenmill.bench.run import make_prompts
 from tokenmill.bench.shapes import find_shape
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
@@ -65,12 +64,12 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
         "prefix_cache": False,
     }
     if options.shape:
-        return build(find_shape(options.shape), EngineConfig(model=options.shape, **settings), None, fill_random)
+        return load_checkpoint(find_shape(options.shape), EngineConfig(model=options.shape, **settings))
     return tokenmill.load(options.model, **settings)
 
 
 def new_proposer(engine: Engine, name: str) -> Proposer:
-    """As an engine makes its own."""
+    """Make a proposer as an engine makes its own."""
     made: Proposer = lookup(PROPOSERS, name, "speculate")(Facts(engine.core.loaded.spec.finds_drafts))
     return made
 
@@ -142,7 +141,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def row_of(group: Group, runs: Runs, names: List[str]) -> Row:
-    """What is printed and written of a group; the first name is that of plain decoding."""
+    """The row of a group that is printed and written; the first name is that of plain decoding."""
     plain, others = names[0], names[1:]
     return {
         "name": group.name,

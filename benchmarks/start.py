@@ -1,4 +1,4 @@
-"""From the start of a process to its first token: a model, its packed file, and what importing torch alone takes.
+"""The time from the start of a process to its first token: a model, its packed file, and importing torch alone.
 
 Run: python benchmarks/start.py [MODEL] [ROUNDS]. All three in turn; medians, with the smallest and largest.
 """

@@ -1,4 +1,4 @@
-"""What `tokenmill generate` imports and does until its first text is printed, as a table in markdown.
+"""The imports and work of `tokenmill generate` until its first text is printed, as a table in markdown.
 
 Run: python benchmarks/start_parts.py [MODEL] [--rounds 7] [options of `tokenmill generate`]
 
@@ -28,7 +28,7 @@ TOTAL, TORCH = "total", "a process that only imports torch"
 
 
 def seconds_of(command: list[str]) -> float:
-    """From its start to its first byte on stdout; or to its end, if it prints nothing."""
+    """The seconds from a command's start to its first byte on stdout, or to its end if it prints nothing."""
     started_s = time.monotonic()
     told = [str(started_s) if word == "NOW" else word for word in command]
     with subprocess.Popen(told, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:

@@ -43,7 +43,7 @@ def markdown(header: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
 
 
 def origin(rows: list[Row], program: str | None = None) -> str:
-    """Where and with what the rows were measured."""
+    """The machine and the versions with which the rows were measured."""
     row = rows[-1]
     noisy = sum(bool(other.get("noisy")) for other in rows)
     note = f"; {noisy} of {len(rows)} rows in a noisy minute" if noisy else ""

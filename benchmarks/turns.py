@@ -59,7 +59,7 @@ class Run:
 
 
 Runs = dict[str, list[Run]]
-"""By contender; one for each round."""
+"""The runs of each contender, one for each round."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Turns:
             self._checked(contender, group)
 
     def measure(self, contenders: List[Contender], rounds: int) -> list[Runs]:
-        """For each group the runs of all rounds; each second round goes through the contenders backwards."""
+        """The runs of all rounds for each group; each second round goes through the contenders backwards."""
         found: list[Runs] = [{contender.name: [] for contender in contenders} for _ in self.groups]
         for number in range(rounds):
             for place, (group, runs) in enumerate(zip(self.groups, found, strict=True), start=1):
@@ -138,7 +138,7 @@ def copied(prompt: list[int], answer: list[int]) -> float:
 
 
 def ratios(runs: Runs, name: str, base: str) -> list[float]:
-    """Of each round, how many times as fast as the other."""
+    """The factor of speed over the other contender in each round."""
     return [run.rate / other.rate for run, other in zip(runs[name], runs[base], strict=True)]
 
 

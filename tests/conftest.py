@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""The fixtures and settings that every test shares."""
 
 import gc
 import os
@@ -13,6 +13,7 @@ import transformers
 from hypothesis import HealthCheck, settings
 
 from tests.tiny_models import save
+from tokenmill.cli.main import main
 from tokenmill.hub.download import cache_folder
 from tokenmill.hub.names import SHORT_NAMES, locate
 
@@ -24,7 +25,7 @@ torch.set_num_threads(2)  # the machines that run these tests have two cores, an
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: a quarter of a second less for each full collection."""
+    """Freeze what is imported by now, which stays: each full collection takes a quarter of a second less."""
     gc.collect()
     gc.freeze()
 
@@ -46,9 +47,21 @@ def users_cache(tmp_path_factory):
     shutil.rmtree(ours)
 
 
+@pytest.fixture
+def tm(capsys):
+    """Runs one command line; gives exit code, stdout and stderr."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Where a module's tiny models are written."""
+    """The folder into which a module's tiny models are written."""
     return tmp_path_factory.mktemp("models")
 
 

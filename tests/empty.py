@@ -6,9 +6,12 @@ import gc
 def check_empty(core):
     """Assert that no sequence, tracker or block in use is left."""
     gc.collect()
-    with core.lock, core.transaction:  # which ends what was abandoned
+
+    def check():
         scheduler = core.scheduler
         scheduler.check_integrity()
         left = (scheduler.running, list(scheduler.waiting), scheduler.parked, core.trackers)
-        assert left == ([], [], [], {})
+        assert left == ([], [], [], {}), left
         assert scheduler.allocator.num_free == scheduler.allocator.num_blocks
+
+    core.call(check)

@@ -1,4 +1,4 @@
-"""What a function gives in a forked process, whose parent has used the threads of torch's pool."""
+"""The result of a function in a forked process, whose parent has used the threads of torch's pool."""
 
 import os
 import select

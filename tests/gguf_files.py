@@ -61,7 +61,7 @@ TINY: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @cache
 def tiny(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What save_pretrained writes for a tiny model: its config.json, and its tensors by the names they have on disk."""
+    """A tiny model as save_pretrained writes it: its config.json, and its tensors by the names they have on disk."""
     _, kind, numbers = TINY[name]
     config = transformers.AutoConfig.for_model(kind, **numbers)
     with torch.random.fork_rng(), tempfile.TemporaryDirectory() as directory:
@@ -144,7 +144,7 @@ def _turned(arch: str, config: dict[str, Any], name: str, tensor: Tensor) -> Ten
 
 
 def _metadata(arch: str, config: dict[str, Any]) -> dict[str, Any]:
-    """What set_gguf_parameters of each converter writes."""
+    """The metadata that set_gguf_parameters of each converter writes."""
     if arch in ("gpt2", "starcoder"):
         return {
             "block_count": config["n_layer"],

@@ -36,7 +36,7 @@ from tokenmill.weights.write.convert import convert
 from tokenmill.weights.write.quantize import quantize
 
 SECONDS, BYTES = 20, 1 << 30
-"""What one mutated file may take: time, and address space beyond what the process has."""
+"""The time that one mutated file may take, and the address space beyond what the process has."""
 
 DEEP = "a value nested a hundred thousand deep"
 HOSTILE = [
@@ -251,8 +251,7 @@ class SessionCase:
                 session.generate(max_new_tokens=3)
                 session.rewind(2)
         finally:
-            with engine.core.lock, engine.core.transaction:
-                engine.core.scheduler.check_integrity()
+            engine.core.call(engine.core.scheduler.check_integrity)
             assert engine.core.scheduler.allocator.num_free == engine.core.scheduler.allocator.num_blocks
 
     @staticmethod

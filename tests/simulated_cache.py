@@ -18,7 +18,7 @@ VOCABULARY = 5
 
 
 def next_token(tokens: list[int]) -> int:
-    """What the simulated model says after these tokens."""
+    """The token that the simulated model says after these tokens."""
     return hash(tuple(tokens)) % VOCABULARY
 
 

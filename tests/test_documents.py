@@ -30,7 +30,7 @@ DOCUMENTS = {
 
 
 def blocks(text, languages):
-    """What stands in the fenced blocks of a document that are in one of these languages."""
+    """The fenced blocks of a document that are in one of these languages."""
     found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for language, block in found if language in languages]
 
@@ -48,7 +48,7 @@ def commands(text):
 
 
 def arguments(line):
-    """What the verb is given: the words after `tokenmill`, without a comment, a pipe or a redirection."""
+    """The words after `tokenmill`, which the verb is given, without a comment, a pipe or a redirection."""
     words = shlex.split(line, comments=True)
     words = words[words.index("tokenmill") + 1 :]
     ends = [index for index, word in enumerate(words) if word in ("|", ">", "2>", "&&", ";")]
@@ -92,7 +92,7 @@ def folder(tmp_path, monkeypatch, real_model, users_cache):
 
 
 def run(line, folder):
-    """What a command prints, given to a shell as it is written. It must succeed."""
+    """The output of a command, given to a shell as it is written. It must succeed."""
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
         cwd=folder,

@@ -1,4 +1,4 @@
-"""Whatever a user of the library can meet is importable from `tokenmill`: errors and results."""
+"""Every error and result that a user of the library can meet is importable from `tokenmill`."""
 
 import ast
 import builtins
@@ -21,7 +21,7 @@ FACES = (engine.Engine, session.Session, core.Core)
 
 
 def classes() -> dict[str, tuple[str, list[str]]]:
-    """Of each class in src: its room, and the names of its bases."""
+    """The room of each class in src, and the names of its bases."""
     found = {}
     for path in ROOT.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

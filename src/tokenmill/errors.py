@@ -10,27 +10,8 @@ from pathlib import Path
 
 from tokenmill.units import size
 
-__all__ = [
-    "AS_IDS",
-    "AS_TEXT",
-    "CapacityError",
-    "CheckpointError",
-    "ConfigError",
-    "DeadlinePassed",
-    "NoKernel",
-    "PackageMismatch",
-    "PackedModelError",
-    "RequestError",
-    "SnapshotError",
-    "TokenmillError",
-    "WrongText",
-    "file_errors",
-    "naming",
-    "overflow_remedy",
-]
-
 AS_TEXT, AS_IDS = "give the prompt as text, not as messages", "give the prompt as token ids"
-"""What helps where a conversation, or a text, cannot be encoded. The command line and the server name their own options
+"""The advice where a conversation, or a text, cannot be encoded. The command line and the server name their own options
 and routes in the place of these words."""
 
 MAX_MESSAGE = 10_000  # characters, because a message may quote what a damaged file holds
@@ -70,7 +51,7 @@ class PackedModelError(CheckpointError):
 
 @contextmanager
 def file_errors(path: Path, done: str) -> Iterator[None]:
-    """What the system says against a file that is to be `done` ("read" or "written"), as a CheckpointError."""
+    """Raise what the system says against a file that is to be `done` ("read" or "written") as a CheckpointError."""
     try:
         yield
     except OSError as error:
@@ -129,7 +110,7 @@ class DeadlinePassed(RequestError):
 
 
 def overflow_remedy(dtype: str) -> str:
-    """What to do where logits of a dtype are no numbers."""
+    """The advice where logits of a dtype are no numbers."""
     return "try float32" if dtype != "float32" else "the model's files hold numbers that are out of range"
 
 

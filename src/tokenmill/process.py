@@ -5,8 +5,6 @@ imported.
 import os
 from _thread import get_ident
 
-__all__ = ["is_forked_thread"]
-
 _forked: list[int] = []  # identifiers of threads; the process of a thread that forks again has another entry
 
 

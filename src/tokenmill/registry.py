@@ -1,8 +1,8 @@
-"""What can be plugged in: every table of names, with one line of help for each, and the look-up of an object by name.
+"""The page of what can be plugged in: tables of names with one line of help each, and the look-up of an object by name.
 
-A new family, scheme, program, cache format, attention kernel, proposer or export is a file and a line here. Options,
-refusals and documents read these tables. An object is named as text, "module:object", so that nothing is imported until
-it is chosen: this module imports no torch.
+A new family, scheme, program, cache format, attention kernel, proposer, export or verb is a file and a line here.
+Options, refusals and documents read these tables. An object is named as text, "module:object", so that nothing is
+imported until it is chosen: this module imports no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,6 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from tokenmill.errors import ConfigError
-
-__all__ = [
-    "ATTEND", "CHECKPOINTS", "CHECKPOINT_CHECKS", "CODES", "EXPORTS", "FAMILIES", "FORMATS", "HUBS", "MATRICES",
-    "PICTURES", "PROGRAMS", "PROPOSERS", "SCHEMES", "TEMPLATES", "TENSOR_FILES", "TENSOR_READERS", "Entry", "Names",
-    "check_name", "either", "help_of", "lookup",
-]  # fmt: skip
 
 
 class Entry(NamedTuple):
@@ -119,6 +113,38 @@ PICTURES: Names = {
     "load": "tokenmill.bench.plot.load:draw",
 }
 
+# The verbs of the command line, as they are typed, in the order of --help; "bench" and others are groups.
+VERBS: Names = {
+    "generate": "tokenmill.cli.generate",
+    "chat": "tokenmill.cli.chat.verb",
+    "serve": "tokenmill.cli.serve",
+    "prefill": "tokenmill.cli.prefill",
+    "decode": "tokenmill.cli.decode",
+    "pull": "tokenmill.cli.pull",
+    "quantize": "tokenmill.cli.quantize.verb",
+    "pack": "tokenmill.cli.pack",
+    "compile": "tokenmill.cli.compile",
+    "info": "tokenmill.cli.info",
+    "plan": "tokenmill.cli.plan",
+    "profile": "tokenmill.cli.profile",
+    "cache": "tokenmill.cli.cache.group",
+    "cache list": "tokenmill.cli.cache.list",
+    "cache clear": "tokenmill.cli.cache.clear",
+    "bench": "tokenmill.cli.bench.group",
+    "bench run": "tokenmill.cli.bench.run",
+    "bench sweep": "tokenmill.cli.bench.sweep",
+    "bench ladder": "tokenmill.cli.bench.ladder",
+    "bench peers": "tokenmill.cli.bench.peers",
+    "bench install-peer": "tokenmill.cli.bench.install_peer",
+    "bench load": "tokenmill.cli.bench.load",
+    "bench plot": "tokenmill.cli.bench.plot",
+    "bench machine": "tokenmill.cli.bench.machine",
+    "eval": "tokenmill.cli.eval.group",
+    "eval perplexity": "tokenmill.cli.eval.perplexity",
+    "eval compare": "tokenmill.cli.eval.compare",
+    "eval tasks": "tokenmill.cli.eval.tasks",
+}
+
 # What is chosen by the kind of a file, and imported when one is there: it needs torch, or is slow to import.
 HUBS: Names = {"huggingface": "tokenmill.hub.repository:Repository"}
 CHECKPOINTS: Names = {"GGUF": "tokenmill.weights.gguf.checkpoint:GGUFCheckpoint"}
@@ -144,7 +170,7 @@ def either(words: Sequence[str]) -> str:
 
 
 def help_of(entry: Entry | str) -> str:
-    """What an entry is, in a few words."""
+    """The help of an entry, in a few words."""
     return entry if isinstance(entry, str) else entry.help
 
 

@@ -1,7 +1,5 @@
 """Numbers with their units, as people read them: `2 tokens`, `1.5 kB`."""
 
-__all__ = ["counted", "size"]
-
 
 def counted(number: int, word: str) -> str:
     """1 → "1 token", 2 → "2 tokens"."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenmill.errors import SnapshotError, TokenmillError
 
-__all__ = ["MAX_COUNT", "MAX_POSITIONS", "ValueReader", "brief", "path_of"]
-
 MAX_COUNT = 1 << 24  # far above every vocabulary and width in use
 MAX_POSITIONS = 1 << 31
 MAX_TEXT = 1 << 13

@@ -6,7 +6,7 @@ import pytest
 
 import tokenmill
 from tests.speculate.test_multi_step import needs_native
-from tests.tiny_models import VOCABULARY, save
+from tests.tiny_models import VOCABULARY
 from tokenmill.bench.figures import figures_of, is_noisy
 from tokenmill.bench.points import Point, parse_counts, parse_tests, sweep
 from tokenmill.bench.run import Measured, chunk_for, make_prompts, measure_point, shared_gaps, take_sample
@@ -26,11 +26,6 @@ class Clock:
         self.readings += 1
         self.now_s += 0.001 * (1 + self.readings % 7)
         return self.now_s
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
 
 
 def sample(path, point, **settings):
@@ -87,9 +82,9 @@ def test_prompts_differ_within_a_batch_and_between_repetitions_and_not_between_r
 @pytest.mark.parametrize(
     "point", [Point(24, 6), Point(0, 5), Point(40, 0), Point(17, 9, batch=3), Point(0, 7, depth=30)]
 )
-def test_the_numbers_reconcile(path, point):
+def test_the_numbers_reconcile(llama, point):
     """First token + gaps = total; phases add up to the total; rates times seconds are tokens."""
-    taken, steps, done = sample(path, point, max_step_tokens=16, speculate="off")
+    taken, steps, done = sample(llama, point, max_step_tokens=16, speculate="off")
     for completion in done:
         timing = completion.timing
         assert timing.ttft_s + sum(timing.itl_s) == pytest.approx(timing.total_s)
@@ -110,28 +105,28 @@ def test_the_numbers_reconcile(path, point):
     assert figures["sequences_s"] * taken.total_s == pytest.approx(point.batch)
 
 
-def test_a_prefill_that_was_not_computed_is_not_reported(path):
+def test_a_prefill_that_was_not_computed_is_not_reported(llama):
     """A prefix cache would have given thousands of tokens a second for nothing."""
     point = Point(64, 2)
-    engine = tokenmill.load(path, max_length=128, block_size=16)
+    engine = tokenmill.load(llama, max_length=128, block_size=16)
     prompts = make_prompts(point, VOCABULARY)
     assert take_sample(engine, point, prompts, Clock()).prefill_tokens == 64
     with pytest.raises(RuntimeError, match="prefill fed 16 of 64 tokens"):
         take_sample(engine, point, prompts, Clock())
 
 
-def test_decode_counts_steps_of_the_whole_batch_only(path):
+def test_decode_counts_steps_of_the_whole_batch_only(llama):
     point = Point(17, 9, batch=3)
-    taken, steps, _ = sample(path, point, max_step_tokens=16, speculate="off")
+    taken, steps, _ = sample(llama, point, max_step_tokens=16, speculate="off")
     whole = [step for step in steps if step.is_decode and step.num_sequences == 3]
     assert taken.decode_steps == len(whole) < 8, "prompts end in different steps, so sequences do too"
     assert taken.decode_tokens == 3 * len(whole)
 
 
 @pytest.mark.parametrize("speculate", [pytest.param("multi_step", marks=needs_native), "off"])
-def test_of_calls_with_several_steps_only_whole_ones_count(path, speculate):
+def test_of_calls_with_several_steps_only_whole_ones_count(llama, speculate):
     """The last calls have sequences that end within them."""
-    taken, steps, _ = sample(path, Point(17, 9, batch=3), max_step_tokens=18, speculate=speculate)
+    taken, steps, _ = sample(llama, Point(17, 9, batch=3), max_step_tokens=18, speculate=speculate)
     whole = [step for step in steps if step.is_decode and step.num_new == 3 * step.num_passes]
     assert taken.decode_steps == sum(step.num_passes for step in whole) > 0
     assert taken.decode_tokens == 3 * taken.decode_steps
@@ -150,39 +145,39 @@ def test_tokens_that_came_together_share_their_time(gaps_s, wanted):
     assert shared_gaps(gaps_s) == wanted
 
 
-def test_prefill_at_a_depth_leaves_the_depth_out(path):
+def test_prefill_at_a_depth_leaves_the_depth_out(llama):
     point = Point(16, 0, depth=50)
     chunk = chunk_for(point, 512)
-    taken, steps, _ = sample(path, point, max_step_tokens=chunk)
+    taken, steps, _ = sample(llama, point, max_step_tokens=chunk)
     assert [step.num_tokens for step in steps] == [50, 16]
     assert taken.prefill_tokens == 16
     assert taken.prefill_s == pytest.approx(steps[1].ended_s - steps[0].ended_s, rel=1)
 
 
-def test_without_a_cache_the_steps_after_the_first_token_are_decode(path):
-    taken, steps, _ = sample(path, Point(20, 5), cache=False)
+def test_without_a_cache_the_steps_after_the_first_token_are_decode(llama):
+    taken, steps, _ = sample(llama, Point(20, 5), cache=False)
     assert [step.is_decode for step in steps] == [False, True, True, True, True]
     assert [step.num_tokens for step in steps] == [20, 21, 22, 23, 24]
     assert taken.decode_tokens == 4
 
 
 @pytest.mark.parametrize("speculate", ["auto", "suffix"])
-def test_speculation_counts_what_was_accepted(path, speculate):
+def test_speculation_counts_what_was_accepted(llama, speculate):
     point = Point(30, 40)
-    taken, _, done = sample(path, point, speculate=speculate)
+    taken, _, done = sample(llama, point, speculate=speculate)
     assert taken.decode_tokens == len(done[0].tokens) - 1
     assert taken.decode_steps <= taken.decode_tokens
 
 
-def test_the_hash_is_that_of_the_completion(path):
-    taken, _, done = sample(path, Point(12, 8))
+def test_the_hash_is_that_of_the_completion(llama):
+    taken, _, done = sample(llama, Point(12, 8))
     assert taken.hash == done[0].hash
-    both, _, two = sample(path, Point(12, 8, batch=2))
+    both, _, two = sample(llama, Point(12, 8, batch=2))
     assert both.hash == hash_tokens(two[0].tokens + two[1].tokens)
 
 
-def test_recording_stops(path):
-    engine = tokenmill.load(path, max_length=64)
+def test_recording_stops(llama):
+    engine = tokenmill.load(llama, max_length=64)
     with record(engine) as recorder:
         engine.generate([1, 2, 3], max_new_tokens=2)
     assert len(recorder.steps) == 2
@@ -190,8 +185,8 @@ def test_recording_stops(path):
     assert len(recorder.steps) == 2
 
 
-def test_every_repetition_is_probed_and_reported(path):
-    engine = tokenmill.load(path, max_length=64, prefix_cache=False)
+def test_every_repetition_is_probed_and_reported(llama):
+    engine = tokenmill.load(llama, max_length=64, prefix_cache=False)
     probes, runs = iter([30.0, 60.0, 31.0]), []
     measured = measure_point(
         engine, Point(8, 4), 3, probe=lambda: next(probes), peak=lambda: 7, advance=lambda: runs.append(1)
@@ -201,11 +196,11 @@ def test_every_repetition_is_probed_and_reported(path):
     assert len({sample.hash for sample in measured.samples}) == 3, "each has prompts of its own"
 
 
-def test_a_point_says_whether_its_first_prompts_give_the_same_tokens_again(path, monkeypatch):
-    engine = tokenmill.load(path, max_length=64, prefix_cache=False)
+def test_a_point_says_whether_its_first_prompts_give_the_same_tokens_again(llama, monkeypatch):
+    engine = tokenmill.load(llama, max_length=64, prefix_cache=False)
     assert measure_point(engine, Point(8, 12, batch=1), 2, probe=lambda: 1.0).repeats
     samples = [
-        replace(sample(path, Point(8, 4))[0], tokens=tokens) for tokens in ((9,) * 4, (1, 2, 3, 4), (1, 2, 3, 5))
+        replace(sample(llama, Point(8, 4))[0], tokens=tokens) for tokens in ((9,) * 4, (1, 2, 3, 4), (1, 2, 3, 5))
     ]
     monkeypatch.setattr("tokenmill.bench.run.take_sample", lambda *_: samples.pop(0))
     assert not measure_point(engine, Point(8, 4), 1, probe=lambda: 1.0).repeats

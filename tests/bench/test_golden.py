@@ -32,7 +32,7 @@ class Says:
         return [1, 2, 3]
 
     def logits(self, ids):
-        """Of each position the token that follows; those of the prompt itself say anything."""
+        """Logits of which each position predicts the token that follows; those of the prompt itself say anything."""
         assert ids == [1, 2, 3, *token_ids(REFERENCE[self.prompt])[:-1]]
         return torch.nn.functional.one_hot(torch.tensor([5, 5, *self.tokens(self.prompt)]), 50)
 

@@ -25,7 +25,7 @@ class Noted:
 
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
-    """What is run: command and variables. A command with a name in `fails` fails."""
+    """The commands that are run, with their variables. A command with a name in `fails` fails."""
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     commands, fails = [], []
 

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 from tokenmill.bench import load as load_module
 from tokenmill.bench.load import Load, arrivals_s, build_asks, find_model, send
 from tokenmill.bench.load_report import Failure, Outcome, Record, Stream, figures
-from tokenmill.cli import main as cli
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.measure import files
 
@@ -591,16 +591,10 @@ def test_what_a_reader_must_know_is_noted(outcome, word):
 
 
 @pytest.fixture
-def bench(capsys, monkeypatch):
+def bench(tm, monkeypatch):
     """Runs `tokenmill bench load`; gives exit code, stdout and stderr."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = cli.main(["bench", "load", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "bench", "load")
 
 
 def test_json_has_the_keys_of_vllm(bench, tmp_path):
@@ -625,7 +619,7 @@ def test_json_has_the_keys_of_vllm(bench, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_for_each_concurrency_with_prompts_of_its_own(bench, tmp_path):
+def test_a_run_for_each_concurrency_with_prompts_of_its_own(bench, tm, tmp_path):
     path = tmp_path / "load.jsonl"
     with Server(answer) as server:
         code, out, _ = bench("--url", server.url, "--num-prompts", 4, "--concurrency", "1,2,4", "--output", path)
@@ -634,7 +628,7 @@ def test_a_run_for_each_concurrency_with_prompts_of_its_own(bench, tmp_path):
     assert len({body["prompt"] for body in server.bodies}) == 12
     table = out.partition("By requests in flight")[2].splitlines()
     assert [line.split()[0] for line in table if line.split() and line.split()[0].isdigit()] == ["1", "2", "4"]
-    assert cli.main(["bench", "plot", str(path), "-o", str(tmp_path)]) == 0
+    assert tm("bench", "plot", path, "-o", tmp_path)[0] == 0
     assert (tmp_path / "load.png").stat().st_size > 10_000
 
 

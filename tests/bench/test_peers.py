@@ -19,7 +19,6 @@ from tokenmill.bench.peers.process import PeerFailed, PeerProcess, PeerRefused
 from tokenmill.bench.peers.prompts import Prompts
 from tokenmill.bench.points import Point
 from tokenmill.bench.rows import append_row, read_rows
-from tokenmill.cli.main import main
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Silent
@@ -261,7 +260,7 @@ def test_llama_bench_is_driven_by_its_reports(tmp_path):
 
 
 def test_ik_llama_is_repacked_and_several_sequences_are_left_to_its_batched_bench(tmp_path):
-    """Its words for generation behind a prompt are others than llama.cpp's; both print the same table of batches."""
+    """ik_llama.cpp has other words for generation behind a prompt than llama.cpp; both print the same table."""
     report = '{"build_commit": "abc", "build_number": 7, "model_type": "llama Q4", "cpu_info": "a cpu", "avg_ts": 10.0}'
     binary, batched = tmp_path / "llama-bench", tmp_path / "llama-batched-bench"
     binary.write_text(f"#!/bin/sh\necho \"$*\" >> {tmp_path}/said\necho '[{report}]'\n")
@@ -286,16 +285,10 @@ def test_ik_llama_is_repacked_and_several_sequences_are_left_to_its_batched_benc
 
 
 @pytest.fixture
-def tm(capsys, tmp_path, monkeypatch):
+def tm(tm, tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(machine, "PROBE_BYTES", 2**20)
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["bench", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "bench")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +13,6 @@ from tokenmill.bench.plot import PICTURES, draw, figures
 from tokenmill.bench.plot.frame import style
 from tokenmill.bench.plot.roofline import Roof
 from tokenmill.bench.plot.series import group, number, points
-from tokenmill.cli.main import main
 
 CROSS = "unmeasured"  # what the cross of a failed row is called inside a figure
 
@@ -420,15 +420,9 @@ def test_names_are_drawn_as_they_are():
 
 
 @pytest.fixture
-def tm(capsys):
+def tm(tm):
     """Runs `tokenmill bench plot`; gives exit code, stdout and stderr."""
-
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["bench", "plot", *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "bench", "plot")
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-from tests.tiny_models import save
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
@@ -15,9 +13,9 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def wordless(tmp_path_factory):
+def wordless(llama):
     """A tiny model without a tokenizer."""
-    return str(save("llama", tmp_path_factory.mktemp("models")))
+    return str(llama)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +25,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def tm(capsys):
-    """Runs one command line; gives exit code, stdout and stderr."""
+def refused(tm):
+    """Runs one command line that the user has to put right; what is said on stderr, the last line of it the error."""
 
     def run(*arguments):
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
+        code, out, err = tm(*arguments)
+        assert (code, out) == (2, "") and "Traceback" not in err
+        assert err.splitlines()[-1].startswith("error: ")
+        return err
 
     return run
 

@@ -57,7 +57,7 @@ class Terminal:
         return bool(new)
 
     def wait(self, pattern):
-        """What is shown, once the pattern is in it."""
+        """The text that is shown, once the pattern is in it."""
         until_s = time.monotonic() + LIMIT_S
         while not re.search(pattern, self.shown):
             assert self._read(until_s), f"it ended, and {pattern!r} is not in {self.shown!r}"
@@ -84,7 +84,7 @@ class Terminal:
         return shown
 
     def end(self):
-        """What is shown last, and the exit code."""
+        """The text that is shown last, and the exit code."""
         until_s = time.monotonic() + LIMIT_S
         while self._read(until_s):
             pass

@@ -1,18 +1,14 @@
 """`tokenmill chat` as it is typed on a terminal, or piped."""
 
-import io
 import sys
 
 import pytest
 
 from tests.cli.terminal import PROMPT, Terminal
-from tests.tiny_models import save
 from tests.word_model import save_chat_model
 from tokenmill.cli import prompt_progress
-from tokenmill.cli.chat import verb as chat
 from tokenmill.cli.chat.conversation import LEAVE, Conversation
 from tokenmill.cli.chat.typed import Typed, read_typed
-from tokenmill.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +149,12 @@ def test_the_history_follows_xdg_data_home_and_ctrl_c_at_the_prompt_says_how_to_
 
 
 @pytest.fixture
-def piped(monkeypatch, capsys, model):
+def piped(piped, tm, model):
     """Runs chat on what is piped; gives exit code, stdout and stderr."""
 
     def run(text, *arguments):
-        data = text if isinstance(text, bytes) else text.encode()
-        monkeypatch.setattr(chat.sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        capsys.readouterr()
-        code = main(["chat", model, *map(str, arguments)])
-        return code, *capsys.readouterr()
+        piped(text if isinstance(text, bytes) else text.encode())
+        return tm("chat", model, *arguments)
 
     return run
 
@@ -216,11 +209,9 @@ def test_an_opened_conversation_has_its_own_system_message(piped):
     assert code == 2 and "--system and --open" in err
 
 
-def test_a_model_without_a_template_is_refused(tmp_path, capsys, monkeypatch):
-    wordless = save("llama", tmp_path)
-    monkeypatch.setattr(chat.sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w1\n")))
-    assert main(["chat", str(wordless)]) == 2
-    assert "has no chat template" in capsys.readouterr().err
+def test_a_model_without_a_template_is_refused(tm, wordless):
+    code, _, err = tm("chat", wordless)
+    assert code == 2 and "has no chat template" in err
 
 
 @pytest.mark.parametrize(

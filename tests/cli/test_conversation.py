@@ -85,7 +85,7 @@ def test_turns_are_those_of_fresh_runs_and_only_what_is_new_is_computed(real):
 @pytest.mark.model
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_stopped_answer_goes_on_as_if_it_had_not_been(real, temperature, tmp_path):
-    """Also from a file, and where it is cut inside a character."""
+    """The answer may come from a file, or be cut inside a character."""
     whole = talking(real, SamplingParams(max_new_tokens=40, temperature=temperature, seed=11), None)
     wanted = asked(whole, "Write five emojis: 😀")
     talk = talking(real, SamplingParams(max_new_tokens=6, temperature=temperature, seed=11), None)

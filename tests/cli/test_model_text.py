@@ -21,7 +21,7 @@ HARMLESS = "a␛[31mb␛]0;title␇c\ufffd2Jd\te"
 
 @pytest.fixture(params=["pipe", "terminal"])
 def wanted(request, monkeypatch, capsys):
-    """How the hostile text comes out."""
+    """The hostile text as it should come out."""
     monkeypatch.setattr(sys.stdout.__class__, "isatty", lambda _: request.param == "terminal")
     return HARMLESS if request.param == "terminal" else HOSTILE
 

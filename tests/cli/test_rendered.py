@@ -13,7 +13,7 @@ from tokenmill.cli.model_text import visible
 
 
 def written(text, width=40, **settings):
-    """What stands in the scrollback when the text came character by character, without what was erased again."""
+    """The scrollback when the text came character by character, without what was erased again."""
     file = io.StringIO()
     console = Console(file=file, width=width, height=6, force_terminal=True, **settings)
     rendered = RenderedMarkdown(console)

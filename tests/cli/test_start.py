@@ -1,4 +1,4 @@
-"""What a process imports before its first text, with a packed copy; and what of torch it imports later."""
+"""The modules that a process imports before its first text, with a packed copy; and those of torch later."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ def test_texts_are_the_same_with_and_without_a_copy(generate, options):
 
 @pytest.mark.slow
 def test_without_the_native_program_another_one_generates(generate):
-    """What was left out of torch, in the hope for the native program, is there when the other program needs it."""
+    """The modules of torch that were left out, in the hope for the native program, are there for the other program."""
     without = {"TOKENMILL_NATIVE_LIBRARY": "none"}
     assert generate(**without)[0] == generate("--program", "eager", **without)[0]
 
@@ -144,7 +144,7 @@ def test_without_the_native_program_another_one_generates(generate):
 @pytest.mark.slow
 @pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_every_family_loads_without_what_was_left_out(tmp_path):
-    """None of their modules computes a shape, packed or not."""
+    """No module of theirs computes a shape, packed or not."""
     paths = [str(save(family, tmp_path)) for family in FAMILY_NAMES]
     assert "without True" in run(FAMILIES, *paths, TOKENMILL_CACHE=str(tmp_path / "cache"))
 

@@ -6,17 +6,11 @@ import sys
 
 import pytest
 
-from tests.tiny_models import save
 from tokenmill.cache.header import read_facts
 
 COMMAND = [sys.executable, "-m", "tokenmill"]
 GENERATE = "generate {model} --tokens 1,2,3 -n 3"
 INFO = "info {model}"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(save("llama", tmp_path_factory.mktemp("models")))
 
 
 def shell(line, model, redirection):
@@ -31,28 +25,28 @@ def shell(line, model, redirection):
 @pytest.mark.parametrize(
     ("redirection", "reason"), [(">&-", "Bad file descriptor"), ("> /dev/full", "No space left on device")]
 )
-def test_stdout_that_cannot_be_written_is_one_line_and_exit_code_2(model, line, redirection, reason):
-    done = shell(line + (" -q" if line == GENERATE else ""), model, redirection)
+def test_stdout_that_cannot_be_written_is_one_line_and_exit_code_2(wordless, line, redirection, reason):
+    done = shell(line + (" -q" if line == GENERATE else ""), wordless, redirection)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: stdout cannot be written: {reason}\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("redirection", ["<&- 2>&-", "2> /dev/full"])
-def test_a_stderr_that_cannot_be_written_costs_nothing(model, redirection):
-    done = shell(GENERATE, model, redirection)
+def test_a_stderr_that_cannot_be_written_costs_nothing(wordless, redirection):
+    done = shell(GENERATE, wordless, redirection)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.split()) == 3
 
 
 @pytest.mark.slow
-def test_a_file_that_is_opened_is_not_taken_for_a_closed_stream(model, tmp_path):
+def test_a_file_that_is_opened_is_not_taken_for_a_closed_stream(wordless, tmp_path):
     """The file that is written gets the lowest free number: it must not be 1 or 2."""
     file = tmp_path / "x.kv"
-    done = shell(f"prefill {{model}} --tokens 1,2,3 -q -o {file}", model, "<&- >&- 2>&-")
+    done = shell(f"prefill {{model}} --tokens 1,2,3 -q -o {file}", wordless, "<&- >&- 2>&-")
     assert done.returncode == 0
     assert read_facts(file)["tokens"][:3] == [1, 2, 3]
-    assert shell("prefill {model}", model, "<&- >&- 2>&-").returncode == 2
+    assert shell("prefill {model}", wordless, "<&- >&- 2>&-").returncode == 2
 
 
 WARNED = """
@@ -63,20 +57,20 @@ main.run()
 """
 
 
-def test_a_warning_is_one_line(model):
+def test_a_warning_is_one_line(wordless):
     done = subprocess.run([sys.executable, "-c", WARNED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "warning: no more blocks are kept\n")
 
 
 @pytest.mark.slow
-def test_a_full_disk_under_prefix_dir_is_one_line(model, tmp_path):
+def test_a_full_disk_under_prefix_dir_is_one_line(wordless, tmp_path):
     """A limit on the size of files is a disk that is full. torch is there before it, because dill, which torch imports
     where it is installed, writes a file then."""
     code = (
         "import resource, torch; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); import tokenmill.cli.main as verbs"
     )
     code += "; verbs.run()"
-    arguments = f"generate {model} --tokens 1,2,3,4,5,6,7,8 -n 3 --block-size 4 --prefix-dir {tmp_path / 'blocks'}"
+    arguments = f"generate {wordless} --tokens 1,2,3,4,5,6,7,8 -n 3 --block-size 4 --prefix-dir {tmp_path / 'blocks'}"
     command = [sys.executable, "-c", code, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, len(done.stdout.split())) == (0, 3)
@@ -113,9 +107,9 @@ run()
         ("bench machine", "torch"),
     ],
 )
-def test_ctrl_c_during_the_imports_is_not_lost(model, line, module):
-    command = [sys.executable, "-c", INTERRUPTED.replace("MODULE", module), *line.format(model=model).split()]
-    environment = os.environ | {"TOKENMILL_CACHE": model}
+def test_ctrl_c_during_the_imports_is_not_lost(wordless, line, module):
+    command = [sys.executable, "-c", INTERRUPTED.replace("MODULE", module), *line.format(model=wordless).split()]
+    environment = os.environ | {"TOKENMILL_CACHE": wordless}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (130, "")
     assert "Traceback" not in done.stderr and "error" not in done.stderr
@@ -155,7 +149,7 @@ sys.meta_path.insert(0, Interrupt())
 
 
 def test_nothing_is_imported_before_ctrl_c_is_guarded():
-    """Whatever stands here may be interrupted with a traceback."""
+    """An interrupt while any other module is imported would show a traceback."""
     imported = "import tokenmill.cli.process.start"
     code = f"import sys; before = {{*sys.modules}}; {imported}; print(*sorted({{*sys.modules}} - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -170,22 +164,22 @@ def test_nothing_is_imported_before_ctrl_c_is_guarded():
 
 
 @pytest.mark.slow
-def test_a_signal_that_is_ignored_stays_ignored(model):
-    """As under nohup, and of a command that a script has put into the background."""
+def test_a_signal_that_is_ignored_stays_ignored(wordless):
+    """So it is under nohup, and for a command that a script has put into the background."""
     code = INTERRUPTED.replace("signal.default_int_handler", "signal.SIG_IGN")
-    command = [sys.executable, "-c", code, *GENERATE.format(model=model).split()]
+    command = [sys.executable, "-c", code, *GENERATE.format(model=wordless).split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and len(done.stdout.split()) == 3
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat", "info", "pull", "decode"])
-def test_a_prompt_that_is_too_long_for_a_name_is_one_line(tm, verb):
-    code, _, err = tm(verb, "Once upon a time. " * 20)
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+def test_a_prompt_that_is_too_long_for_a_name_is_one_line(refused, verb):
+    err = refused(verb, "Once upon a time. " * 20)
+    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("verb", ["prefill", "profile", "pack", "quantize", "compile"])
-def test_an_output_whose_name_is_too_long_is_one_line(tm, verb, model, tmp_path):
+def test_an_output_whose_name_is_too_long_is_one_line(refused, verb, wordless, tmp_path):
     where = {"prefill": ["-p", "w1"], "profile": ["-n", "2"], "quantize": ["--scheme", "q8"]}.get(verb, [])
-    code, _, err = tm(verb, model, *where, "-q", "-o", tmp_path / ("x" * 300))
-    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    err = refused(verb, wordless, *where, "-q", "-o", tmp_path / ("x" * 300))
+    assert err.startswith("error: ") and err.count("\n") == 1

@@ -202,7 +202,7 @@ def test_log_probabilities_of_a_prompt_are_those_of_its_own_rows(settings, path)
     sequence, found = prompt_logprobs(engine.core, tokens, 3)
     engine.core.enqueue(sequence)
     engine.core.run_to_end(sequence)
-    engine.core.to_cancel.append((sequence, None))
+    engine.core.release(sequence)
     logprobs_TV = log_probability(engine.logits(tokens))
     assert sorted(found) == list(range(1, len(tokens)))
     for place, entry in found.items():

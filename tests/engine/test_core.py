@@ -82,10 +82,13 @@ def test_what_the_garbage_collector_calls_waits_for_no_step(llama):
         session = stream = None
 
     thread = threading.Thread(target=collect, daemon=True)
-    with engine.core.lock, engine.core.transaction:
+
+    def within():
         thread.start()
         thread.join(60)
-        assert not thread.is_alive()
+        return thread.is_alive()
+
+    assert not engine.core.call(within)
     check_empty(engine.core)
 
 
@@ -114,15 +117,14 @@ def test_a_deadline_fails_its_own_request_once(llama):
     check_empty(core)
 
 
-def test_an_error_that_came_in_a_step_of_another_thread_is_raised(llama, monkeypatch):
+def test_an_error_that_came_in_a_step_for_another_is_raised(llama):
     core = core_for(llama)
-    submit = core.submit
-
-    def submit_and_step(request):
-        submit(request)
-        core.step()
-
-    monkeypatch.setattr(core, "submit", submit_and_step)
+    pieces = core.follow(core.request(START, PLAIN, timeout_s=60.0))
+    next(pieces)
+    core.loop.clock = lambda: 1e9
+    core.step()
+    with pytest.raises(RequestError, match="the deadline has passed after 1 tokens"):
+        list(pieces)
     with pytest.raises(RequestError, match="the deadline has passed"):
         core.finish([core.request(START, PLAIN, timeout_s=0.0)])
     check_empty(core)
@@ -203,6 +205,19 @@ def test_a_core_is_driven_by_two_threads(llama):
 # ---- ended from outside
 
 
+class AtStep(Observer):
+    """Does something in the midst of one of the steps, counted from 1."""
+
+    def __init__(self, number, do):
+        self.number, self.do, self.count = number, do, 0
+
+    def phase(self, name, plan):
+        if name == "plan":
+            self.count += 1
+            if self.count == self.number:
+                self.do()
+
+
 def test_whoever_follows_what_another_thread_ends_gets_an_error(llama):
     core = core_for(llama)
     request = core.request(START, PLAIN)
@@ -232,51 +247,51 @@ def test_whoever_follows_what_another_thread_ends_gets_an_error(llama):
         lambda engine: engine.session(START).generate(params=PLAIN),
     ],
 )
-def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama, monkeypatch):
+def test_an_engine_that_is_closed_while_it_is_used_says_so(use, llama):
     engine = load(llama, dtype="float32", max_length=64, max_step_tokens=4, speculate="off", threads=1)
-    step, steps = engine.core.step, []
-
-    def closing():
-        steps.append(len(steps))
-        if len(steps) == 3:
-            engine.close()
-        step()
-
-    monkeypatch.setattr(engine.core, "step", closing)
-    with pytest.raises(RequestError, match="this engine is closed"):
+    closing = AtStep(3, engine.close)
+    with pytest.raises(RequestError, match="this engine is closed"), engine.core.observed_by(closing):
         use(engine)
     for later in (lambda: engine.memory, engine.session, lambda: engine.open_session("x.kv"), engine.core.step):
         with pytest.raises(RequestError, match="this engine is closed"):
             later()
 
 
-def test_a_forked_process_is_not_stopped_by_a_lock_of_a_thread_that_it_does_not_have(llama):
-    engine = load(llama, dtype="float32", max_length=64, threads=1)
-    wanted = engine.generate(START, PLAIN).tokens
-    held, over = threading.Event(), threading.Event()
+@pytest.mark.parametrize("program", [pytest.param("native", marks=needs_native), "eager"])
+def test_a_forked_process_goes_on_with_a_thread_of_its_own(program, llama):
+    """It is forked while another thread generates: between two steps, and its copy of that request is not asked for."""
+    engine = load(llama, program=program, dtype="float32", max_length=64, max_sequences=2, threads=1)
+    wanted, running, over = engine.generate(START, PLAIN).tokens, threading.Event(), threading.Event()
+    stream = engine.stream(START, PLAIN)
+    tokens = next(stream).tokens
 
-    def hold():
-        with engine.core.lock, engine.core.transaction:
-            held.set()
-            over.wait()
+    def others():
+        while not over.is_set():
+            engine.generate(START, PLAIN)
+            running.set()
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=others)
     thread.start()
-    held.wait()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(60)
-            os.write(write, b"same" if engine.generate(START, PLAIN).tokens == wanted else b"another")
-        finally:
-            os._exit(0)
-    os.close(write)
+    running.wait()
+    for _ in range(5):
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                signal.alarm(60)
+                rest = sum((piece.tokens for piece in stream), ())
+                is_same = tokens + rest == wanted == engine.generate(START, PLAIN).tokens
+                os.write(write, b"same" if is_same else b"another")
+            finally:
+                os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        assert os.read(read, 9) == b"same"
+        os.close(read)
     over.set()
     thread.join()
-    os.waitpid(child, 0)
-    assert os.read(read, 9) == b"same"
-    os.close(read)
+    assert tokens + sum((piece.tokens for piece in stream), ()) == wanted
+    check_empty(engine.core)
 
 
 def test_a_stream_that_waits_for_its_turn_is_closed_after_one_step(llama):
@@ -285,22 +300,12 @@ def test_a_stream_that_waits_for_its_turn_is_closed_after_one_step(llama):
     engine.core.cancel = lambda request: (cancel(request), cancelled.set())
     first, second = (engine.stream(START, max_new_tokens=40, ignore_eos=True) for _ in range(2))
     next(first)
-    step, steps, closer = engine.core.step, [], []
-
-    def counted():
-        steps.append(len(steps))
-        if len(steps) == 1:
-            closer.append(threading.Thread(target=second.close))
-            closer[0].start()
-            cancelled.wait()
-        step()
-
-    engine.core.step = counted
-    with pytest.raises(RequestError, match="cancelled"):
+    closer = threading.Thread(target=second.close)
+    closing = AtStep(1, lambda: (closer.start(), cancelled.wait()))
+    with engine.core.observed_by(closing), pytest.raises(RequestError, match="cancelled"):
         next(second)
-    closer[0].join()
-    assert len(steps) == 1
-    del engine.core.step
+    closer.join()
+    assert closing.count == 1
     first.close()
     check_empty(engine.core)
 

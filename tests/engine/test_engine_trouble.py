@@ -54,25 +54,34 @@ def test_scores_do_not_suffer_from_other_threads(path):
     check_empty(engine.core)
 
 
-@pytest.mark.parametrize("where", ["plan", "run"])
-def test_after_an_interrupt_in_plan_or_program_the_texts_go_on_as_if_nothing_had_been(path, where):
+@pytest.mark.parametrize("error", [ZeroDivisionError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["plan", "run", "commit", "learn"])
+def test_a_step_that_raises_ends_what_runs_and_the_engine_begins_anew(path, where, error):
     engine = tokenmill.load(path, block_size=4, max_sequences=2)
     expected = engine.generate(prompt(9), max_new_tokens=8).tokens
+    session = engine.session(prompt(9))
+    session.prefill()
     stream = engine.stream(prompt(9), max_new_tokens=8)
-    tokens = next(stream).tokens
-    owner = {"plan": engine.core.scheduler, "run": engine.core.loaded.runner}[where]
+    next(stream)
+    core = engine.core
+    owners = {"run": core.loaded.runner, "learn": core.speculation}
+    owner = owners.get(where, core.scheduler)
     real = getattr(owner, where)
 
-    def interrupted(*arguments):
+    def failing(*arguments):
         real(*arguments)
-        raise KeyboardInterrupt
+        raise error
 
-    setattr(owner, where, interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    setattr(owner, where, failing)
+    with pytest.raises(error):
         engine.generate(prompt(5), max_new_tokens=4)
     setattr(owner, where, real)
-    assert tokens + sum((piece.tokens for piece in stream), ()) == expected
-    check_empty(engine.core)
+    with pytest.raises(error):
+        list(stream)
+    assert core.call(lambda: core.scheduler.allocator.num_free) == core.scheduler.allocator.num_blocks
+    assert session.generate(max_new_tokens=8).tokens == expected == engine.generate(prompt(9), max_new_tokens=8).tokens
+    session.close()
+    check_empty(core)
 
 
 def test_logits_that_fail_leave_nothing_behind(path):

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from tests.empty import check_empty
-from tests.interrupts import lines
 from tests.program.test_compiled import plain_calls
 from tests.tiny_models import FAMILY_NAMES, prompt, save
-from tokenmill import ConfigError, RequestError, SamplingParams, load
+from tokenmill import ConfigError, RequestError, load
 from tokenmill.engine.observers import Observer
 from tokenmill.loader import resolve as module_of_devices
 from tokenmill.loader.resolve import resolve
@@ -280,30 +279,6 @@ def test_with_others_that_come_and_go(llama):
 def test_a_proposer_needs_the_tokens(llama):
     with pytest.raises(ConfigError, match="async_scheduling"):
         load(llama, async_scheduling="on", speculate="suffix")
-
-
-def test_an_interrupt_while_a_sequence_is_left_out_moves_no_row_to_another(llama):
-    def in_flight():
-        core = engine_for(llama).core
-        requests = [core.request(one, SamplingParams(max_new_tokens=9, ignore_eos=True)) for one in PROMPTS[:3]]
-        for request in requests:
-            core.submit(request)
-        while core.loop.in_flight is None or len(core.loop.in_flight.plan.work) < 3:
-            core.step()
-        step = core.loop.in_flight
-        rows = {work.sequence.id: rows for work, rows in zip(step.plan.work, step.rows_of, strict=True)}
-        step.plan.work[0].sequence.finish_reason = "abort"
-        return step, rows
-
-    step, rows = in_flight()
-    with lines() as whole:
-        step.leave_out_finished()
-    for at in range(1, whole.count + 1):
-        step, rows = in_flight()
-        with pytest.raises(KeyboardInterrupt), lines(at):
-            step.leave_out_finished()
-        step.leave_out_finished()  # as the next step does
-        assert {w.sequence.id: r for w, r in zip(step.plan.work, step.rows_of, strict=True)}.items() < rows.items()
 
 
 def test_it_is_on_where_the_device_works_aside(llama, monkeypatch):

@@ -59,17 +59,16 @@ def test_rows_are_labelled_with_the_threads_that_compute_them(llama, tmp_path):
     assert len({path.parent for path in tmp_path.glob("*/*.kv")} - folders) == 1
 
 
-def test_an_engine_with_torchs_threads_refuses_in_a_fork(llama):
-    engine = load(llama, program="eager", dtype="float32", threads=2)
-    session = engine.session(START)
-    for call in (lambda: engine.generate(START, PLAIN), lambda: session.generate(params=PLAIN)):
-        assert "RequestError" in (said := in_fork(call))
-        assert "computes in 2 threads of torch, which a forked process does not have" in said
-    assert session.generate(params=PLAIN).tokens == engine.generate(START, PLAIN).tokens
-
-
-@pytest.mark.parametrize("how", [{"program": "eager", "threads": 1}, pytest.param({"threads": 2}, marks=needs_native)])
-def test_other_engines_go_on_in_a_fork(how, llama, tmp_path):
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"program": "eager", "threads": 1},
+        {"program": "eager", "threads": 2},
+        pytest.param({"threads": 2}, marks=needs_native),
+    ],
+    ids=str,
+)
+def test_an_engine_goes_on_in_a_fork(how, llama, tmp_path):
     engine = load(llama, dtype="float32", **how)
     wanted = engine.generate(START, PLAIN).tokens
     session, file = engine.session(START), tmp_path / "x.kv"

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -366,16 +365,16 @@ def test_more_sessions_than_room_are_computed_again(llama):
 def test_nobody_takes_the_rows_of_a_session_that_is_being_saved(llama, tmp_path, monkeypatch):
     engine = engine_for(llama, max_sequences=1, cache_tokens=48, max_length=48)
     session, others = engine.session(START), []
-    prefill = session.prefill
+    read = engine.core.loaded.pool.read
 
-    def prefill_and_let_others_run():
-        prefill()
+    def read_while_others_wait(slots):
         other = threading.Thread(target=engine.generate, args=(prompt(40, seed=8),), kwargs={"max_new_tokens": 8})
         other.start()
         other.join(0.3)  # it needs every block; while the session is saved it waits, however long that takes
         others.append(other)
+        return read(slots)
 
-    monkeypatch.setattr(session, "prefill", prefill_and_let_others_run)
+    monkeypatch.setattr(engine.core.loaded.pool, "read", read_while_others_wait)
     session.save(tmp_path / "x.kv")
     others[0].join()
     assert read_facts(tmp_path / "x.kv")["num_rows"] == len(START) - 1
@@ -696,8 +695,7 @@ def test_any_order_of_operations_leaks_nothing_and_keeps_the_text(operations, ll
         if len(sessions) > 6:
             sessions.pop(0).close()
         del session
-        with engine.core.lock, engine.core.transaction:
-            engine.core.scheduler.check_integrity()
+        engine.core.call(engine.core.scheduler.check_integrity)
     del sessions
     check_empty(engine.core)
 
@@ -743,17 +741,12 @@ def test_a_cancel_that_comes_late_does_not_end_the_next_answer(llama):
     core, session = engine.core, engine.session(prompt(5))
     first = session.stream(max_new_tokens=3, ignore_eos=True)
     next(first)
-    answers = []
-
-    class Late(deque):
-        def extend(self, entries):
-            entries = list(entries)
-            if entries and not answers:
-                answers.append(sum((piece.tokens for piece in first), ()))
-                answers.append(session.stream(max_new_tokens=4, ignore_eos=True))
-                next(answers[1])
-            super().extend(entries)
-
-    core.to_cancel = Late(core.to_cancel)
+    post, posted = core.thread.post, []
+    core.thread.post = posted.append
     core.cancel(Request([], trackers=list(core.trackers.values())))
-    assert len(answers[0]) == 2 and len([token for piece in answers[1] for token in piece.tokens]) == 3
+    core.thread.post = post
+    assert len(posted) == 1 and len(sum((piece.tokens for piece in first), ())) == 2
+    second = session.stream(max_new_tokens=4, ignore_eos=True)
+    next(second)
+    core.call(posted[0])
+    assert len([token for piece in second for token in piece.tokens]) == 3

@@ -92,7 +92,7 @@ async def completions(core, request):
     """By index, of a request that asyncio follows."""
     return {
         piece.index: piece.done.tokens
-        async for piece in Stream(core.follow(request), partial(core.cancel, request))
+        async for piece in Stream(core.follow(request), partial(core.cancel, request), core.thread)
         if piece.done
     }
 

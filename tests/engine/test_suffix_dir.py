@@ -90,4 +90,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(engine, tmp_path, monke
     monkeypatch.setattr("tokenmill.speculate.suffix_store.write_segment", refuse)
     with pytest.warns(UserWarning, match="no more texts are kept in .*: No space left on device"):
         one.close()
-    assert engine().generate(PROMPT, **SETTINGS).tokens == text
+    other = engine()
+    assert other.generate(PROMPT, **SETTINGS).tokens == text
+    with pytest.warns(UserWarning, match="no more texts are kept"):
+        other.close()

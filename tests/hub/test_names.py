@@ -1,4 +1,4 @@
-"""What a model's name means, where nothing is fetched."""
+"""The meaning of a model's name, where nothing is fetched."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from tokenmill.hub.names import is_there, locate
 
 
 class Asked:
-    """In the place of the hub's repository: remembers what it was made with and asked for."""
+    """Replaces the hub's repository, and remembers what it was made with and asked for."""
 
     def __init__(self, *given):
         self.given = given

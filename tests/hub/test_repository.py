@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import errors
 
+from tests.calibrate.told import Told
 from tokenmill.errors import CheckpointError
 from tokenmill.hub import repository
 from tokenmill.hub.repository import Repository
@@ -14,19 +15,8 @@ from tokenmill.hub.repository import Repository
 COMMIT = "c" * 40
 
 
-class Told:
-    def __init__(self):
-        self.stages, self.counts = [], []
-
-    def stage(self, text):
-        self.stages.append(text)
-
-    def advance(self, done, total):
-        self.counts.append((done, total))
-
-
 class Hub:
-    """In the place of the hub's client.
+    """Replaces the hub's client.
 
     files: {name: content}. fails: what the listing raises. breaks: what a download raises. here: names in the cache.
     lies: files of which the listing gives another sha256.
@@ -159,7 +149,7 @@ def test_a_quantisation_is_a_word_of_the_name(hub, asked, taken):
 
 
 def test_a_wrong_file_goes_with_what_its_link_leads_to(hub, tmp_path, monkeypatch):
-    """As the client's cache has it: a link in the snapshot, and the content elsewhere."""
+    """The client's cache has a link in the snapshot, and the content elsewhere."""
     hub.files, hub.lies = {"m.gguf": b"changed"}, {"m.gguf"}
     blob = tmp_path / "blob"
 
@@ -242,7 +232,7 @@ def test_what_is_nowhere_says_why(hub):
 
 
 def answered(kind, status):
-    """What the client raises for such an answer, whichever HTTP library its version is built on."""
+    """The error that the client raises for such an answer, whichever HTTP library its version is built on."""
     return kind("said", response=SimpleNamespace(status_code=status, headers={}, request=None))
 
 

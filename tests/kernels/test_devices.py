@@ -91,7 +91,7 @@ def test_onednn_multiplies_what_its_processor_can(monkeypatch):
 
 
 def test_the_memory_of_a_gpu_is_what_torch_says_is_free(monkeypatch):
-    """Not run on a GPU: torch's answer is (free, total)."""
+    """This is not run on a GPU: torch's answer is (free, total)."""
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (700 + device.index, 9000))
     assert devices.free_bytes("cuda:1") == 701
 
@@ -108,7 +108,7 @@ def test_the_devices_that_are_there_are_listed(monkeypatch, gpus, mps, there):
 
 
 def test_a_device_must_hold_a_tensor(monkeypatch):
-    """Its name alone is known to torch in any case."""
+    """The name of a device alone is known to torch in any case."""
     asked = []
     monkeypatch.setattr(torch, "empty", lambda *size, device: asked.append((size, str(device))))
     assert devices.find_device("cuda:3") == "cuda:3"

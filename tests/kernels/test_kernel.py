@@ -1,4 +1,4 @@
-"""How a kernel is chosen, and steps of several sequences, which every kernel attends to one by one."""
+"""The choice of a kernel, and steps of several sequences, which every kernel attends to one by one."""
 
 import pytest
 import torch
@@ -162,7 +162,7 @@ def test_packed_steps(spans, shape, contiguous):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_padded_steps(shape, count):
-    """As many tokens of each, over more keys than there are; what lies beyond the end is never looked at."""
+    """Each sequence has as many tokens, over more keys than there are; no key beyond the end is looked at."""
     spans = [(0, count, 1), (4, count, 2)]
     q, k, v, expected = whole(spans)
     positions = torch.tensor([p for start, count, _ in spans for p in range(start, start + count)])

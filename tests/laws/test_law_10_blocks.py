@@ -78,9 +78,11 @@ class Operations(RuleBasedStateMachine):
 
     @rule()
     def break_off(self) -> None:
-        """A step that ends between its plan and its commit."""
+        """A step that ends between its plan and its commit: what ran or waited has failed."""
         self.scheduler.plan()
-        self.scheduler.recover()
+        for sequence in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.sequences.pop(sequence.id, None)
+        self.scheduler.reset()
 
     @precondition(lambda self: self.store.blocks)
     @rule()

@@ -154,10 +154,10 @@ class Worker:
         assert self.quiet.says(tokens, sampling, core.finish([request])[0].tokens)
 
     def do_interrupt(self):
-        """In the thread that makes a step of everybody's."""
+        """At some line of the caller's: the engine's thread gets no signal."""
         tokens, sampling = self.tokens(), self.sampling()
         try:
-            with lines(self.random.randint(1, 3000)) as at:
+            with lines(self.random.randint(1, 600)) as at:
                 done = self.engine.generate(tokens, **sampling)
                 session = self.engine.session(tokens)
                 session.generate(**sampling)

@@ -43,11 +43,6 @@ SMOLLM2 = ModelConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    return tmp_path_factory.mktemp("models")
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_every_parameter_of_the_file_is_counted(name, models):
     """All tensors of a saved model are parameters; buffers and a tied head's copy are not saved."""

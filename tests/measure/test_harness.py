@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,6 @@ import tokenmill
 from tests.empty import check_empty
 from tests.tiny_models import VOCABULARY, prompt, save
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 
 pytestmark = pytest.mark.clients
@@ -190,17 +190,17 @@ def test_partial_results_reach_the_cache_of_the_harness(model, folder, tmp_path)
         task = tasks.load(["choice"])["tasks"]["choice"]
         task.set_config(key="num_fewshot", value=0)
         task.build_all_requests()
-        step, steps = engine.core.step, iter(range(4))
+        step, steps = engine.core.loop.step, iter(range(4))
 
         def interrupted():
             if next(steps, None) is None:
                 raise KeyboardInterrupt
             step()
 
-        engine.core.step = interrupted
+        engine.core.loop.step = interrupted
         with pytest.raises(KeyboardInterrupt):
             lm.loglikelihood(task.instances)
-        engine.core.step = step
+        engine.core.loop.step = step
         assert 0 < len(lm.dbdict) < len(task.instances)
         check_empty(engine.core)
         again = lm.loglikelihood(task.instances)
@@ -242,13 +242,8 @@ def test_generation_settings():
 
 
 @pytest.fixture
-def tm(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["eval", "tasks", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+def tm(tm):
+    return partial(tm, "eval", "tasks")
 
 
 def test_the_command_prints_a_table_and_writes_everything(tm, model, folder, tmp_path):

@@ -1,4 +1,4 @@
-"""What a machine's own figures say of its peak."""
+"""The peak of a machine by its own figures."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def test_a_damaged_file_is_measured_anew(measured, content):
 
 def test_a_cache_that_cannot_be_written_costs_a_measurement(measured):
     measured.cache.write_text("a file")
-    machine.limits(DEVICE, 2)
+    assert machine.limits(DEVICE, 2).threads == 2
     machine.limits(DEVICE, 2)
     assert measured.count == 2
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tokenmill
-from tests.tiny_models import VOCABULARY, prompt, reference, save
+from tests.tiny_models import VOCABULARY, prompt, reference
 from tests.word_model import save_word_model
-from tokenmill.cli.main import main
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.kernels import native_library
 from tokenmill.measure import perplexity as module
@@ -38,12 +38,6 @@ WORDS = [f"w{token}" for token in prompt(100)]
 
 
 @pytest.fixture(scope="module")
-def wordless(tmp_path_factory):
-    """A tiny model without a tokenizer."""
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A tiny model whose token i is the word "wi"."""
     return save_word_model(tmp_path_factory.mktemp("models"))
@@ -57,13 +51,8 @@ def text(tmp_path):
 
 
 @pytest.fixture
-def tm(capsys):
-    def run(*arguments):
-        capsys.readouterr()
-        code = main(["eval", "perplexity", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+def tm(tm):
+    return partial(tm, "eval", "perplexity")
 
 
 def recipe(model, tokens, window, stride):
@@ -126,12 +115,12 @@ def test_the_defaults_follow_from_the_context():
 
 @pytest.mark.parametrize("program", ["eager", "native"])
 @pytest.mark.parametrize(("window", "stride"), [(16, 16), (16, 8), (16, 5), (128, 64), (5, 1)])
-def test_it_is_that_of_transformers(wordless, program, window, stride):
+def test_it_is_that_of_transformers(llama, program, window, stride):
     """1e-5 relative: the bound of float32 logits that differ in the order of their sums."""
     if program == "native" and native_library.why_not() is not None:
         pytest.skip(f"the library {native_library.why_not()}")
     tokens = prompt(101)
-    engine = tokenmill.load(wordless, program=program, dtype="float32", max_length=window, max_step_tokens=7)
+    engine = tokenmill.load(llama, program=program, dtype="float32", max_length=window, max_step_tokens=7)
     found = perplexity(engine, tokens, window, stride)
     expected, count = recipe(reference("llama"), tokens, window, stride)
     assert found.num_scored == count
@@ -145,15 +134,15 @@ def test_a_model_that_knows_nothing_has_a_perplexity_of_its_vocabulary():
     assert found.perplexity == pytest.approx(VOCABULARY)
 
 
-def test_an_engine_beside_itself_is_no_distance_away(wordless):
-    engine = tokenmill.load(wordless, max_length=32)
+def test_an_engine_beside_itself_is_no_distance_away(llama):
+    engine = tokenmill.load(llama, max_length=32)
     same = compare(engine, engine, prompt(80), 32, 16)
     assert same.ours.nll == same.reference.nll
     assert (same.kl_divergence, same.ratio) == (0.0, 1.0)
 
 
 def test_the_divergence_is_that_of_the_probabilities():
-    """From the reference to ours, not the other way."""
+    """The divergence goes from the reference to ours, not the other way."""
     ours, theirs = (torch.randn(70, 30, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     tokens = [token % 30 for token in prompt(70)]
     engines = [SimpleNamespace(logits=lambda _, rows=rows: rows) for rows in (ours, theirs)]
@@ -368,11 +357,11 @@ def test_bad_texts_are_one_line(tm, model, tmp_path, data, named):
     refused(tm(model, tmp_path / "bad.txt"), "bad.txt")
 
 
-def test_what_is_not_there_is_one_line(tm, model, wordless, text):
+def test_what_is_not_there_is_one_line(tm, model, llama, text):
     refused(tm(model, "/no/such/file"), "/no/such/file")
     refused(tm(model, text.parent), "directory")
     refused(tm("/no/such/model", text), "/no/such/model")
-    refused(tm(wordless, text), "has no tokenizer")
+    refused(tm(llama, text), "has no tokenizer")
     refused(tm(model), "FILE")
 
 

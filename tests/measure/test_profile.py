@@ -1,8 +1,9 @@
-"""Where the time goes: phases add up, traces can be read, levels, refusals, and tokens that stay the same."""
+"""The profile: phases add up, traces can be read, levels, refusals, and tokens that stay the same."""
 
 import errno
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,27 +11,21 @@ import pytest
 import torch
 
 import tokenmill
-from tests.tiny_models import prompt, save
+from tests.tiny_models import prompt
 from tokenmill import ConfigError
 from tokenmill.cli import profile as verb
-from tokenmill.cli.main import main
 from tokenmill.measure.operations import costliest
 from tokenmill.measure.profile import LEVELS, Profile, breakdown, check_level, profile
 from tokenmill.measure.recorder import StepRecord
-from tokenmill.measure.trace import FORWARD, PHASES, MemoryReading, as_bytes, merge, trace_events
+from tokenmill.measure.trace import FORWARD, PHASES, as_bytes
 from tokenmill.settings.sampling_params import SamplingParams
 
 NEW = 6
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def engine(path):
-    return tokenmill.load(path, max_sequences=3, block_size=4, program="eager")
+def engine(llama):
+    return tokenmill.load(llama, max_sequences=3, block_size=4, program="eager")
 
 
 @pytest.fixture
@@ -41,16 +36,9 @@ def scripted():
 
 
 @pytest.fixture
-def tm(path, capsys):
+def profiled(tm, llama):
     """Runs `tokenmill profile` on the tiny model; gives exit code, stdout and stderr."""
-
-    def run(*arguments, tokens=("1,2,3",)):
-        capsys.readouterr()
-        prompts = [word for ids in tokens for word in ("--tokens", ids)]
-        code = main(["profile", str(path), *prompts, "-n", str(NEW), *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return run
+    return partial(tm, "profile", llama, "--tokens", "1,2,3", "-n", NEW)
 
 
 def step(begun, *durations, decode=True, tokens=1):
@@ -197,21 +185,6 @@ def test_a_level_that_does_not_exist_is_refused_in_one_line(level):
 # ---- the trace
 
 
-def test_phases_lie_inside_their_step_to_the_nanosecond():
-    steps = [step(100.1, 0.0000013, 0.0123457, 0.0000301, 0.00002), step(100.2, 0.1, 0.2, 0.3, 0.4)]
-    events = json.loads(as_bytes({"traceEvents": trace_events(steps, [], 100.0)}))["traceEvents"]
-    spans = [one for one in events if one["ph"] == "X"]
-    outer = [one for one in spans if one["cat"] == "step"]
-    assert [one["name"] for one in outer] == ["decode", "decode"]
-    for number, whole in enumerate(outer):
-        phases = [one for one in spans if one["cat"] == "phase" and one["args"]["step"] == number]
-        assert [one["name"] for one in phases] == list(PHASES)
-        assert phases[0]["ts"] == whole["ts"]
-        assert sum(one["dur"] for one in phases) == pytest.approx(whole["dur"], abs=1e-6)
-        assert phases[-1]["ts"] + phases[-1]["dur"] <= whole["ts"] + whole["dur"] + 1e-6
-    assert outer[0]["ts"] == pytest.approx(100_000)
-
-
 def test_counters_follow_memory_and_tokens(engine):
     found = profile(engine, [prompt(5)], SamplingParams(max_new_tokens=NEW))
     events = json.loads(as_bytes(found.trace))["traceEvents"]
@@ -222,26 +195,6 @@ def test_counters_follow_memory_and_tokens(engine):
     assert sum(one["name"] == "resident memory, MB" for one in counters) == NEW
     assert {one["ph"] for one in events} == {"M", "X", "C"}
     assert all(one["ts"] >= 0 for one in events if one["ph"] != "M")
-
-
-def test_device_memory_is_a_counter_where_there_is_a_device():
-    events = trace_events([], [MemoryReading(1.0, 5_000_000, 2, 7_000_000)], 0.0)
-    assert {"allocated": 7.0} in [one["args"] for one in events]
-
-
-def test_torchs_trace_is_merged_on_its_own_clock():
-    steps = [step(10.0, 1, 2, 1, 1), step(20.0, 1, 2, 1, 1)]
-    forwards = [
-        {"name": FORWARD, "cat": "user_annotation", "ph": "X", "ts": 5e6 + at, "dur": 2e6, "pid": 1, "tid": 1}
-        for at in (1e6, 11e6)
-    ]
-    seen = {"name": "[memory]", "ph": "i", "ts": 6.5e6, "args": {"Total Allocated": 3_000_000, "Device Type": 0}}
-    merged = merge({"traceEvents": [*forwards, seen], "host_name": "x"}, steps, [], 10.0)
-    own = [one for one in merged["traceEvents"] if one.get("cat") == "phase" and one["name"] == "forward"]
-    assert [one["ts"] for one in own] == [one["ts"] for one in forwards]
-    (allocated,) = (one for one in merged["traceEvents"] if one["name"].startswith("allocated by torch"))
-    assert (allocated["ts"], allocated["args"]) == (6.5e6, {"allocated": 3.0})
-    assert merged["host_name"] == "x"
 
 
 def test_verbose_trace_has_the_steps_and_torchs_operations_in_one_time(engine):
@@ -261,9 +214,9 @@ def test_verbose_trace_has_the_steps_and_torchs_operations_in_one_time(engine):
 # ---- the verb
 
 
-def test_the_verb_writes_a_trace_and_says_what_it_cost(tm, tmp_path):
+def test_the_verb_writes_a_trace_and_says_what_it_cost(profiled, tmp_path):
     target = tmp_path / "trace.json"
-    code, out, err = tm("-o", target)
+    code, out, err = profiled("-o", target)
     assert code == 0
     assert {one["name"] for one in json.loads(target.read_text())["traceEvents"]} >= set(PHASES)
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]  # nothing temporary is left
@@ -272,8 +225,8 @@ def test_the_verb_writes_a_trace_and_says_what_it_cost(tm, tmp_path):
     assert "ui.perfetto.dev" in err
 
 
-def test_the_verbs_json_is_one_document(tm):
-    code, out, err = tm("--json", "-q", "--level", "verbose", "--seed", 4, tokens=("1,2,3", "4,5"))
+def test_the_verbs_json_is_one_document(profiled):
+    code, out, err = profiled("--json", "-q", "--level", "verbose", "--seed", 4, "--tokens", "4,5")
     document = json.loads(out)
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert document["level"] == "verbose"
@@ -290,13 +243,13 @@ def test_the_verbs_json_is_one_document(tm):
     assert document["program"]["name"]
 
 
-def test_level_none_is_one_line(tm):
-    code, out, err = tm("--level", "none", "-q")
+def test_level_none_is_one_line(profiled):
+    code, out, err = profiled("--level", "none", "-q")
     assert (code, err, out.count("\n")) == (0, "", 1)
     assert "3 prompt + 6 new tokens" in out
 
 
-def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_path, monkeypatch):
+def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(profiled, tmp_path, monkeypatch):
     monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "file").write_text("")
     for arguments, words in (
@@ -307,23 +260,23 @@ def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(tm, tmp_pa
         (["-o", tmp_path / "trace.json", "--level", "none"], "none makes no trace"),
         (["--level", "loud"], "--level = 'loud' is not allowed: use one of none, light, verbose"),
     ):
-        code, out, err = tm(*arguments)
+        code, out, err = profiled(*arguments)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert words in err
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_only_a_trace_is_replaced_without_force(tm, tmp_path):
+def test_only_a_trace_is_replaced_without_force(profiled, tmp_path):
     target = tmp_path / "trace.json"
     target.write_text("mine")
-    assert tm("-o", target, "-q")[0] == 2 and target.read_text() == "mine"
-    assert tm("-o", target, "-q", "--force")[0] == 0
+    assert profiled("-o", target, "-q")[0] == 2 and target.read_text() == "mine"
+    assert profiled("-o", target, "-q", "--force")[0] == 0
     for level in ("verbose", "light"):
-        assert tm("-o", target, "-q", "--level", level)[0] == 0
+        assert profiled("-o", target, "-q", "--level", level)[0] == 0
         assert json.loads(target.read_text())["traceEvents"]
 
 
-def test_a_full_disk_is_found_before_the_model_is_loaded(tm, tmp_path, monkeypatch):
+def test_a_full_disk_is_found_before_the_model_is_loaded(profiled, tmp_path, monkeypatch):
     monkeypatch.setattr(verb, "load_engine", lambda *_: pytest.fail("the model was loaded"))
 
     def full(self, data):
@@ -331,31 +284,31 @@ def test_a_full_disk_is_found_before_the_model_is_loaded(tm, tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    code, out, err = tm("-o", tmp_path / "trace.json")
+    code, out, err = profiled("-o", tmp_path / "trace.json")
     assert (code, out) == (2, "")
     assert err == f"error: {tmp_path / 'trace.json'} cannot be written: No space left on device\n"
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("json", [[], ["--json"]])
-def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(tm, tmp_path, monkeypatch, json):
+def test_a_disk_that_fills_meanwhile_costs_the_trace_alone(profiled, tmp_path, monkeypatch, json):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(verb, "writing", full)
-    code, out, err = tm("-o", tmp_path / "trace.json", "-q", *json)
+    code, out, err = profiled("-o", tmp_path / "trace.json", "-q", *json)
     assert code == 2 and ('"trace": null' if json else "cost of measuring") in out
     assert err.startswith(f"error: {tmp_path / 'trace.json'} cannot be written: No space") and err.count("\n") == 1
 
 
-def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(path, capsys):
-    assert main(["profile", str(path), "-q"]) == 2
-    assert "has no tokenizer" in capsys.readouterr().err
+def test_a_prompt_without_a_tokenizer_is_refused_in_one_line(tm, llama):
+    code, _, err = tm("profile", llama, "-q")
+    assert code == 2 and "has no tokenizer" in err
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_kernels_and_device_memory_are_listed(path):
-    engine = tokenmill.load(path, device="cuda")
+def test_on_a_gpu_kernels_and_device_memory_are_listed(llama):
+    engine = tokenmill.load(llama, device="cuda")
     found = profile(engine, [prompt(5)], SamplingParams(max_new_tokens=NEW), "verbose")
     assert found.same_tokens
     assert all(reading.device_bytes for reading in found.memory)

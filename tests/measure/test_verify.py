@@ -5,18 +5,12 @@ import json
 import pytest
 import torch
 
-from tests.tiny_models import prompt, save
-from tokenmill.cli.main import main
+from tests.tiny_models import prompt
 from tokenmill.engine.load import load
 from tokenmill.errors import WrongText
 from tokenmill.measure.verify import CODES, MIN_CORRELATION, Distance, traced, verified
 
 START = prompt(9, seed=1)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return save("llama", tmp_path_factory.mktemp("models"))
 
 
 def eager(path):
@@ -70,15 +64,15 @@ def test_wrong_numbers_are_found(llama, monkeypatch):
         engine.generate(START, max_new_tokens=8, ignore_eos=True)
 
 
-def test_the_options(llama, capsys):
-    arguments = ["generate", str(llama), "--tokens", "1,2,3", "-n", "3", "--ignore-eos", "--trace", "--verify"]
-    assert main([*arguments, "-q"]) == 0
-    shown = capsys.readouterr().err
+def test_the_options(llama, tm):
+    arguments = ["generate", llama, "--tokens", "1,2,3", "-n", "3", "--ignore-eos", "--trace", "--verify"]
+    code, _, shown = tm(*arguments, "-q")
+    assert code == 0
     assert "without a cache" in shown
     assert "12" in shown
     assert "verified 3 rows against float32: correlation at least" in shown
-    assert main([*arguments, "-q", "--json"]) == 0
-    out, shown = capsys.readouterr()
+    code, out, shown = tm(*arguments, "-q", "--json")
+    assert code == 0
     rows = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
     assert [row["fed"] for row in rows] == [3, 1, 1]
     assert [token for row in rows for token in row["chosen"]] == json.loads(out)["tokens"]

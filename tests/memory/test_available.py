@@ -74,7 +74,7 @@ def test_memory_of_version_2(tmp_path, which, mount):
 
 
 def test_a_mount_elsewhere(tmp_path):
-    """With what the mount shows, as for a group that is mounted into a container."""
+    """The mount shows a part, as for a group that is mounted into a container."""
     mount = "9 1 0:2 /app.slice /run/groups rw - cgroup2 none rw\n"
     files = {"run/groups/mill/memory.max": 500, "run/groups/memory.max": 9000, f"{HERE}/app.slice/mill/memory.max": 1}
     assert allowed_memory(tree(tmp_path, V2, {"proc/self/mountinfo": mount}, files)) == 500

@@ -1,4 +1,4 @@
-"""What the files of control groups may hold; tests/memory/test_available.py has whole trees of both versions."""
+"""The contents that files of control groups may have; test_available.py has whole trees of both versions."""
 
 import math
 
@@ -119,7 +119,7 @@ def test_the_line_of_a_controller_of_version_1(tmp_path, line, allowed):
 
 @pytest.mark.parametrize("path", ["/other", "/app/../other", "/ap"])
 def test_of_a_group_outside_the_mount_the_mount_itself_counts(tmp_path, path):
-    """Where the path leads to another group beside the mount, that one is not ours."""
+    """A group beside the mount, to which the path may lead, is not ours."""
     mounts = "1 2 0:3 /app /run/groups rw - cgroup2 none rw\n"
     files = limited(
         mounts, f"0::{path}\n", **{"run/groups": 70, "run/other": 7, "run/groups/other": 7, "run/groups/app": 7}

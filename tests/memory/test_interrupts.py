@@ -10,7 +10,7 @@ from tokenmill.memory.interrupts import held_interrupts
 
 @pytest.fixture
 def handled():
-    """What the handler of this process was called with, most lately last."""
+    """The arguments of each call of this process's handler, the latest last."""
     calls = []
 
     def handler(number, frame):

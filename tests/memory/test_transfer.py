@@ -23,7 +23,7 @@ def test_vectors_of_every_kind_are_read_as_lists():
 
 
 def test_a_gpu_is_reached_through_pinned_memory(monkeypatch):
-    """Not run on a GPU: the calls of torch are recorded, as its notes on pinned memory ask for them."""
+    """This is not run on a GPU: the calls of torch are recorded, as its notes on pinned memory ask for them."""
     calls = []
 
     class Made:

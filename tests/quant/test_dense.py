@@ -13,7 +13,7 @@ BIAS = torch.tensor([10.0, 20.0])
 
 @pytest.fixture
 def linear_calls(monkeypatch):
-    """How many rows each call of torch's own product had."""
+    """The number of rows of each call of torch's own product."""
     calls, linear = [], functional.linear
 
     def counted(x, weight, bias=None):

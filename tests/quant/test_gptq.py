@@ -15,7 +15,7 @@ INPUTS, TOKENS = 64, 200
 
 
 def hessian():
-    """Of inputs that depend on each other, some of them far larger than others."""
+    """The Hessian of inputs that depend on each other, some of them far larger than others."""
     torch.manual_seed(0)
     inputs_TK = torch.randn(TOKENS, INPUTS) @ torch.randn(INPUTS, INPUTS) * torch.rand(INPUTS).pow(4)
     return inputs_TK.t() @ inputs_TK / TOKENS

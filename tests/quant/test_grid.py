@@ -111,7 +111,7 @@ def halves(*numbers):
 
 
 def test_starts_cut_off_either_end_of_the_range():
-    """From -1 to 2: a range of 3, cut by 0, 0.18 and 0.36 at the low end and at the high end."""
+    """The numbers go from -1 to 2: a range of 3, cut by 0, 0.18 and 0.36 at the low end and at the high end."""
     found = as_lists(_starts(torch.tensor([[-1.0], [2.0], [0.5]]), 4, "minimum"))
     widths = halves(*(round(3 - low - high, 2) / 15 for low in (0, 0.18, 0.36) for high in (0, 0.18, 0.36)))
     assert [scale for scale, _ in found] == pytest.approx(widths, rel=1e-3)

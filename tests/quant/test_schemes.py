@@ -22,8 +22,8 @@ LONG = prompt(60, seed=5)
 class HalfLinear(Matrix):
     """A matrix in float16, multiplied in the dtype of its input."""
 
-    def finish(self):
-        self.weight = torch.nn.Parameter(self.weight.detach().half(), requires_grad=False)
+    def fill(self, parts):
+        self.weight = torch.nn.Parameter(parts[0].numbers.half(), requires_grad=False)
 
     def forward(self, x_TD):
         return torch.nn.functional.linear(x_TD, self.weight.to(x_TD.dtype), self.bias)
@@ -63,7 +63,7 @@ def test_the_named_schemes_are_what_their_names_say():
 @pytest.mark.parametrize("name", SCHEMES)
 @pytest.mark.parametrize("family", ["llama-mha-tied", "gpt2", "qwen2", "mixtral"])
 def test_the_bytes_of_a_scheme_are_the_allocated_ones(family, name, tmp_path):
-    """Of the schemes that "auto" never chooses for the plain modules too."""
+    """The schemes that "auto" never chooses for the plain modules are among them."""
     path = save(family, tmp_path)
     engine = load(path, program="eager", scheme=name, dtype="float32", max_length=CONTEXT)
     assert cost_of(engine.core.loaded.resolved).weights_bytes == engine.memory["weights_bytes"]

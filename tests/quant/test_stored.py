@@ -15,7 +15,7 @@ def test_neighbours_share_a_byte():
 
 
 def test_halves_are_the_first_and_the_last_sixteen_codes_of_a_group():
-    """As in Q4_0 of GGUF: the low halves of 16 bytes come first."""
+    """Q4_0 of GGUF has them so: the low halves of 16 bytes come first."""
     stored = Stored(4, None, None, torch.tensor([[0.5, 2.0]]), None, HALVES)
     codes = stored.unpacked()
     assert codes.halves is None

@@ -45,7 +45,7 @@ def settings(plain):
 
 @pytest.fixture(scope="module")
 def expected(plain, settings):
-    """By settings, the texts one after the other, a token at a time."""
+    """The texts for some settings, one after the other, a token at a time."""
     return {
         name: [plain.generate(prompt, max_new_tokens=NEW, **each) for prompt in PROMPTS]
         for name, each in settings.items()

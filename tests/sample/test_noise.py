@@ -24,7 +24,7 @@ def chi_square(bins: list[int], num_bins: int) -> float:
 
 
 def correlation(left: list[float], right: list[float]) -> float:
-    """Of numbers that are uniform in (0, 1): their mean is 1/2, their variance 1/12."""
+    """The correlation of numbers that are uniform in (0, 1): their mean is 1/2, their variance 1/12."""
     return 12 * sum((a - 0.5) * (b - 0.5) for a, b in zip(left, right, strict=True)) / len(left)
 
 

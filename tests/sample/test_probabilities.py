@@ -48,7 +48,7 @@ def test_a_mask_of_allowed_tokens():
 
 
 def test_without_top_p_the_least_likely_token_stays():
-    """Its integer probability is 0, and it is a token all the same."""
+    """The token has an integer probability of 0, and is a token all the same."""
     logits = torch.tensor([[0.0, -1000.0], [0.0, -1000.0]])
     found = top_p(logits, torch.tensor([1.0, 0.999], dtype=torch.float64))
     assert torch.equal(found, torch.tensor([[0.0, -1000.0], [0.0, -INF]]))

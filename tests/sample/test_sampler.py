@@ -279,7 +279,7 @@ def test_only_allowed_ids_are_chosen() -> None:
     ],
 )
 def test_the_token_that_would_complete_a_bad_word_is_forbidden(bad: tuple[tuple[int, ...], ...], wanted: int) -> None:
-    """As vllm/v1/sample/ops/bad_words.py has it."""
+    """vllm/v1/sample/ops/bad_words.py has the same rule."""
     logits_RV = torch.tensor([[1.0, 2.0, 3.0]])
     tokens, params = PROMPT + OUTPUT, SamplingParams(bad_words=["any"])
     one = Row(Choosing(params, bad_words=bad), len(tokens), tokens, len(PROMPT))

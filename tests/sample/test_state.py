@@ -1,4 +1,4 @@
-"""What the choice of a token depends on beside the logits, and whether it can be known before it is sampled."""
+"""The facts beside the logits on which a token depends, and whether it can be known before it is sampled."""
 
 import pytest
 

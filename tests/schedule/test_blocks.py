@@ -91,24 +91,15 @@ def test_a_table_is_cut_from_its_end(blocks):
     assert [blocks.allocate() for _ in range(3)] == [3, 2, 1]  # the last was released first
 
 
-def test_what_an_interrupt_left_is_counted_anew(blocks):
+def test_clear_forgets_references_and_names(blocks):
     for _ in range(3):
         blocks.allocate()
     blocks.publish(1, b"one")
-    blocks.publish(2, b"two")
-    blocks.release(2)
-    # A reference and a free block were lost, and a name that nobody was told.
-    blocks.references = [5, 0, 1, 1]
-    blocks.recount([[0, 1], [1]])
-    assert blocks.references == [1, 2, 0, 0] and states(blocks) == "uskf"
-    blocks.check_integrity([[0, 1], [1]])
-    assert [blocks.allocate(), blocks.allocate(), blocks.allocate()] == [3, 2, None]  # in the order that they had
-
-
-def test_a_block_that_was_lost_comes_back_at_the_end(blocks):
-    table = [blocks.allocate() for _ in range(3)]
-    blocks.recount([table[1:]])
-    assert [blocks.allocate(), blocks.allocate(), blocks.allocate()] == [3, 0, None]
+    blocks.release(1)
+    blocks.clear()
+    assert states(blocks) == "ffff" and blocks.find(b"one") is None and blocks.num_free == 4
+    blocks.check_integrity([])
+    assert [blocks.allocate() for _ in range(5)] == [0, 1, 2, 3, None]
 
 
 def test_integrity_is_that_of_the_tables(blocks):

@@ -39,7 +39,7 @@ def browser(tmp_path, width=1280, height=900):
 
 
 class Page:
-    """What a person sees of it and does with it."""
+    """The page as a person sees it, and what a person does with it."""
 
     def __init__(self, driver, url):
         self.driver = driver
@@ -84,7 +84,7 @@ class Page:
         return self.driver.execute_script(script, *values)
 
     def stored(self):
-        """What stands in the browser's storage for conversations: a dict by their ids."""
+        """The conversations in the browser's storage, by their ids."""
         items = self.run("return Object.entries(localStorage)")
         return {key.removeprefix(KEY): json.loads(value) for key, value in items if key.startswith(KEY)}
 
@@ -99,7 +99,7 @@ class Page:
         self.run(f"{buttons}.find(one => one.title === arguments[0]).click()", title)
 
     def act(self, name):
-        """With the conversation that is open: rename, star, export, delete."""
+        """Press a button of the conversation that is open: rename, star, export, delete."""
         buttons = self.all("#conversation-list [aria-current] .bar button")
         next(each for each in buttons if each.text == name).click()
 
@@ -166,7 +166,7 @@ class Feed:
         self.event({"id": "chatcmpl-1", "choices": [{"delta": {"content": text}}]}, number)
 
     def close(self, number=-1):
-        """As a connection that ends."""
+        """End the answer as a connection that ends does."""
         self._page.run("feeds.at(arguments[0]).close()", number)
 
     def end(self, number=-1, reason="stop", usage=None):

@@ -44,7 +44,7 @@ def served(path, settings=None, tell=None, **options):
 
 
 def wire(url, data, is_half_closed=False):
-    """What a server answers to bytes, until it closes the connection. is_half_closed: nothing can be sent any more."""
+    """The answer of a server to bytes, until it closes the connection. is_half_closed: nothing can be sent any more."""
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(data)
@@ -58,16 +58,16 @@ def wire(url, data, is_half_closed=False):
 
 def hold(driver):
     """Let a few steps be made, then none until the event loop wants something, which is that somebody has left."""
-    step, made = driver.core.step, 0
+    step, made = driver.core.loop.step, 0
 
     def held():
         nonlocal made
-        while made >= FEW_STEPS and driver._inbox.empty():
+        while made >= FEW_STEPS and driver.core.thread._inbox.empty():
             time.sleep(0.005)
         made = 0 if made >= FEW_STEPS else made + 1
         step()
 
-    driver.core.step = held
+    driver.core.loop.step = held
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ class Clock:
 
 
 class Rejections:
-    """In the place of Metrics."""
+    """Replaces Metrics."""
 
     def __init__(self):
         self.reasons = []

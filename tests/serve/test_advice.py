@@ -1,4 +1,4 @@
-"""What a refusal advises is something that a client of the server can do, and leads to success."""
+"""The advice of a refusal is something that a client of the server can do, and leads to success."""
 
 import httpx2
 import pytest
@@ -24,7 +24,7 @@ def wordless(models):
 
 @pytest.fixture(scope="module")
 def plain(models):
-    """Without a chat template, and with a cache that is smaller than the longest text."""
+    """A server without a chat template, whose cache is smaller than the longest text."""
     with served(save_word_model(models), {"cache_tokens": 32}) as server:
         yield server
 
@@ -56,7 +56,7 @@ def test_a_model_without_a_chat_template(plain):
 
 
 def test_min_tokens_that_the_context_does_not_leave(plain):
-    """It said "at most max_tokens, which is 31", whatever max_tokens was."""
+    """The message said "at most max_tokens, which is 31", whatever max_tokens was."""
     for max_tokens in (60, -1):
         status, message = asked(plain, "/v1/completions", prompt="w1", min_tokens=60, max_tokens=max_tokens)
         assert (status, message) == (

@@ -1,4 +1,4 @@
-"""What the page does with answers: several at once, ends of every kind, going on, a full context, code, files."""
+"""Answers on the page: several at once, ends of every kind, going on, a full context, code, files."""
 
 import json
 

@@ -9,7 +9,6 @@ from tests.serve.chromium import KEY, Feed, Page, browser
 
 pytestmark = pytest.mark.browser
 
-OLD = "tokenmill.conversations"
 FILL = """
 let piece = "x".repeat(1 << 22), number = 0;
 while (piece) {
@@ -42,14 +41,6 @@ def said(text, feed, page, answer="yes"):
 def contents(page):
     """All texts of the one conversation that is stored."""
     return {turn["content"] for one in page.stored().values() for turn in one["turns"].values()}
-
-
-def old_conversation(name, answer="yes", **more):
-    turns = {
-        "1": {"id": 1, "parent": None, "role": "user", "content": name},
-        "2": {"id": 2, "parent": 1, "role": "assistant", "content": answer, "finish": "stop", "stats": {"firstMs": 5}},
-    }
-    return {"id": name, "title": name, "turns": turns, "leaf": 2, "kept": False, "count": 2} | more
 
 
 def test_two_tabs_keep_each_others_conversations(page, tabs):
@@ -159,42 +150,6 @@ def test_deleted_in_one_tab_while_another_answers(page, tabs):
     assert page.titles() == ["two"]
 
 
-def test_the_list_under_the_old_key_is_carried_over(page):
-    damaged = {"id": "bad", "turns": 5}
-    old = [old_conversation("second"), damaged, old_conversation("first", "<b>no tag</b>")]
-    page.run("localStorage.setItem(arguments[0], arguments[1])", OLD, json.dumps(old))
-    page.reload()
-    assert page.titles() == ["second", "first"] and set(page.stored()) == {"second", "first"}
-    assert page.stored()["first"]["turns"]["2"] == old[2]["turns"]["2"]
-    assert json.loads(page.run("return localStorage.getItem(arguments[0])", OLD)) == [damaged]  # it stays, and is told
-    assert "no conversation that this page can read" in page.text("#conversation-list")
-    page.open("first")
-    assert page.texts() == ["first", "<b>no tag</b>"] and "first token 5 ms" in page.text(".assistant .strip")
-    page.reload()
-    assert page.titles() == ["second", "first"]
-
-
-def test_an_old_list_that_fills_the_storage_is_carried_over(page):
-    """There is no room for any of its conversations twice."""
-    old = [old_conversation(f"c{number}", "y" * 1_400_000) for number in range(3)]
-    page.run("localStorage.setItem(arguments[0], arguments[1])", OLD, json.dumps(old))
-    page.reload()
-    assert page.titles() == ["c0", "c1", "c2"] and set(page.stored()) == {"c0", "c1", "c2"}
-    assert page.run("return localStorage.getItem(arguments[0])", OLD) is None
-    assert not page.one("#unsaved").is_displayed()
-
-
-def test_a_page_of_the_old_kind_in_another_tab(page):
-    """It writes its own list again, in which an answer has another end than here: both are kept."""
-    page.run("localStorage.setItem(arguments[0], arguments[1])", OLD, json.dumps([old_conversation("one")]))
-    page.reload()
-    for _ in range(2):
-        page.run("localStorage.setItem(arguments[0], arguments[1])", OLD, json.dumps([old_conversation("one", "no")]))
-        page.reload()
-    answers = [each["turns"]["2"]["content"] for each in page.stored().values()]
-    assert "yes" in answers and "no" in answers
-
-
 def test_a_full_storage_says_so_and_loses_nothing(page):
     said("one", Feed(page), page)
     before = page.stored()
@@ -241,8 +196,10 @@ def test_a_damaged_entry_stays_and_the_page_goes_on(page, value):
 
 
 def test_fields_of_the_wrong_kind_do_no_harm(page):
-    one = old_conversation("one")
-    one["turns"]["2"] |= {"stats": {"usage": 5, "firstMs": "x"}, "finish": {}, "error": [], "since": "9", "tokens": 7}
+    answer = {"id": 2, "parent": 1, "role": "assistant", "content": "yes", "finish": {}, "error": [], "since": "9"}
+    answer |= {"stats": {"usage": 5, "firstMs": "x"}, "tokens": 7}
+    turns = {"1": {"id": 1, "parent": None, "role": "user", "content": "one"}, "2": answer}
+    one = {"id": "one", "title": "one", "turns": turns, "leaf": 2, "kept": False, "count": 2}
     page.run("localStorage.setItem(arguments[0], arguments[1])", f"{KEY}one", json.dumps(one))
     page.reload()
     assert page.texts() == ["one", "yes"]

@@ -1,4 +1,4 @@
-"""What OpenAI's Python client makes of refusals, each by its class, and how it leaves, with nothing left behind."""
+"""OpenAI's Python client: the class of each refusal, and how it leaves, with nothing left behind."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ def test_models(client):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).owned_by == "tokenmill"
     assert client.get("/models/", cast_to=object) == client.get("/models", cast_to=object)
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
         client.models.retrieve("gpt-4")
 
 

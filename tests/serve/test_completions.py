@@ -113,7 +113,7 @@ def test_logprobs(client, quiet):
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
 @pytest.mark.parametrize("prompt", ["w1 w2 w3", [1, 2, 3]], ids=["text", "ids"])
 def test_logprobs_of_the_prompt(client, quiet, prompt, max_tokens):
-    """As evaluation tools ask for them: echo, and one token or none."""
+    """Evaluation tools ask for them with echo, and one token or none."""
     done = client.completions.create(
         model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0, echo=True, logprobs=2
     )

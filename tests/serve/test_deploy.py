@@ -48,7 +48,7 @@ def test_so_do_the_alerts(there):
 
 
 def instructions():
-    """Of the Containerfile: pairs of a word and what follows it."""
+    """The instructions of the Containerfile: pairs of a word and what follows it."""
     text = re.sub(r"^#.*\n", "", (DEPLOY / "Containerfile").read_text(), flags=re.MULTILINE)
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
@@ -69,7 +69,7 @@ def test_the_container_installs_what_there_is():
 
 
 def commands():
-    """What the unit and the container start, without the program."""
+    """The commands that the unit and the container start, without the program."""
     given = dict(instructions())
     (start,) = re.findall(r"^ExecStart=(.*)", (DEPLOY / "tokenmill.service").read_text(), re.MULTILINE)
     return [shlex.split(start), json.loads(given["ENTRYPOINT"]) + json.loads(given["CMD"])]

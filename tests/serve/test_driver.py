@@ -24,8 +24,8 @@ class Gate:
     """Holds the steps of a core back until it is opened, and counts them."""
 
     def __init__(self, core):
-        self.opened, self.waits, self.step = threading.Event(), threading.Event(), core.step
-        core.step = self.held
+        self.opened, self.waits, self.step = threading.Event(), threading.Event(), core.loop.step
+        core.loop.step = self.held
 
     def held(self):
         self.waits.set()
@@ -90,7 +90,7 @@ def test_a_step_that_raises_ends_everybody(core, caplog):
     died = threading.Event()
     driver = Driver(core, Metrics(core, "words"), died.set)
     driver.start()
-    core.step = lambda: 1 / 0
+    core.loop.step = lambda: 1 / 0
 
     async def both():
         first = await asyncio.gather(*(tokens_of(driver, request(core)) for _ in range(2)), return_exceptions=True)
@@ -112,7 +112,7 @@ def test_stopped_it_tells_those_who_wait(core):
         reading = asyncio.ensure_future(tokens_of(driver, request(core)))
         await asyncio.to_thread(gate.waits.wait)
         stopping = asyncio.ensure_future(asyncio.to_thread(driver.stop))
-        while driver._inbox.empty():  # until it is asked to stop
+        while driver.core.thread._inbox.empty():  # until it is asked to stop
             await asyncio.sleep(0.01)
         gate.opened.set()
         with pytest.raises(EngineDied, match="shutting down"):
@@ -172,7 +172,7 @@ def test_a_client_that_goes_away_is_cancelled(chat_model, stream):
 def test_a_step_that_raises_ends_streams(chat_model):
     with served(chat_model) as server:
         core, is_read, steps = server.driver.core, threading.Event(), []
-        step = core.step
+        step = core.loop.step
 
         def once():
             if steps:
@@ -180,7 +180,7 @@ def test_a_step_that_raises_ends_streams(chat_model):
                 raise ZeroDivisionError
             steps.append(step())
 
-        core.step = once
+        core.loop.step = once
         with httpx2.stream(
             "POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}, timeout=60
         ) as response:
@@ -197,8 +197,8 @@ def test_a_step_that_hangs_is_seen_by_health(chat_model, monkeypatch):
     with served(chat_model) as server:
         core, url = server.driver.core, server.url
         assert httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60).status_code == 200
-        server.driver._longest_s = 0.0  # whatever it was on this machine
-        server.driver._num_steps = driver_module.FIRST_STEPS
+        server.driver._steps.longest_s = 0.0  # whatever it was on this machine
+        server.driver._steps.count = driver_module.FIRST_STEPS
         gate = Gate(core)
         asking = threading.Thread(target=httpx2.post, args=(f"{url}/v1/completions",), kwargs={"json": LONG})
         asking.start()

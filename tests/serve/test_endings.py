@@ -8,10 +8,10 @@ import time
 import httpx2
 import pytest
 
-from tests.serve.conftest import served
+from tests.serve.conftest import served, wire
 from tests.serve.test_driver import Gate
-from tests.serve.test_guard import wire
 from tests.serve.test_run import BODY, read, running
+from tokenmill.engine.requests import Request
 from tokenmill.serve.answer_schema import ErrorAnswer
 
 CHAT = {"messages": [{"role": "user", "content": "w1 w2"}], "max_tokens": 90, "temperature": 0}
@@ -28,7 +28,7 @@ def last_event(lines):
 
 
 def asked(server, path, body, got):
-    """What a request got, in a thread: its status and its body."""
+    """Send a request in a thread, and note its status and body."""
 
     def ask():
         response = httpx2.post(f"{server.url}{path}", json=body, timeout=120)
@@ -41,7 +41,7 @@ def asked(server, path, body, got):
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.5])
 def test_at_the_end_of_the_timeout_every_request_hears_of_it(chat_model, tmp_path, timeout_s):
-    """Those that run, that wait, streams, sessions, what a thread works on, and a body that has not come."""
+    """Requests may run or wait, be streams or sessions, be worked on by a thread, or have a body that has not come."""
     with served(chat_model, {"max_sequences": 1}, session_dir=tmp_path, drain_s=timeout_s) as server:
         gate, slow = Gate(server.driver.core), threading.Event()
         server.driver.core.inputs.chat_prompt = lambda *_, **__: slow.wait(120) and [1]
@@ -129,7 +129,7 @@ def raises(error):
 
 
 def cancel_all(core):
-    core.to_cancel.extend((each.sequence, each) for each in core.trackers.values())
+    core.cancel(Request([], trackers=list(core.trackers.values())))
 
 
 @pytest.mark.parametrize(

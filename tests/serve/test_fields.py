@@ -218,13 +218,13 @@ def keeps(chat_model, tmp_path_factory):
 
 def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
     with served(chat_model, {"max_step_tokens": 4}) as server:
-        step, steps = server.driver.core.step, []
+        step, steps = server.driver.core.loop.step, []
 
         def slow():
             time.sleep(0.05)
             steps.append(step())
 
-        server.driver.core.step = slow
+        server.driver.core.loop.step = slow
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "timeout": 0.2}
         for more in ({}, {"stream": True}):
             steps.clear()
@@ -236,13 +236,13 @@ def test_a_deadline_ends_the_scoring_of_a_prompt(chat_model):
 
 def test_a_stream_whose_client_leaves_while_its_prompt_is_scored_ends(chat_model):
     with served(chat_model, {"max_step_tokens": 4}) as server:
-        step = server.driver.core.step
+        step = server.driver.core.loop.step
 
         def slow():
             time.sleep(0.1)
             step()
 
-        server.driver.core.step = slow
+        server.driver.core.loop.step = slow
         body = {"prompt": [1] * 90, "logprobs": 1, "echo": True, "stream": True}
         with pytest.raises(httpx2.TimeoutException):
             httpx2.post(f"{server.url}/v1/completions", json=body, timeout=0.3)

@@ -55,7 +55,7 @@ def words(number, length=4):
 
 
 def longest_gap_s(work):
-    """How long a thread that sleeps a millisecond at a time was kept from it while `work` was done, at most.
+    """The longest time that a thread which sleeps a millisecond at a time was kept from it while `work` was done.
 
     In processor time of this process: what other processes take meanwhile is not its fault.
     """
@@ -212,7 +212,7 @@ def test_many_large_bodies_of_one_key_hold_no_other_key_up(chat_model, monkeypat
 
 
 def test_first_tokens_of_another_key_are_not_cached(chat_model):
-    """What could tell a tenant of another's prompts is which tokens are computed, so these are counted, not timed."""
+    """A tenant could learn of another's prompts by which tokens are computed, so these are counted, not timed."""
     keys, prompt = ("one", "two"), words(1, 40)
     with served(chat_model, keys=keys) as server, httpx2.Client(base_url=server.url, timeout=60) as http:
 

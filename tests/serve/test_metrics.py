@@ -19,7 +19,7 @@ request_params_max_tokens request_max_num_generation_tokens request_prefill_kv_c
 
 
 def samples(url):
-    """By name without prefix and labels but the last; histograms by their count and sum."""
+    """The samples by name, without labels but the last; histograms by their count and sum."""
     found = {}
     for family in text_string_to_metric_families(httpx2.get(f"{url}/metrics", timeout=60).text):
         for each in family.samples:

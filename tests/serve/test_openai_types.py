@@ -1,4 +1,4 @@
-"""What OpenAI's own types allow, field by field: null where they have it; and other engines' names and values."""
+"""The values that OpenAI's own types allow, field by field, null too; and other engines' names and values."""
 
 import json
 import typing

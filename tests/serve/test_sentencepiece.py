@@ -97,13 +97,13 @@ def test_control_tokens_that_a_prompt_spells_have_their_place(client, tokenizer)
 
 
 def allow(tokenizer, text):
-    """What makes a model say one of the tokens of a text."""
+    """The setting that makes a model say one of the tokens of a text."""
     return {"allowed_token_ids": sorted(set(tokenizer.encode(text, add_special_tokens=False)))}
 
 
 @pytest.mark.parametrize("prompt", ["the quick", [1], [1, 2]], ids=str)
 def test_the_tokens_of_an_answer_are_its_text(client, tokenizer, prompt):
-    """After a text its first space is there, and at the beginning of a text it is not."""
+    """The first space of an answer is there after a text, and not at the beginning of a text."""
     more = {"max_tokens": 6, "temperature": 1, "seed": 4, "extra_body": allow(tokenizer, " fox brown the")}
     done = client.completions.create(model=MODEL, prompt=prompt, logprobs=2, **more).choices[0]
     assert "".join(done.logprobs.tokens) == done.text

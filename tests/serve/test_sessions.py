@@ -141,7 +141,7 @@ def test_a_directory_that_cannot_be_written(chat_model, tmp_path):
 def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
     with kept(settings={"max_sequences": 1}) as server:
         post(server, "/v1/sessions/tale/save", {"messages": MESSAGES})
-        step, told = server.driver.core.step, []
+        step, told = server.driver.core.loop.step, []
 
         def slow():
             time.sleep(0.02)
@@ -156,7 +156,7 @@ def test_streams_go_on_while_a_session_waits_for_a_place(kept, what):
             body = {"messages": MESSAGES} if what == "save" else None
             told.append(post(server, f"/v1/sessions/tale/{what}", body).status_code)
 
-        server.driver.core.step = slow
+        server.driver.core.loop.step = slow
         threads = [threading.Thread(target=work) for work in (read, ask)]
         for thread in threads:
             thread.start()

@@ -1,4 +1,4 @@
-"""What the server says of itself."""
+"""The routes by which the server says how it is."""
 
 import httpx2
 

@@ -1,4 +1,4 @@
-"""What is done before the server says that it is ready."""
+"""The warm-up, before the server says that it is ready."""
 
 import httpx2
 import pytest
@@ -13,7 +13,7 @@ KEYS = ("one-key",)
 
 
 class Steps(Observer):
-    """How many steps were made."""
+    """Counts the steps that were made."""
 
     count = 0
 

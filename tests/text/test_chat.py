@@ -179,7 +179,7 @@ def test_a_key_that_is_null_is_not_there(name, more):
 @pytest.mark.parametrize("name", [*READS_CONTENT, *TEMPLATES])
 @pytest.mark.parametrize("more", [{}, {"content": None}, {"content": None, "tool_calls": None}], ids=str)
 def test_an_answer_without_content_is_an_empty_one_where_a_template_needs_text(name, more):
-    """Where transformers renders it at all, it is rendered as there."""
+    """The text is that of transformers, where it renders the conversation at all."""
     template, without = (READS_CONTENT | TEMPLATES)[name], [*ASK, ANSWER, *ASK]
     try:
         expected = theirs(template, without)

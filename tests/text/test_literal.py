@@ -172,7 +172,7 @@ def test_tags_that_templates_look_for_are_seen_by_them():
 
 
 def test_a_token_that_merges_make_is_spelled_by_its_letters():
-    """With ignore_merges a word that is in the vocabulary is taken whole, a control token too."""
+    """A word of the vocabulary, also a control token, is taken whole with ignore_merges."""
     backend = trained()
     # Its id leaves a gap, so that the variant's own ids could be mistaken for it.
     backend.model = tokenizers.models.BPE({**backend.get_vocab(), "STOP": 333}, [], ignore_merges=True)
@@ -258,7 +258,7 @@ CHANGED = {
 
 @pytest.mark.parametrize(("template", "last"), CHANGED.values(), ids=CHANGED)
 def test_a_last_message_that_the_template_changes_cannot_be_continued(template, last):
-    """In transformers neither. Where the template gives the text back as it is, both go on."""
+    """transformers continues none of these either. Where the template gives the text back as it is, both go on."""
     reference = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level().backend)
     reference.chat_template, tokenizer = template, byte_level(template)
     with pytest.raises(ValueError, match="does not appear"):

@@ -1,4 +1,4 @@
-"""Where a model's chat templates are found, and what is refused."""
+"""The places of a model's chat templates, and what is refused."""
 
 import json
 

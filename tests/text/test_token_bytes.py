@@ -1,4 +1,4 @@
-"""What each token adds to its text, in bytes: GPT-2's letters, sentencepiece's bytes and spaces, special tokens."""
+"""The bytes that each token adds to its text: GPT-2's letters, sentencepiece's bytes and spaces, special tokens."""
 
 import pytest
 from tokenizers import pre_tokenizers

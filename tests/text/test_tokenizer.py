@@ -62,14 +62,6 @@ def test_what_the_files_say_about_special_tokens(tmp_path):
     assert tokenizer.num_tokens == 329
 
 
-def test_the_default_of_several_chat_templates_and_the_file_beside(tmp_path):
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
-    write(tmp_path, trained(), chat_template=named)
-    assert Tokenizer.from_directory(tmp_path).chat_template == "plain"
-    (tmp_path / "chat_template.jinja").write_text("from the file")
-    assert Tokenizer.from_directory(tmp_path).chat_template == "from the file"
-
-
 def test_truncation_and_padding_in_the_file_are_switched_off(tmp_path):
     backend = trained()
     backend.enable_truncation(max_length=3)

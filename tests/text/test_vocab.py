@@ -17,7 +17,7 @@ TEXTS = ["Hello there", "  don't WE'LL\n\n x", "naïve 你好 🙂 12345.678", "
 
 
 def metadata(**changes) -> dict:
-    """What llama.cpp writes for the small byte-level tokenizer of the tokenizer tests."""
+    """The metadata that llama.cpp writes for the small byte-level tokenizer of the tokenizer tests."""
     import json
 
     model = json.loads(trained().to_str())["model"]
@@ -119,7 +119,7 @@ def test_texts_are_split_as_the_name_of_the_pre_tokenizer_says(pre):
 
 
 def test_tekken_splits_words_by_case_in_every_script():
-    """Where llama.cpp's own form of the expression takes É for a letter of both cases, the original does not."""
+    """The original does not take É for a letter of both cases, as llama.cpp's own form of the expression does."""
     pieces = [piece for piece, _ in PRE_TOKENIZERS["tekken"].build().pre_tokenize_str("camelCase étéÉté")]
     assert pieces == ["camel", "Case", "ĠÃ©tÃ©", "ÃītÃ©"]
 
@@ -183,7 +183,7 @@ def without(values: dict, *names: str) -> dict:
 
 
 def test_a_sentencepiece_vocabulary_that_names_nothing_has_llama_cpps_defaults(tmp_path):
-    """It begins with 1, ends with 2, has 0 for what is unknown, and byte tokens stay bytes without types."""
+    """The vocabulary begins with 1, ends with 2, has 0 for what is unknown; byte tokens stay bytes without types."""
     values, _ = sentencepiece_metadata(tmp_path)
     whole = tokenizer_from_gguf(values)
     bare = without(values, "bos_token_id", "eos_token_id", "unknown_token_id", "token_type")

@@ -16,8 +16,6 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import count_parameters, describe
 from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["card_of", "card_rows"]
-
 MAX_FLOORS = 6  # that people are shown
 
 

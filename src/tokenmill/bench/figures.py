@@ -12,8 +12,6 @@ from tokenmill.measure.cost import Storage, Traffic, decode_traffic, prefill_tra
 from tokenmill.measure.machine import Limits
 from tokenmill.measure.statistics import Spread, percentile
 
-__all__ = ["figures_of", "is_noisy", "row_of", "settings_of"]
-
 TEXT_TOKENS = 12
 UNSTEADY, UNSTEADY_PROBE = 1.15, 1.3  # slowest over fastest repetition, and probe, from which we say it
 
@@ -52,7 +50,7 @@ def _text(engine: Engine, tokens: Sequence[int]) -> str | None:
 
 
 def settings_of(engine: Engine) -> dict[str, Any]:
-    """How the engine is built, as it was resolved."""
+    """The settings of the engine, as they were resolved."""
     config = engine.config
     names = "dtype scheme cache cache_format speculate device block_size".split()
     settings = {name: getattr(config, name) for name in names}

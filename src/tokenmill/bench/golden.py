@@ -17,8 +17,6 @@ from tokenmill.errors import WrongText
 from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.quant.schemes import find_scheme
 
-__all__ = ["GOLDEN", "NEW_TOKENS", "check_text", "reference_for", "token_ids"]
-
 NEW_TOKENS = 32
 GOLDEN: dict[str, dict[str, str]] = {
     "smollm2-135m": {
@@ -68,7 +66,7 @@ def reference_for(path: Path) -> Mapping[str, str] | None:
 
 
 def check_text(engine: Engine, reference: Mapping[str, str]) -> str:
-    """What was compared and found right, in words. Raises WrongText with what differs."""
+    """Compare texts with the reference and say in a few words what is right. Raises WrongText for a difference."""
     if find_scheme(engine.config.scheme).min_agreement < 1:
         return _check_tokens(engine, reference)
     wrong = []

@@ -18,8 +18,6 @@ from tokenmill.quant.schemes import REFERENCE
 from tokenmill.registry import PROGRAMS, PROPOSERS
 from tokenmill.settings.engine_config import FUSIBLE, EngineConfig
 
-__all__ = ["Rung", "climb", "rungs"]
-
 PAGE = 16
 DRAFT_MODEL = "q8"  # of the one rung that has a draft model, unless the user names another
 
@@ -38,7 +36,7 @@ class Rung:
 
 
 def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
-    """From the bottom up."""
+    """The rungs from the bottom up."""
     draft, config = config.draft_model or DRAFT_MODEL, replace(config, draft_model=None)
     slowest = {"program": list(PROGRAMS)[-1], "scheme": REFERENCE}
     found = [
@@ -63,7 +61,7 @@ def rungs(config: EngineConfig, model: ModelConfig) -> list[Rung]:
 
 
 def _refused(config: EngineConfig, settings: dict[str, Any], model: ModelConfig) -> str | None:
-    """Why no engine can be made of these settings, or None."""
+    """The reason why no engine can be made of these settings, or None."""
     try:
         resolve(replace(config, **settings), model)
     except ConfigError as error:

@@ -27,8 +27,6 @@ from tokenmill.bench.load_report import GOODPUT, Failure, Outcome, Record, Strea
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress, Silent
 
-__all__ = ["Ask", "Load", "arrivals_s", "build_asks", "find_model", "send"]
-
 Clock = Callable[[], float]
 
 # Common and short, so that most vocabularies hold each as one token.
@@ -47,7 +45,7 @@ _TICK_S = 0.01
 
 @dataclass(frozen=True)
 class Load:
-    """What to send where; checked when made, and errors name the option of `tokenmill bench load`."""
+    """The load to send, and the server; checked when made, and errors name the option of `tokenmill bench load`."""
 
     url: str = "http://127.0.0.1:8000"
     model: str | None = None
@@ -91,7 +89,7 @@ class Load:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request. A compressed stream would be held back until there is enough to compress."""
+        """The headers of every request. A compressed stream would be held back until there is enough to compress."""
         key = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         return {"Content-Type": "application/json", "Accept-Encoding": "identity", "Connection": "close", **key}
 
@@ -208,7 +206,7 @@ def send(
 
 
 class _Run:
-    """What the requests of one run share."""
+    """The state that the requests of one run share."""
 
     def __init__(self, load: Load, model: str, progress: Progress, clock: Clock) -> None:
         self.load, self.model, self.progress, self.clock = load, model, progress, clock
@@ -253,7 +251,7 @@ class _Run:
                 await client.get(self.load.at("models"), headers=self.load.headers)
 
     async def watch_lag(self) -> None:
-        """How late this program itself has been at worst: what waits for it looks as if the server were slow."""
+        """Note how late this program itself has been at worst: what waits for it looks as if the server were slow."""
         loop = asyncio.get_running_loop()
         while True:
             due_s = loop.time() + _TICK_S

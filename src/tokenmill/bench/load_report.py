@@ -24,8 +24,6 @@ from typing import Any
 
 from tokenmill.measure.statistics import percentile
 
-__all__ = ["GOODPUT", "LATENCIES", "Failure", "Outcome", "Record", "Stream", "figures", "message_of"]
-
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "client_queue_time", "e2el_including_client_queue")
 GOODPUT = ("ttft", "tpot", "e2el")
 PERCENTILES = (50, 90, 95, 99)
@@ -57,7 +55,7 @@ class Record:
 
     @property
     def output_tokens(self) -> int:
-        """As the server counts; chunks where it does not."""
+        """The tokens that the server counted; chunks where it counts none."""
         return len(self.chunks_s) if self.reported_tokens is None else self.reported_tokens
 
     @property
@@ -175,7 +173,7 @@ class Stream:
 
 
 def message_of(answer: bytes | Mapping[str, Any]) -> str:
-    """What an error says, whichever way it is written."""
+    """The message of an error, whichever way it is written."""
     document: Any = answer
     if isinstance(answer, bytes):
         try:
@@ -293,7 +291,7 @@ def _details(records: Iterable[Record]) -> dict[str, Any]:
 
 
 def _notes(outcome: Outcome, good: Sequence[Record], open_loop: bool) -> Iterable[str]:
-    """What a reader must know before trusting the figures."""
+    """The remarks that a reader needs before trusting the figures."""
     if outcome.interrupted:
         missing = outcome.num_asked - len(outcome.records)
         yield f"interrupted: {missing} of {outcome.num_asked} requests did not end and are left out"

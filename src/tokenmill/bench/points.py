@@ -12,8 +12,6 @@ from itertools import product
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["Point", "parse_counts", "parse_tests", "sweep"]
-
 _NAME = re.compile(r"(?:pp(?P<prompt>\d+))?(?:\+?tg(?P<new>\d+))?")
 
 
@@ -31,7 +29,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """As `pp512`, `tg128`, `pp128+tg32`."""
+        """The name of the point, such as `pp512`, `tg128`, `pp128+tg32`."""
         return "+".join(([f"pp{self.prompt}"] if self.prompt else []) + ([f"tg{self.new}"] if self.new else []))
 
     @property

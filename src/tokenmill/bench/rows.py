@@ -23,8 +23,6 @@ from tokenmill.measure.files import check_appendable
 from tokenmill.measure.machine import instruction_sets, processor
 from tokenmill.version import __version__
 
-__all__ = ["COLUMNS", "VERSION", "append_row", "check_output", "commit", "provenance", "read_rows"]
-
 VERSION = 1
 
 # Times in ms, rates per second, sizes in MB (10^6), bandwidth in GB/s, arithmetic in GFLOP/s. A rate without min and
@@ -99,7 +97,7 @@ def read_rows(paths: Iterable[Path]) -> list[dict[str, Any]]:
 
 
 def provenance() -> dict[str, Any]:
-    """What every row carries: the code, the versions, the machine, the time."""
+    """The columns that every row has: the code, the versions, the machine, the time."""
     return {
         "commit": commit(),
         "tokenmill": __version__,
@@ -114,7 +112,7 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
+    """The commit of the checkout that this code runs from, with a + when it was changed; None when it was installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -18,8 +18,6 @@ from tokenmill.engine.outputs import Completion, hash_tokens
 from tokenmill.measure.recorder import StepRecord, record
 from tokenmill.speculate.speculation import DraftStats
 
-__all__ = ["Measured", "Sample", "chunk_for", "make_prompts", "measure_point", "sample_of", "take_sample"]
-
 MAX_PREFILL_CHUNK = 2048
 WARM_TOKENS = 8
 

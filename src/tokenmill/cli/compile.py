@@ -7,13 +7,11 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
-
-__all__ = ["EXAMPLES", "command", "write"]
 
 EXAMPLES = examples(
     "tokenmill compile smollm2-135m -o smollm2.aot",
@@ -27,9 +25,7 @@ def command(
     engine: EngineConfig,
     *,
     model: Model = DEFAULT_MODEL,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The new directory.", rich_help_panel=OUTPUT)
-    ],
+    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="DIR", help="The new directory.")],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,19 +34,14 @@ def command(
     The directory is given as --aot-package beside the model, whose weights stay where they are. It is refused when the
     model, a setting, the processor or torch differs. It is machine code: use only packages that you made.
     """
-    write(replace(engine, model=model), output, json, quiet)
-
-
-def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
-    """Compile and report."""
     with uninterrupted():
         from tokenmill.loader.compile import save_aot_package
         from tokenmill.program.aot.manifest import check_folder
 
     check_folder(output)
     with progress_on_stderr(quiet) as progress:
-        checkpoint = find_checkpoint(config.model, progress)
-        num_bytes = save_aot_package(checkpoint, config, output, progress)
+        checkpoint = find_checkpoint(model, progress)
+        num_bytes = save_aot_package(checkpoint, replace(engine, model=model), output, progress)
     if json:
         print_json({"path": str(output), "model": str(checkpoint.path), "num_bytes": num_bytes})
     elif not quiet:

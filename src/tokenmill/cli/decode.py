@@ -11,7 +11,7 @@ from tokenmill.cli.generate import Stream, show
 from tokenmill.cli.logprobs import logprobs_table
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, OUTPUT, PROMPT, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
@@ -22,8 +22,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig
 from tokenmill.settings.sampling_params import DEFAULT_MAX_NEW_TOKENS, SamplingParams
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill decode tale.kv",
@@ -36,19 +34,12 @@ File = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="A file from `tokenmill prefill`.", show_default=False, rich_help_panel=MODEL),
 ]
-Where = Annotated[
-    str | None,
-    typer.Option("--model", help="Where the model lies now. Default: where the file says.", rich_help_panel=MODEL),
-]
+Where = Annotated[str | None, option(MODEL, "--model", help="Where the model lies now. Default: where the file says.")]
 Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Save the longer text with its cache.", rich_help_panel=OUTPUT),
+    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Save the longer text with its cache.")
 ]
 Convert = Annotated[
-    bool,
-    typer.Option(
-        "--convert", help="Accept a cache of another dtype or scheme; the text may differ.", rich_help_panel=PROMPT
-    ),
+    bool, option(PROMPT, "--convert", help="Accept a cache of another dtype or scheme; the text may differ.")
 ]
 
 
@@ -106,7 +97,7 @@ def command(
 def _as_saved(
     engine: EngineConfig, facts: dict[str, Any], sampling: SamplingParams, progress: Progress
 ) -> EngineConfig:
-    """What was left to chance, as the file has it, and room for a long text as far as the model's context goes."""
+    """The settings with the file's own where none was typed, and room for a long text as far as the context goes."""
     for name in ("dtype", "scheme", "cache_format"):
         if getattr(engine, name) == getattr(EngineConfig(), name):
             engine = replace(engine, **{name: facts[name]})

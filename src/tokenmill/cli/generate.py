@@ -17,6 +17,7 @@ from tokenmill.cli.parser.options import (
     Model,
     Quiet,
     examples,
+    option,
     with_defaults,
     with_settings,
 )
@@ -32,8 +33,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["EXAMPLES", "Stream", "command", "show"]
-
 EXAMPLES = examples(
     'tokenmill generate --chat -p "Why is the sky blue?"',
     'tokenmill generate -p "Once upon a time" -n 64 --temperature 0.8 --seed 7',
@@ -41,30 +40,22 @@ EXAMPLES = examples(
     "tokenmill generate --max-length 4096 < letter.txt",
 )
 
-Stream = Annotated[
-    bool, typer.Option("--stream/--no-stream", help="Show text as it comes, or at the end.", rich_help_panel=OUTPUT)
-]
+Stream = Annotated[bool, option(OUTPUT, "--stream/--no-stream", help="Show text as it comes, or at the end.")]
 Trace = Annotated[
     bool,
-    typer.Option(
+    option(
+        OUTPUT,
         "--trace",
         help="Show on stderr what each step fed, and would have without a cache; a step for each token.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Verify = Annotated[
-    bool,
-    typer.Option(
-        "--verify", help="Compute each step in float32 too; stop at the first difference.", rich_help_panel=OUTPUT
-    ),
+    bool, option(OUTPUT, "--verify", help="Compute each step in float32 too; stop at the first difference.")
 ]
 ShowDraft = Annotated[
-    bool,
-    typer.Option("--show-draft", help="Show in colour which tokens were drafted and accepted.", rich_help_panel=OUTPUT),
+    bool, option(OUTPUT, "--show-draft", help="Show in colour which tokens were drafted and accepted.")
 ]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Say which program runs and why.", rich_help_panel=OUTPUT)
-]
+Verbose = Annotated[bool, option(OUTPUT, "--verbose", "-v", help="Say which program runs and why.")]
 
 
 @with_settings(sampling=SamplingParams, engine=EngineConfig)

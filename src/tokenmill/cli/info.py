@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import find_checkpoint, looks_saved
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import CheckpointError, PackedModelError, TokenmillError
@@ -23,8 +23,6 @@ from tokenmill.units import size
 if TYPE_CHECKING:
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill info",
@@ -49,16 +47,9 @@ class _Stored:
 
 def command(
     model: Model = DEFAULT_MODEL,
-    tensors: Annotated[
-        bool, typer.Option("--tensors", help="List every tensor of the files.", rich_help_panel=OUTPUT)
-    ] = False,
-    template: Annotated[
-        bool, typer.Option("--template", help="Print the chat template alone.", rich_help_panel=OUTPUT)
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Verify every checksum of a packed model or copy.", rich_help_panel=OUTPUT),
-    ] = False,
+    tensors: Annotated[bool, option(OUTPUT, "--tensors", help="List every tensor of the files.")] = False,
+    template: Annotated[bool, option(OUTPUT, "--template", help="Print the chat template alone.")] = False,
+    check: Annotated[bool, option(OUTPUT, "--check", help="Verify every checksum of a packed model or copy.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -168,7 +159,7 @@ def _show_code(folder: Path, json: bool) -> None:
 
 
 def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
-    """Under the file's own names: a GGUF's are not Hugging Face's."""
+    """The tensors under the file's own names: a GGUF's are not Hugging Face's."""
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     if is_packed_model(checkpoint.path):
@@ -235,7 +226,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
 
 
 def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
-    """What it would be computed with on this machine, without a setting; nothing where it cannot be."""
+    """The program, dtype and scheme that this machine would take without a setting; None where none can compute it."""
     from tokenmill.loader.resolve import resolve
     from tokenmill.model.families import read_config
     from tokenmill.weights.packed.reader import is_packed_model, read_header

@@ -8,8 +8,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion
 
-__all__ = ["logprobs_table"]
-
 
 def logprobs_table(engine: "Engine", completion: "Completion") -> str:
     """A line for each new token: its log-probability, and the likeliest tokens in its place with theirs."""

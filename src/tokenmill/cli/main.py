@@ -18,46 +18,18 @@ from tokenmill.cli.parser.other_names import ELSEWHERE
 from tokenmill.cli.process.display import remark
 from tokenmill.cli.process.streams import Unwritable, prepare_streams, silence_stdout
 from tokenmill.errors import TokenmillError, WrongText
-from tokenmill.registry import lookup
 from tokenmill.version import __version__
 
-__all__ = ["app", "main", "run"]
-
-VERBS = {
-    "generate": "tokenmill.cli.generate",
-    "chat": "tokenmill.cli.chat.verb",
-    "serve": "tokenmill.cli.serve",
-    "prefill": "tokenmill.cli.prefill",
-    "decode": "tokenmill.cli.decode",
-    "pull": "tokenmill.cli.pull",
-    "quantize": "tokenmill.cli.quantize.verb",
-    "pack": "tokenmill.cli.pack",
-    "compile": "tokenmill.cli.compile",
-    "info": "tokenmill.cli.info",
-    "plan": "tokenmill.cli.plan",
-    "profile": "tokenmill.cli.profile",
-    "cache": "tokenmill.cli.cache.group",
-    "bench": "tokenmill.cli.bench.group",
-    "eval": "tokenmill.cli.eval.group",
-}
-
-
-class _Tokenmill(VerbGroup):
-    """All verbs."""
-
-    names = tuple(VERBS)
-
-    def module(self, name: str) -> Any:
-        """See VerbGroup."""
-        return lookup(VERBS, name, "verb")
-
-
 app = typer.Typer(
-    cls=_Tokenmill,
+    cls=VerbGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Options may be written with underscores, as their settings are.
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda word: word.replace("_", "-"),
+    },
 )
 
 # The class of all usage errors. Typer carries its own copy of click since 0.2x; both have this name.
@@ -121,7 +93,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage(error: Exception) -> str:
-    """What is wrong with the command line, in a line."""
+    """One line that says what is wrong with the command line."""
     context: Any = getattr(error, "ctx", None)
     where = context.command_path if context else "tokenmill"
     known = {option for param in context.command.params for option in param.opts} if context else set()
@@ -140,7 +112,7 @@ def _usage(error: Exception) -> str:
 
 
 def _number_wanted(error: Any) -> str:
-    """What to say of a word in the place of a number; nothing if the error is another."""
+    """The message for a word in the place of a number; empty if the error is another."""
     kind = re.search("valid (number|float|integer)", error.message)
     causes = getattr(error.__cause__, "errors", None)
     word = causes()[0]["input"] if causes else error.message.partition("'")[2].partition("'")[0]

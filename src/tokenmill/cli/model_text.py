@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["for_stdout", "visible", "write_text"]
-
 # A control code of a model would move the cursor, change the title or fill the clipboard. \r is no line of its own.
 _CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
 _CONTROLS |= {0x7F: "␡", ord("\r"): ""} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
@@ -15,7 +13,7 @@ def visible(text: str) -> str:
 
 
 def for_stdout(text: str) -> str:
-    """What `visible` makes of the text where stdout is a terminal; else the text itself."""
+    """The text with visible control codes where stdout is a terminal; else the text itself."""
     return visible(text) if sys.stdout.isatty() else text
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["find_checkpoint", "load_engine", "looks_saved", "read_model_config"]
-
 NEW = 2
 """Tokens that a text needs for one step of decoding."""
 
@@ -61,7 +59,8 @@ def looks_saved(path: Path) -> bool:
 
 
 def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | None = None) -> "Engine":
-    """As tokenmill.load, with progress for the fetch as well. chat_template: a file in the place of the model's own."""
+    """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
+    model's own."""
     from tokenmill.hub.names import is_there, locate
     from tokenmill.weights.packed.copies import start_reading
 

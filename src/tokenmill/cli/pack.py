@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.prefill import check_target
 from tokenmill.cli.process.display import print_json, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
-
-__all__ = ["EXAMPLES", "command", "write"]
 
 EXAMPLES = examples(
     "tokenmill pack smollm2-135m -o smollm2.packed",
@@ -28,9 +26,7 @@ def command(
     engine: EngineConfig,
     *,
     model: Model = DEFAULT_MODEL,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The new file.", rich_help_panel=OUTPUT)
-    ],
+    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="FILE", help="The new file.")],
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -39,15 +35,11 @@ def command(
     The file can be given wherever a model is given. The text is the same, and loading is only reading the file, which
     holds tokenizer and settings too. It is refused when it is damaged, or when its model has changed since.
     """
-    write(replace(engine, model=model), output, json, quiet)
-
-
-def write(config: EngineConfig, output: Path, json: bool, quiet: bool) -> None:
-    """Pack and report."""
     with uninterrupted():
         from tokenmill.loader.pack import save_packed_model
         from tokenmill.weights.packed.reader import is_packed_model
 
+    config = replace(engine, model=model)
     if config.program == "auto":
         config = replace(config, program="native")  # the one that packs weights
     check_target(output, "--output", None, is_packed_model, "packed model")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.models import load_engine, read_model_config
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
@@ -16,8 +16,6 @@ from tokenmill.units import size
 
 if TYPE_CHECKING:
     from tokenmill.model.config import ModelConfig
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill plan",
@@ -30,9 +28,7 @@ EXAMPLES = examples(
 def command(
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
-    check: Annotated[
-        bool, typer.Option("--check", help="Load it, and compare with what was allocated.", rich_help_panel=OUTPUT)
-    ] = False,
+    check: Annotated[bool, option(OUTPUT, "--check", help="Load it, and compare with what was allocated.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

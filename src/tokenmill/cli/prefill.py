@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli.models import load_engine, looks_saved
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, progress_on_stderr, remark
 from tokenmill.cli.prompts import Chat, Files, Ids, System, Text, gather
 from tokenmill.cli.watch import prompt_progress
@@ -17,8 +17,6 @@ from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.memory.atomic_file import beside, make_folder
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import counted, size
-
-__all__ = ["EXAMPLES", "Force", "check_target", "command"]
 
 EXAMPLES = examples(
     'tokenmill prefill -p "Once upon a time" -o tale.kv',
@@ -28,7 +26,7 @@ EXAMPLES = examples(
 
 TRIAL_BYTES = 4096
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite a file of another kind too.", rich_help_panel=OUTPUT)]
+Force = Annotated[bool, option(OUTPUT, "--force", help="Overwrite a file of another kind too.")]
 
 
 @with_settings(engine=EngineConfig)
@@ -41,9 +39,7 @@ def command(
     tokens: Ids = None,
     chat: Chat = False,
     system: System = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.", rich_help_panel=OUTPUT)
-    ],
+    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="FILE", help="The file to write.")],
     force: Force = False,
     json: Json = False,
     quiet: Quiet = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.models import load_engine
-from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option, with_defaults, with_settings
 from tokenmill.cli.prefill import Force, check_target
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
@@ -22,8 +22,6 @@ from tokenmill.units import size
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.engine.engine import Engine
-
-__all__ = ["EXAMPLES", "command", "cost_line"]
 
 EXAMPLES = examples(
     'tokenmill profile -p "Why is the sky blue?" -n 32',
@@ -43,16 +41,10 @@ def command(
     prompt: Texts = None,
     tokens: Ids = None,
     level: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="none: figures; light: steps by phase; verbose: torch's profiler too.",
-            rich_help_panel=OUTPUT,
-        ),
+        str, option(OUTPUT, metavar="NAME", help="none: figures; light: steps by phase; verbose: torch's profiler too.")
     ] = "light",
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the trace there (JSON).", rich_help_panel=OUTPUT),
+        Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Write the trace there (JSON).")
     ] = None,
     force: Force = False,
     json: Json = False,
@@ -107,7 +99,7 @@ def _write(output: Path, trace: dict[str, Any], document: dict[str, Any]) -> str
 
 
 def _about(engine: "Engine", sampling: SamplingParams) -> dict[str, Any]:
-    """What a reader who wants to repeat it needs."""
+    """The settings and versions that a reader needs who wants to repeat it."""
     return {
         "program": program_facts(engine),
         "settings": {**asdict(engine.config), **asdict(sampling)},
@@ -168,7 +160,7 @@ def _memory(readings: list[dict[str, Any]]) -> str:
 
 
 def cost_line(cost: dict[str, Any], level: str) -> str:
-    """What measuring cost, and whether that can be told from the scatter of the unmeasured runs."""
+    """One line about the cost of measuring, and whether it exceeds the scatter of the unmeasured runs."""
     first, second = cost["plain_s"]
     words = (
         f"cost of measuring: {cost['measured_s']:.3f} s with level {level}, {first:.3f} s and {second:.3f} s without: "

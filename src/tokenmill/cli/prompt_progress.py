@@ -8,8 +8,6 @@ from tokenmill.engine.observers import Observer
 from tokenmill.hub.progress import Progress
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["Known", "PromptProgress"]
-
 AFTER_S = 1.0
 
 

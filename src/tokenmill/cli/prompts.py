@@ -8,52 +8,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
-import typer
-
-from tokenmill.cli.parser.options import PROMPT, parse_ids
+from tokenmill.cli.parser.options import PROMPT, option, parse_ids
 from tokenmill.errors import ConfigError, RequestError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.units import size
 
-__all__ = [
-    "Chat",
-    "Files",
-    "Ids",
-    "System",
-    "Text",
-    "Texts",
-    "check_waiting",
-    "gather",
-    "read_stdin",
-    "read_text",
-    "shown_ids",
-]
-
 MAX_BYTES = 64_000_000
-"""Of a prompt: more than any context holds."""
+"""The longest prompt in bytes, which is more than any context holds."""
 
 Texts = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.", rich_help_panel=PROMPT),
+    list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin. Repeat for a batch.")
 ]
-Text = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", "-p", help="Text to continue; - reads stdin.", rich_help_panel=PROMPT),
-]
+Text = Annotated[list[str] | None, option(PROMPT, "--prompt", "-p", help="Text to continue; - reads stdin.")]
 Files = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.", rich_help_panel=PROMPT
-    ),
+    list[Path] | None, option(PROMPT, "--prompt-file", help="Text to continue, from a file in UTF-8; - reads stdin.")
 ]
 Ids = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tokens", metavar="IDS", help="A prompt as token ids separated by commas, as 1,2,3.", rich_help_panel=PROMPT
-    ),
+    option(PROMPT, "--tokens", metavar="IDS", help="A prompt as token ids separated by commas, as 1,2,3."),
 ]
-Chat = Annotated[bool, typer.Option("--chat", help="Ask through the model's chat template.", rich_help_panel=PROMPT)]
-System = Annotated[str | None, typer.Option("--system", help="System message, with --chat.", rich_help_panel=PROMPT)]
+Chat = Annotated[bool, option(PROMPT, "--chat", help="Ask through the model's chat template.")]
+System = Annotated[str | None, option(PROMPT, "--system", help="System message, with --chat.")]
 
 
 def gather(
@@ -123,7 +98,7 @@ def read_stdin(max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
-    """What a file in UTF-8 holds. RequestError, with its name, for one that cannot be read."""
+    """The text of a file in UTF-8. RequestError, with its name, for one that cannot be read."""
     try:
         with path.open("rb") as file:
             return _decode(_all_of(file, str(path), max_bytes), str(path))
@@ -132,7 +107,7 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
-    """What a file holds. RequestError for one without an end, such as /dev/zero."""
+    """The bytes of a file. RequestError for one without an end, such as /dev/zero."""
     data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise RequestError(f"{source} has more than {size(max_bytes)}, which is no text to be read at once: shorten it")
@@ -140,7 +115,7 @@ def _all_of(file: BinaryIO, source: str, max_bytes: int) -> bytes:
 
 
 def _decode(data: bytes, source: str, encoding: str = "utf-8-sig") -> str:
-    """As text, without the byte order mark that some editors put before it."""
+    """The bytes as text, without the byte order mark that some editors put before it."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError:
@@ -156,5 +131,5 @@ def _check_text(text: str, source: str) -> str:
 
 
 def shown_ids(tokens: Sequence[int]) -> str:
-    """What is shown of a model that has no tokenizer."""
+    """The ids as they are shown for a model that has no tokenizer."""
     return "".join(f"{token} " for token in tokens)

@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.parser.options import MODEL, OUTPUT, Model, Quiet, examples
+from tokenmill.cli.parser.options import MODEL, OUTPUT, Model, Quiet, examples, option
 from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL, DTYPE_ALIASES, DTYPES
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill pull",
@@ -23,30 +21,15 @@ EXAMPLES = examples(
 
 def command(
     model: Model = DEFAULT_MODEL,
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit of a hub name.", rich_help_panel=MODEL)
-    ] = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Use only what is in the cache.", rich_help_panel=MODEL)
-    ] = False,
+    revision: Annotated[str | None, option(MODEL, "--revision", help="Branch, tag or commit of a hub name.")] = None,
+    offline: Annotated[bool, option(MODEL, "--offline", help="Use only what is in the cache.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="Convert to a new directory in Hugging Face layout.",
-            rich_help_panel=OUTPUT,
-        ),
+        option(OUTPUT, "--output", "-o", metavar="DIR", help="Convert to a new directory in Hugging Face layout."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
-            metavar="NAME",
-            help="Data type of the converted weights. Default: the model's own.",
-            rich_help_panel=OUTPUT,
-        ),
+        option(OUTPUT, "--dtype", metavar="NAME", help="Data type of the converted weights. Default: the model's own."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:

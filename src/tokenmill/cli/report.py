@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = SamplingParams()
 
-__all__ = ["cut_by", "document", "program_facts", "summary", "versions"]
-
 
 def cut_by(done: "Completion", params: SamplingParams, config: EngineConfig) -> str:
     """Which limit ended a text, as `stopped at -n 128`; empty if it ended by itself or at a stop text."""
@@ -92,7 +90,7 @@ def document(engine: "Engine", completion: "Completion", params: SamplingParams)
 
 
 def program_facts(engine: "Engine") -> dict[str, Any]:
-    """What runs, why, and why nothing faster does."""
+    """The program that runs, the reason for it, and why nothing faster runs."""
     return {
         "name": engine.program_name,
         "reason": engine.program_reason,
@@ -102,7 +100,7 @@ def program_facts(engine: "Engine") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of all that the figures depend on."""
+    """The versions of everything that the figures depend on."""
     import torch
 
     return {

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # these import torch and the server
     from tokenmill.serve.options import Options
     from tokenmill.serve.run import Address
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples(
     "tokenmill serve",
     "tokenmill serve Qwen/Qwen3-0.6B --port 9000 --max-sequences 32",
@@ -183,7 +181,7 @@ def _serve(
 
 
 def _session_folder() -> Path:
-    """Where sessions are kept."""
+    """The folder in which sessions are kept."""
     try:
         folder = data_folder() / "sessions"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -14,8 +14,6 @@ from tokenmill.schedule.sequence import Plan
 from tokenmill.schedule.sequence import Sequence as Text
 from tokenmill.text.detokenize import Detokenizer
 
-__all__ = ["DraftMarks", "colour_drafts"]
-
 COLOUR = "green"
 
 
@@ -42,7 +40,7 @@ class DraftMarks(Observer):
 
 
 def _marked(text: str) -> str:
-    """In colour; underlined where NO_COLOR asks for none (no-color.org), plain where stdout knows neither."""
+    """The text in colour; underlined where NO_COLOR asks for none (no-color.org), plain where stdout knows neither."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return text
     return typer.style(text, underline=True) if os.environ.get("NO_COLOR") else typer.style(text, fg=COLOUR)

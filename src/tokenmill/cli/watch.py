@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.measure.verify import TraceRow
 
-__all__ = ["load_reference", "prompt_progress", "watched"]
-
 HEADER = ("step", "sequence", "position", "fed", "without a cache", "chosen", "ms")
 
 

@@ -67,14 +67,14 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
                 each.start()
             if not running:
                 return
-            core.step()
-            for each in [each for each in running if each.has_ended]:
+            for each in core.wait(lambda: [each for each in running if each.has_ended] or None):
                 yield from each.take().items()
                 if not each.resume():
                     running.remove(each)
-                    core.to_cancel.append((each.sequence, None))
+                    core.release(each.sequence)
     finally:
-        core.to_cancel.extend((each.sequence, None) for each in running)
+        for each in running:
+            core.release(each.sequence)
 
 
 def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:
@@ -90,8 +90,7 @@ def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int
                 core.submit(request)
             if not running:
                 return
-            core.step()
-            for number, request in [(number, request) for number, request in running.items() if request.is_done]:
+            for number, request in core.wait(lambda: [each for each in running.items() if each[1].is_done] or None):
                 (piece,) = core.take(request)
                 del running[number]
                 assert piece.done is not None, "it has ended"
@@ -122,9 +121,7 @@ class _Continuations:
     @property
     def has_ended(self) -> bool:
         """Whether what was queued last has been computed. RequestError if it was ended early."""
-        if self.sequence.finish_reason not in (None, "scored"):
-            self._core.check_open()
-            raise RequestError("this was cancelled before its end")
+        self._core.check_scored(self.sequence)
         return self.sequence.finish_reason is not None
 
     def start(self) -> None:
@@ -138,10 +135,13 @@ class _Continuations:
         number, tail = next(iter(self._tails.items()))
         start, tokens = len(self._context), self.sequence.tokens
         place = start + _num_alike(tokens[start:], tail[:-1])
-        with self._core.lock, self._core.transaction:
+
+        def queue() -> None:
             self._core.scheduler.rewind(self.sequence, place, tail[place - start : -1])
             self.sequence.score_from = start - 1 + len(self._known[number])
             self._core.enqueue(self.sequence)
+
+        self._core.call(queue)
         return True
 
     def take(self) -> dict[int, Score]:

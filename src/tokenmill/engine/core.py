@@ -1,25 +1,25 @@
 """The public methods by which engine, sessions, scoring, servers, batches and tests drive the loop (loop.py).
 
-Single stream, batch, continuous batching, chunked prefill and speculation are settings of one loop. Changes to the
-scheduler or to requests are made inside `with core.lock, core.transaction:` (transaction.py).
+Single stream, batch, continuous batching, chunked prefill and speculation are settings of one loop. The scheduler and
+the requests are moved by the engine's thread alone (thread.py), to which every method here hands what it does.
 """
 
-import os
-import threading
-from collections import deque
+import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager
+from functools import partial
 from math import inf
-from weakref import WeakMethod
+from typing import Any, TypeVar
 
 from tokenmill.engine.inputs import InputProcessor
 from tokenmill.engine.loop import Loop
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
-from tokenmill.engine.transaction import Transaction
-from tokenmill.errors import CapacityError, DeadlinePassed, RequestError, TokenmillError
+from tokenmill.engine.thread import EngineThread
+from tokenmill.errors import CapacityError, DeadlinePassed, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
@@ -27,6 +27,8 @@ from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.speculation import Speculation
 
 __all__ = ["Core"]
+
+T = TypeVar("T")
 
 
 class Core:
@@ -37,19 +39,57 @@ class Core:
             core.step()
         print(core.take(request))
 
-    trackers: of requests that have not ended, by sequence id. to_cancel: sequences that the next transaction ends, with
-    the tracker that is cancelled, or None if they go for good; finalizers, which may wait for no lock, append to it.
+    trackers: of requests that have not ended, by sequence id. thread: its own, or for a draft model that of the engine
+    whose steps it is part of. step_begun_s: when the step began that is being made, by time.perf_counter; else None.
     """
 
-    def __init__(self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation) -> None:
+    def __init__(
+        self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation, thread: EngineThread | None = None
+    ) -> None:
         self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
         self.trackers = self.loop.trackers
-        self.to_cancel: deque[tuple[Sequence, Tracker | None]] = deque()
-        self.lock, self.transaction = threading.RLock(), Transaction(self._end_cancelled, self._recover)
-        self._is_undelivered = self._is_closed = False
-        unlock = WeakMethod(self._unlock)
-        os.register_at_fork(after_in_child=lambda: (found := unlock()) and found())
+        self.thread = thread or EngineThread()
+        self.step_begun_s: float | None = None
+        self._is_closed = False
+        weakref.finalize(self, self.thread.stop).atexit = False
+
+    # ---- the thread
+
+    def call(self, do: Callable[[], T]) -> T:
+        """Call a function in the engine's thread, between two steps; what it returns or raises.
+
+        Interrupted, it is not called at all, or has been called to its end.
+        """
+        if not self.thread.is_current:
+            return self.thread.call(do)
+        self._check_between_steps()
+        return do()
+
+    def wait(self, poll: Callable[[], T | None]) -> T:
+        """Have steps made until a function returns something other than None, and return that.
+
+        It is called in the engine's thread, before the first step and after each. What it or a step raises is raised.
+        """
+        if not self.thread.is_current:
+            return self.thread.wait(poll, self._step)
+        self._check_between_steps()
+        while (result := poll()) is None:
+            self._step()
+        return result
+
+    def watch(self, poll: Callable[[], Any], on_error: Callable[[BaseException], None]) -> None:
+        """As `wait`, and nobody waits: on_error is called with what the function or a step raises."""
+        self.thread.post(poll, self._step, on_error)
+
+    def step(self) -> None:
+        """Move every running sequence by one step. What ends a request alone is raised by `take`."""
+        self.check_open()
+        self.call(self._step)
+
+    def _check_between_steps(self) -> None:
+        if self.step_begun_s is not None:
+            raise RequestError("a step is being made: an observer cannot use the engine now")
 
     # ---- requests
 
@@ -69,82 +109,110 @@ class Core:
 
     def submit(self, request: Request) -> None:
         """Queue all sequences of a request, or none: CapacityError if the queue is full (`max_waiting`). Only once."""
-        with self.lock, self.transaction:
-            self._fail_overdue()
-            limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
-            if limit is not None and needed > limit:
-                raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
-            for index, sequence in enumerate(request.sequences):
-                detokenizer = self.inputs.detokenizer(sequence)
-                tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
-                request.trackers.append(tracker)  # first, so that `cancel` finds the sequence if an interrupt comes now
-                self.trackers[sequence.id] = tracker
-                self.enqueue(sequence)
+        self.call(partial(self._submit, request))
+
+    def _submit(self, request: Request) -> None:
+        self._fail_overdue()
+        limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
+        if limit is not None and needed > limit:
+            raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
+        for index, sequence in enumerate(request.sequences):
+            detokenizer = self.inputs.detokenizer(sequence)
+            tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
+            self._enqueue(sequence)
+            request.trackers.append(tracker)
+            self.trackers[sequence.id] = tracker
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""
-        with self.lock, self.transaction:
-            self.check_open()
-            (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
+        self.call(partial(self._enqueue, sequence))
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        self.check_open()
+        self.loop.leave_out_finished()
+        (self.scheduler.resume if sequence in self.scheduler.parked else self.scheduler.add)(sequence)
 
     def run_to_end(self, sequence: Sequence) -> None:
-        """Step until a queued sequence, of which nothing is sampled, has ended. RequestError if it was ended early."""
-        while sequence.finish_reason is None:
-            self.step()
-        if sequence.finish_reason != "scored":
+        """Wait until a queued sequence, of which nothing is sampled, has ended. RequestError if it was ended early."""
+        self.wait(lambda: sequence.finish_reason)
+        self.check_scored(sequence)
+
+    def check_scored(self, sequence: Sequence) -> None:
+        """RequestError for a sequence that was ended before all of its rows were computed."""
+        if sequence.finish_reason not in (None, "scored"):
             self.check_open()
             raise RequestError("this was cancelled before its end")
 
     def take(self, request: Request) -> list[Piece]:
         """A piece of each continuation that has something new. Raises the error that ended one, once."""
-        with self.lock, self.transaction:
-            return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]
+        return self.call(lambda: _new_pieces(request))
 
     def follow(self, request: Request, prepare: Callable[[], None] = lambda: None) -> Generator[Piece, None, None]:
         """Queue a request and yield what is new of it until it has ended. Closed early, it is cancelled.
 
-        `prepare` is called just before the request is queued, and no other thread comes between the two.
+        `prepare` is called just before the request is queued, and nothing else happens between the two. Steps are made
+        while the next piece is waited for.
         """
+
+        def begin() -> None:
+            prepare()
+            self._submit(request)
+
+        def news() -> tuple[list[Piece], bool] | None:
+            pieces = _new_pieces(request)
+            return (pieces, request.is_done) if pieces or request.is_done else None
+
         try:
-            with self.lock, self.transaction:
-                prepare()
-                self.submit(request)
+            self.call(begin)
             over = not request.sequences
             while not over:
-                if not request.is_done:  # a step of another thread may have finished it
-                    self.step()
-                with self.lock:
-                    pieces, over = self.take(request), request.is_done
+                pieces, over = self.wait(news)
                 yield from pieces
         finally:
             self.cancel(request)
 
     def finish(self, requests: List[Request]) -> list[Completion]:
         """Queue requests and wait for all completions, in order. At an error the others are cancelled."""
-        try:
+
+        def begin() -> list[Tracker]:
             for request in requests:
-                self.submit(request)
-            trackers = [tracker for request in requests for tracker in request.trackers]
-            while len(completions := [each.completion for each in trackers if each.completion]) < len(trackers):
-                for error in filter(None, (each.error for each in trackers)):
-                    raise error
-                self.step()
-            return completions
+                self._submit(request)
+            return [tracker for request in requests for tracker in request.trackers]
+
+        def completions() -> list[Completion] | None:
+            for error in filter(None, (each.error for each in trackers)):
+                raise error
+            found = [each.completion for each in trackers if each.completion is not None]
+            return found if len(found) == len(trackers) else None
+
+        try:
+            trackers = self.call(begin)
+            return self.wait(completions)
         finally:
             for request in requests:
                 self.cancel(request)
 
     def cancel(self, request: Request) -> None:
         """End a request before the next step; `follow` and `finish` in another thread raise RequestError."""
-        self.to_cancel.extend((each.sequence, each) for each in request.trackers if not each.has_ended)
+        if not request.is_done:
+            self.thread.post(lambda: self._end([each.sequence for each in request.trackers if not each.has_ended]))
+
+    def release(self, sequence: Sequence) -> None:
+        """End a sequence for good and give its blocks back, before the next step."""
+        self.thread.post(partial(self._release, sequence))
+
+    def release_with(self, owner: object, sequence: Sequence) -> weakref.finalize:  # type: ignore[type-arg]
+        """Have a sequence released when an object is garbage-collected."""
+        return weakref.finalize(owner, self.thread.finalized.append, partial(self._release, sequence))
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
-        with self.lock:
-            self._is_closed = True
-            if not self.transaction.is_stepping:
-                with self.transaction:
-                    self._end_all()
+        self._is_closed = True
+        if self.thread.is_current:
+            self.thread.post(self._end_all)
+        else:
+            self.call(self._end_all)
+        self.thread.stop()
 
     def check_open(self) -> None:
         """RequestError after `close`."""
@@ -154,15 +222,14 @@ class Core:
     @property
     def num_used_blocks(self) -> int:
         """Blocks of the cache that some sequence holds."""
-        if not self.transaction.is_stepping:
-            with self.lock, self.transaction:
-                pass  # which ends what is to be cancelled
-        return self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free
+        allocator = self.scheduler.allocator
+        if not self.thread.is_current:
+            return self.call(lambda: allocator.num_blocks - allocator.num_free)
+        return allocator.num_blocks - allocator.num_free
 
     def clear_prefix_cache(self) -> None:
         """Later requests find no rows of earlier ones in memory."""
-        with self.lock, self.transaction:
-            self.scheduler.allocator.forget_names()
+        self.call(self.scheduler.allocator.forget_names)
 
     @contextmanager
     def observed_by(self, observer: Observer) -> Iterator[None]:
@@ -173,47 +240,50 @@ class Core:
         finally:
             self.loop.observers = [each for each in self.loop.observers if each is not observer]
 
-    # ---- steps
+    # ---- in the thread
 
-    def step(self) -> None:
-        """Move every running sequence by one step. What ends a request alone is raised by `take`."""
-        with self.lock, self.transaction:
-            self.check_open()
-            try:
-                self.transaction.is_stepping = True
-                self._redeliver()
-                self._fail_overdue()
-                with self.loaded.torch_threads():
-                    self.loop.step()
-            except TokenmillError:
-                self.transaction.recover()
-                raise
-            finally:
-                self.transaction.is_stepping = False
-            self._end_cancelled()
-            if self._is_closed:
-                self._end_all()
+    def _step(self) -> None:
+        if self._is_closed:
+            return
+        self.step_begun_s = time.perf_counter()
+        try:
+            self.loop.leave_out_finished()
+            self._fail_overdue()
+            with self.loaded.torch_threads():
+                self.loop.step()
+            self.loop.leave_out_finished()
+        except BaseException as error:
+            self._begin_anew(error)
+            raise
+        finally:
+            self.step_begun_s = None
 
-    def _redeliver(self) -> None:
-        """After an interrupted step: texts are made anew of all tokens, because their decoding may have broken off."""
-        if self._is_undelivered:
-            for tracker in self.trackers.values():
-                tracker.detokenizer = self.inputs.detokenizer(tracker.sequence)
-            self.loop.deliver(list(self.trackers.values()))
-            self._is_undelivered = False
+    def _begin_anew(self, error: BaseException) -> None:
+        """After a step that has raised: everything that ran or waited ends with its error, and no row is kept."""
+        for tracker in self.trackers.values():
+            tracker.error = error
+        self.trackers.clear()
+        self.loop.in_flight = None
+        self.scheduler.reset()
 
-    def _unlock(self) -> None:
-        """In a forked process there is no thread that could release a lock which another thread held."""
-        if self.lock.acquire(blocking=False):
-            self.lock.release()
-        else:
-            self.lock = threading.RLock()
-            self.transaction.recover()
+    def _fail_overdue(self) -> None:
+        for tracker in [each for each in self.trackers.values() if each.deadline_s < inf]:
+            if self.loop.clock() >= tracker.deadline_s:
+                after = len(tracker.tokens)
+                self.loop.fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
 
-    def _recover(self) -> None:
-        """Drop the step in flight, and have the scheduler restore its invariants. It may be called again."""
-        self.loop.in_flight, self._is_undelivered = None, True
-        self.scheduler.recover()
+    def _end(self, sequences: List[Sequence]) -> None:
+        """End sequences whether they wait, run or are parked. Those that are kept may be resumed."""
+        for sequence in sequences:
+            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+            sequence.on_logits = None
+            if (tracker := self.trackers.pop(sequence.id, None)) is not None:
+                tracker.error = RequestError("this was cancelled, or its session was closed")
+        self.loop.leave_out_finished()
+
+    def _release(self, sequence: Sequence) -> None:
+        sequence.keep = False
+        self._end([sequence])
 
     def _end_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
@@ -222,22 +292,7 @@ class Core:
         self.speculation.close()
         self.loaded.release()
 
-    def _fail_overdue(self) -> None:
-        for tracker in [each for each in self.trackers.values() if each.deadline_s < inf and not each.has_ended]:
-            if self.loop.clock() >= tracker.deadline_s:
-                after = len(tracker.tokens)
-                self.loop.fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
 
-    def _end_cancelled(self) -> None:
-        """End what is to be cancelled. Each is removed last, so that an interrupt before that repeats it."""
-        while self.to_cancel:
-            sequence, tracker = self.to_cancel[0]
-            if tracker is None or not tracker.has_ended:  # else the sequence may serve another request already
-                sequence.keep = sequence.keep and tracker is not None
-                (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-                if (tracker := self.trackers.get(sequence.id)) is not None:
-                    tracker.error = RequestError("this was cancelled, or its session was closed")
-                    del self.trackers[sequence.id]
-                sequence.on_logits = None
-            self.to_cancel.popleft()
-        self.loop.leave_out_finished()
+def _new_pieces(request: Request) -> list[Piece]:
+    """See Core.take."""
+    return [piece for tracker in request.trackers if (piece := tracker.take()) is not None]

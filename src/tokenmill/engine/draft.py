@@ -8,7 +8,6 @@ they agree on the token at any temperature.
 """
 
 import logging
-import weakref
 from collections.abc import Sequence as List
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
@@ -56,24 +55,23 @@ class DraftCore:
         makes at most one step of such a prefill, so that no text waits until the whole prompt of another is computed.
         """
         core = self._core
-        with core.lock, core.transaction:
-            following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
-            self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
-            queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
-            computed = {own.id: own.rows.num_computed for own in queued}
-            for own in queued:
-                core.enqueue(own)
-            behind: list[Sequence] = []
-            while queued:
-                core.step()
-                behind += [own for own in queued if own.finish_reason is None and own.num_pending_tokens > 1]
-                for own in behind:
-                    core.scheduler.park(own)  # which ends it for now
-                queued = [own for own in queued if own.finish_reason is None]
-            self.is_behind = any(own.rows.num_computed > computed[own.id] for own in behind)
-            if any(own.finish_reason == "error" for _, own in following):
-                self._warn_of_failure()
-            return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
+        following = [(text, own) for text in sequences if (own := self._follow(text, limit)) is not None]
+        self.has_caught_up = any(own.num_pending_tokens > 2 for _, own in following)
+        queued = sorted((own for _, own in following), key=lambda own: own.num_pending_tokens)
+        computed = {own.id: own.rows.num_computed for own in queued}
+        for own in queued:
+            core.enqueue(own)
+        behind: list[Sequence] = []
+        while queued:
+            core.step()
+            behind += [own for own in queued if own.finish_reason is None and own.num_pending_tokens > 1]
+            for own in behind:
+                core.scheduler.park(own)  # which ends it for now
+            queued = [own for own in queued if own.finish_reason is None]
+        self.is_behind = any(own.rows.num_computed > computed[own.id] for own in behind)
+        if any(own.finish_reason == "error" for _, own in following):
+            self._warn_of_failure()
+        return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
 
     def _warn_of_failure(self) -> None:
         """Once. `_follow` leaves the texts out whose follower has failed."""
@@ -104,7 +102,6 @@ class DraftCore:
         own, alike = follower.sequence, follower.num_alike(text.tokens)
         if max(text.tokens[alike:], default=0) >= loaded.model_config.vocab_size:
             return None
-        core.scheduler.park(own)  # an interrupt may have left it running
         if alike < len(own.tokens) or alike < len(text.tokens):
             core.scheduler.rewind(own, alike, text.tokens[alike:])
         if follower.given is not text.choosing:  # its own rows report no log-probabilities
@@ -117,7 +114,7 @@ class DraftCore:
 
     def _new_follower(self, text: Sequence) -> Follower:
         core, own = self._core, self._core.inputs.kept([])
-        weakref.finalize(text, core.to_cancel.append, (own, None)).atexit = False
+        core.release_with(text, own).atexit = False
         own.rows.salt = text.rows.salt
         core.scheduler.park(own)
         self._followers[text] = follower = Follower(own)

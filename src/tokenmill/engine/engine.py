@@ -53,10 +53,9 @@ class Engine:
     @property
     def memory(self) -> dict[str, int]:
         """Bytes that were allocated, by kind."""
-        with self.core.lock:
-            self.core.check_open()
-            draft = self.core.speculation.draft
-            return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
+        self.core.check_open()
+        draft = self.core.speculation.draft
+        return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
 
     def __enter__(self) -> "Engine":
         return self
@@ -109,7 +108,7 @@ class Engine:
         params = self.core.inputs.params(settings, params)
         requests = for_each("prompt", batch_of(prompt)[0], partial(self.core.request, params=params))
         request = Request([each for one in requests for each in one.sequences])
-        return Stream(self.core.follow(request), partial(self.core.cancel, request))
+        return Stream(self.core.follow(request), partial(self.core.cancel, request), self.core.thread)
 
     def chat(
         self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]

@@ -51,8 +51,8 @@ class InFlight:
     def leave_out_finished(self) -> bool:
         """Leave out sequences that have ended since, even if they are resumed later; False if none is left."""
         kept = [index for index, work in enumerate(self.plan.work) if work.sequence.finish_reason is None]
-        work, rows_of = [self.plan.work[index] for index in kept], [self.rows_of[index] for index in kept]
-        self.plan, self.rows_of = Plan(work), rows_of  # in one statement, so that an interrupt finds both or none
+        self.plan = Plan([self.plan.work[index] for index in kept])
+        self.rows_of = [self.rows_of[index] for index in kept]
         return bool(kept)
 
     @property

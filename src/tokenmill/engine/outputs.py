@@ -118,7 +118,7 @@ class Tracker:
     times_s: list[float] = field(default_factory=list)
     logprobs: dict[int, TokenLogprobs | None] = field(default_factory=dict)  # by position
     completion: Completion | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     _num_shown: int = field(default=0, init=False)  # characters of the text that were taken
     _num_taken: int = field(default=0, init=False)  # tokens that were taken
     _is_over: bool = field(default=False, init=False)  # whether the last piece was taken
@@ -130,7 +130,6 @@ class Tracker:
 
     def push(self, tokens: List[int], now_s: float) -> bool:
         """Append accepted tokens; True if a stop string has ended the text."""
-        del self.times_s[len(self.tokens) :]  # of a call that was interrupted
         self.times_s += [now_s] * len(tokens)
         self.tokens += tokens
         if self.detokenizer is None:

@@ -29,7 +29,7 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.to_cancel.append((sequence, None))
+        core.release(sequence)
     with torch_threads(core.loaded.config.threads):
         return torch.stack([rows[position] for position in sorted(rows)])
 
@@ -81,9 +81,6 @@ def prompt_logprobs(
 
     sequence.on_logits = collect
     return sequence, logprobs
-
-
-# What is collected goes by position, because an interrupted step may hand over the same rows again.
 
 
 def _by_position(work: Work, rows: Iterable[Any]) -> Iterable[tuple[int, Any]]:

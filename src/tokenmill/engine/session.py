@@ -5,12 +5,13 @@ and its rows are computed again when it next runs: the same text, only later. A 
 closed or garbage-collected.
 """
 
-import weakref
 from collections.abc import Callable, Generator
 from dataclasses import asdict, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, cast
+
+from torch import Tensor
 
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
@@ -26,8 +27,21 @@ from tokenmill.value_reader import path_of
 
 __all__ = ["Session"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 """Settings that are not kept from one call to the next."""
+
+
+def in_engine(method: Callable[Concatenate["Session", P], T]) -> Callable[Concatenate["Session", P], T]:
+    """A method that is called in the engine's thread, between two steps."""
+
+    @wraps(method)
+    def call(self: "Session", *args: P.args, **given: P.kwargs) -> T:
+        return self.core.call(lambda: method(self, *args, **given))
+
+    return cast("Callable[Concatenate[Session, P], T]", call)
 
 
 class Session:
@@ -50,10 +64,8 @@ class Session:
         self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
-        # Before the sequence can hold blocks, so that an interrupt after this line leaves none of them behind.
-        self._finalizer = weakref.finalize(self, core.to_cancel.append, (self._sequence, None))
-        with core.lock, core.transaction:
-            core.scheduler.park(self._sequence)
+        self._finalizer = core.release_with(self, self._sequence)
+        core.call(partial(core.scheduler.park, self._sequence))
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -101,12 +113,15 @@ class Session:
         inputs = self.core.inputs
         tokens = inputs.encode(prompt, after=self._open().tokens[:place])
         inputs.check_length(place + len(tokens))
-        with self.core.lock, self.core.transaction:
-            sequence = self._open()
-            if place < len(sequence.tokens):
-                self.core.scheduler.rewind(sequence, place)
-            sequence.tokens.extend(tokens)
-            self._answer_from = len(sequence.tokens)
+        self._put(place, tokens)
+
+    @in_engine
+    def _put(self, place: int, tokens: list[int]) -> None:
+        sequence = self._open()
+        if place < len(sequence.tokens):
+            self.core.scheduler.rewind(sequence, place)
+        sequence.tokens.extend(tokens)
+        self._answer_from = len(sequence.tokens)
 
     def generate(
         self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
@@ -142,7 +157,8 @@ class Session:
         wanted.earlier = (start, self.params) if start < len(tokens) else None
         self.params = replace(params, seed=wanted.choosing.seed)
         request = Request([sequence])
-        return Stream(self._follow(request, wanted, len(sequence.tokens)), partial(self.core.cancel, request))
+        pieces = self._follow(request, wanted, len(sequence.tokens))
+        return Stream(pieces, partial(self.core.cancel, request), self.core.thread)
 
     def _follow(self, request: Request, wanted: Sequence, before: int) -> Generator[Piece, None, None]:
         sequence, stream = self._sequence, object()
@@ -178,15 +194,14 @@ class Session:
         start, length = self._answer_from, len(self._sequence.tokens)
         return length if start is None else min(start, length)
 
+    @in_engine
     def _settled(self) -> Sequence:
         """The sequence, without tokens that lie after the end of the last answer."""
         if self._end is not None:
-            with self.core.lock, self.core.transaction:
-                if self._end is not None:
-                    self.core.scheduler.park(self._sequence)
-                    self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
-                    self._sequence.score_from = None
-                    self._end = None
+            self.core.scheduler.park(self._sequence)
+            self.core.scheduler.rewind(self._sequence, min(self._end, len(self._sequence.tokens)))
+            self._sequence.score_from = None
+            self._end = None
         return self._sequence
 
     def prefill(self) -> None:
@@ -197,48 +212,59 @@ class Session:
         """As prefill, with rows that lie in a file loaded now, and not with the next call."""
         self._compute(lambda: self._sequence.rows.num_computed)
 
+    @in_engine
     def begin_load(self, client: bytes = b"") -> Callable[[], bool]:
         """Queue what `load` waits for, so that steps which are made for others do it. What is returned says whether
         that has ended; until then the session can do nothing else. client: see Sequence.
         """
-        sequence = self._queue(lambda: self._sequence.rows.num_computed, client)
-        return lambda: sequence is None or sequence.finish_reason is not None
+        return self._queued(lambda: self._sequence.rows.num_computed, client)
 
-    def _queue(self, num_there: Callable[[], int], client: bytes = b"") -> Sequence | None:
-        """Queue it to compute or load all rows, unless so many are there already."""
-        with self.core.lock, self.core.transaction:
-            sequence = self._open()
-            if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+    def _queued(self, num_there: Callable[[], int], client: bytes = b"") -> Callable[[], bool]:
+        """Queue it to compute or load all rows, unless so many are there already; whether that has ended."""
+        sequence = self._open()
+        if num_there() >= len(sequence.tokens) - 1 or not self.core.scheduler.cache:
+            return lambda: True
+        self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
+        sequence.score_from = sequence.max_tokens = length
+        sequence.client = client
+        self.core.enqueue(sequence)
+
+        def is_over() -> bool:
+            self.core.check_scored(sequence)
+            return sequence.finish_reason is not None
+
+        return is_over
+
+    def _compute(self, num_there: Callable[[], int], then: Callable[[], T | None] = lambda: None) -> T | None:
+        """Compute or load all rows, unless so many are there already; then call a function, before another step."""
+
+        def poll() -> tuple[T | None] | None:
+            if not is_over():
                 return None
-            self._end = length = len(sequence.tokens)  # wherever this breaks off, `_settled` goes back to here
-            sequence.score_from = sequence.max_tokens = length
-            sequence.client = client
-            self.core.enqueue(sequence)
-            return sequence
+            self._settled()
+            return (then(),)
 
-    def _compute(self, num_there: Callable[[], int]) -> None:
-        """Compute or load all rows, unless so many are there already."""
         try:
-            if (sequence := self._queue(num_there)) is not None:
-                self.core.run_to_end(sequence)
+            is_over = self.core.call(lambda: self._queued(num_there))
+            return self.core.wait(poll)[0]
         finally:
             self._settled()
 
+    @in_engine
     def fork(self) -> "Session":
         """Another session with the same past. What they share is stored once."""
-        with self.core.lock, self.core.transaction:
-            other = Session(self.core, self.params)
-            self.core.scheduler.share(self._open(), other._open())
+        other = Session(self.core, self.params)
+        self.core.scheduler.share(self._open(), other._open())
         other.notes, other._answer_from = dict(self.notes), self._answer_from
         return other
 
+    @in_engine
     def rewind(self, num_tokens: int) -> None:
         """Keep the first `num_tokens` tokens and forget the others."""
-        with self.core.lock, self.core.transaction:
-            sequence = self._open()
-            if type(place := plain(num_tokens)) is not int or not 0 <= place <= len(sequence.tokens):
-                raise RequestError(f"rewind to {num_tokens!r} tokens: this session has 0 to {len(sequence.tokens)}")
-            self.core.scheduler.rewind(sequence, place)
+        sequence = self._open()
+        if type(place := plain(num_tokens)) is not int or not 0 <= place <= len(sequence.tokens):
+            raise RequestError(f"rewind to {num_tokens!r} tokens: this session has 0 to {len(sequence.tokens)}")
+        self.core.scheduler.rewind(sequence, place)
 
     def revise(self, tokens: list[int]) -> None:
         """Become exactly `tokens`; the rows of the common beginning stay computed."""
@@ -252,52 +278,50 @@ class Session:
 
     def save(self, path: str | Path) -> int:
         """Write tokens, rows and sampling settings to a file; its size in bytes. Missing rows are computed first."""
-        loaded, file = self.core.loaded, path_of(path)
-        with self.core.lock, self.core.transaction:  # so that no other sequence takes the rows before they are read
-            sequence = self._open()
-            if not sequence.tokens:
-                raise RequestError("the session is empty: there is nothing to save")
-            if not isinstance(self.notes, dict):
-                raise RequestError(f"notes = {self.notes!r}: give a dict of what JSON has")
-            self.prefill()
-            held = sequence.rows
-            num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
-            header = {
-                **loaded.compatibility,
-                # Rows that were computed under other conditions are saved with a build that equals no engine's own.
-                **({} if sequence.rows.is_own else {"build": "mixed"}),
-                "tokens": list(sequence.tokens),
-                "num_rows": num_rows,
-                "answer_from": self._penalties_from,
-                "sampling": asdict(self.params),
-                "notes": self.notes,
-            }
-            with torch_threads(loaded.config.threads):
-                if held.saved is not None and held.num_computed < held.num_saved:  # not loaded yet
-                    rows = loaded.pool.converted(held.saved(0, num_rows))
-                else:
-                    rows = loaded.pool.read(loaded.pool.slots_of(held.blocks, num_rows))
-        return write_snapshot(file, header, rows)
+        file = path_of(path)
+        if not self._open().tokens:
+            raise RequestError("the session is empty: there is nothing to save")
+        if not isinstance(self.notes, dict):
+            raise RequestError(f"notes = {self.notes!r}: give a dict of what JSON has")
+        snapshot = self._compute(lambda: self.num_cached, self._snapshot)
+        assert snapshot is not None, "the rows are there"
+        return write_snapshot(file, *snapshot)
+
+    def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The header and the rows of a file."""
+        loaded, sequence, held = self.core.loaded, self._sequence, self._sequence.rows
+        num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
+        header = {
+            **loaded.compatibility,
+            # Rows that were computed under other conditions are saved with a build that equals no engine's own.
+            **({} if held.is_own else {"build": "mixed"}),
+            "tokens": list(sequence.tokens),
+            "num_rows": num_rows,
+            "answer_from": self._penalties_from,
+            "sampling": asdict(self.params),
+            "notes": self.notes,
+        }
+        with torch_threads(loaded.config.threads):
+            if held.saved is not None and held.num_computed < held.num_saved:  # not loaded yet
+                return header, loaded.pool.converted(held.saved(0, num_rows))
+            return header, loaded.pool.read(loaded.pool.slots_of(held.blocks, num_rows))
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
         """See Engine.open_session. The rows are loaded when the session first runs; only then does it take blocks."""
-        with core.lock:
-            core.check_open()
-            ours, size, pool = core.loaded.compatibility, core.loaded.model_config.vocab_size, core.loaded.pool
-        with torch_threads(core.loaded.config.threads):
-            saved = read_session(path, ours, size, pool, convert)
+        core.check_open()
+        loaded = core.loaded
+        with torch_threads(loaded.config.threads):
+            saved = read_session(path, loaded.compatibility, loaded.model_config.vocab_size, loaded.pool, convert)
         session = cls(core, saved.sampling, salt)
         try:
             session.notes = saved.notes
             session.append(saved.tokens)
             core.scheduler.check_length(len(saved.tokens))
-            with core.lock, core.transaction:
-                sequence = session._open()
-                session._answer_from = saved.answer_from
-                if core.scheduler.cache:  # rows that are not its own are never shared with another text
-                    rows = sequence.rows
-                    rows.saved, rows.num_saved, rows.is_own = saved.rows, saved.num_rows, saved.is_own
+            session._answer_from = saved.answer_from
+            if core.scheduler.cache:  # rows that are not its own are never shared with another text
+                rows = session._open().rows
+                rows.saved, rows.num_saved, rows.is_own = saved.rows, saved.num_rows, saved.is_own
         except BaseException:
             session.close()
             raise
@@ -306,9 +330,10 @@ class Session:
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
         if self._finalizer.alive:
-            self.core.to_cancel.append((self._sequence, None))
+            self.core.release(self._sequence)
             self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
 
+    @in_engine
     def _open(self) -> Sequence:
         if not self._finalizer.alive:
             raise RequestError("this session is closed")

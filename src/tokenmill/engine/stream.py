@@ -1,7 +1,6 @@
 """A stream of pieces, read with `for` in a thread or with `async for` in an event loop.
 
-Whoever asks for the next piece makes the steps. An event loop asks from a thread of its executor, so that it never
-waits for a step itself.
+Steps are made while somebody waits for the next piece. An event loop waits in a thread of its executor.
 """
 
 import asyncio
@@ -12,6 +11,7 @@ from contextlib import AbstractContextManager as ContextManager
 from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 
 from tokenmill.engine.outputs import Piece
+from tokenmill.engine.thread import EngineThread
 
 __all__ = ["Stream"]
 
@@ -19,9 +19,9 @@ __all__ = ["Stream"]
 class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], AsyncContextManager["Stream"]):
     """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
 
-    def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None]) -> None:
-        """cancel: what lets a thread that waits for the next piece stop waiting."""
-        self._pieces, self._cancel = pieces, cancel
+    def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None], thread: EngineThread) -> None:
+        """cancel: what lets a thread that waits for the next piece stop waiting. thread: which makes the steps."""
+        self._pieces, self._cancel, self._thread = pieces, cancel, thread
         self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
 
     def __next__(self) -> Piece:
@@ -34,11 +34,12 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
         A thread that waits for the next piece meanwhile gets RequestError after the step that is being made.
         """
         self._cancel()
-        with self._lock:
-            if (
-                getgeneratorstate(self._pieces) != GEN_RUNNING
-            ):  # else a signal handler closes what its own thread is reading
-                self._pieces.close()
+        if self._lock.acquire(blocking=not self._thread.is_current):  # an observer must not wait for who waits for it
+            try:
+                if getgeneratorstate(self._pieces) != GEN_RUNNING:  # else a signal handler interrupts its reader
+                    self._pieces.close()
+            finally:
+                self._lock.release()
 
     def __exit__(self, *_: object) -> None:
         self.close()

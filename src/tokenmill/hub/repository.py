@@ -26,8 +26,6 @@ from tokenmill.hub.download import sha256_of
 from tokenmill.hub.progress import Progress
 from tokenmill.hub.weight_files import find_weights
 
-__all__ = ["Repository"]
-
 _SETTINGS = re.compile(
     r"[\w.-]+\.(json|jinja)|tokenizer\.model|merges\.txt|vocab\.txt|additional_chat_templates/[\w.-]+\.jinja", re.ASCII
 )
@@ -143,7 +141,7 @@ class Repository:
 
 
 def _why_unanswered(error: BaseException, status: int | None) -> str:
-    """Why the hub gave no files: its own status, or the first cause below what the client raised."""
+    """The reason why the hub gave no files: its own status, or the first cause below what the client raised."""
     if status == 429:
         return "the hub allows no more requests for now (429); wait, or set HF_TOKEN"
     if status is not None:

@@ -8,11 +8,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ["FOREIGN", "WeightFiles", "find_weights", "missing_shards"]
-
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
 FOREIGN = r"adapter_|consolidated"
-"""How the names of files begin that hold an adapter, or a model in Meta's or Mistral's own layout."""
+"""The first letters of files that hold an adapter, or a model in Meta's or Mistral's own layout."""
 # Other names, for what other programs write, such as exports of GPTQ.
 _OTHERS = (r"model[\w.-]*\.safetensors", rf"(?!{FOREIGN})[\w.-]+\.safetensors", r"pytorch_model[\w.-]*\.bin")
 _SHARD = re.compile(r"(?P<before>.*-)(?P<number>\d+)(?P<of>-of-)(?P<count>\d+)(?P<after>\.\w+)", re.ASCII)

@@ -12,8 +12,6 @@ from runpy import run_path
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.memory.available import available_bytes
 
-__all__ = ["find_device", "free_bytes", "kind_of", "why_no_onednn"]
-
 CUDA_DRIVER, ROCM_DRIVER = "libcuda.so.1", Path("/dev/kfd")
 
 
@@ -54,7 +52,7 @@ def free_bytes(device: str) -> int:
 
 
 def why_no_onednn(dtype: str) -> str | None:
-    """Why torch's oneDNN does not multiply matrices of this dtype on this processor, or None."""
+    """The reason why torch's oneDNN multiplies no matrices of this dtype on this processor, or None."""
     import torch
 
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -81,7 +79,7 @@ def _may_have_gpu() -> bool:
 
 
 def _build_of_torch() -> dict[str, object]:
-    """What this torch was built for: the names in its version.py, which imports nothing of it. Empty if unknown."""
+    """The names in torch's version.py, which say what it was built for; torch is not imported. Empty if unknown."""
     files = (Path(entry, "torch", "version.py") for entry in sys.path)
     file = next((file for file in files if file.is_file()), None)
     return {} if file is None else run_path(str(file))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from tokenmill.kernels.native_structs import layout
 
-__all__ = ["BUILDS", "LANES", "best_build", "is_usable", "library", "library_digest", "why_not"]
-
 ABI = 11
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
@@ -39,7 +37,7 @@ def library() -> ctypes.CDLL:
 
 
 def why_not() -> str | None:
-    """Why the library cannot be used, or None."""
+    """The reason why the library cannot be used, or None."""
     if not FILE.exists():
         return (
             "was not built when tokenmill was installed: install a C++ compiler (gcc 12, clang), then tokenmill again"
@@ -54,7 +52,7 @@ def why_not() -> str | None:
 
 
 def _first_difference(built: str, needed: str) -> str | None:
-    """Where the structs of the library differ from those that Python fills. A line says name, offset and size."""
+    """The first difference of the library's structs from those that Python fills. A line says name, offset, size."""
     for theirs, ours in zip_longest(built.splitlines(), needed.splitlines(), fillvalue="nothing"):
         if theirs != ours:
             return f"has other structs ({theirs} where {ours} is needed): install tokenmill again"
@@ -68,7 +66,7 @@ def is_usable() -> bool:
 
 @cache
 def library_digest() -> str:
-    """Of the library file: its arithmetic may be another after each change of the sources."""
+    """The digest of the library file: its arithmetic may be another after each change of the sources."""
     return blake2b(FILE.read_bytes(), digest_size=8).hexdigest()
 
 

@@ -3,8 +3,6 @@
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p, sizeof
 from typing import Any
 
-__all__ = ["Model", "Op", "Span", "Step", "Unit", "layout"]
-
 
 def _fields(*groups: tuple[Any, str]) -> list[tuple[str, Any]]:
     """The fields of a struct, from (type, names) in the order of abi.h."""

@@ -15,18 +15,16 @@ from torch import Tensor
 from tokenmill.memory.available import available_processors
 from tokenmill.process import is_forked_thread
 
-__all__ = ["default_threads", "over_rows", "torch_threads", "usable_threads"]
-
 Found = TypeVar("Found")
 
 
 def usable_threads(count: int) -> int:
-    """How many of `count` threads torch can compute in, when it is called by this thread of Python."""
+    """The number of `count` threads in which torch can compute when this thread of Python calls it."""
     return 1 if is_forked_thread() else count
 
 
 def default_threads() -> int:
-    """Where no setting says how many: torch's own number, at most the processors that this process may use."""
+    """The number of threads without a setting: torch's own, at most the processors that this process may use."""
     return min(torch.get_num_threads(), available_processors())
 
 

@@ -10,8 +10,7 @@ import torch
 
 from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import RowsSpec
-from tokenmill.errors import RequestError
-from tokenmill.kernels.threads import torch_threads, usable_threads
+from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.program.forward import Program
@@ -67,15 +66,8 @@ class LoadedModel:
         """Inside, torch computes in as many threads as the settings say, or in one beside a program that has its own.
 
         Torch's threads spin for milliseconds after each operation, and would take the processors from the program's.
-        RequestError in a forked process that does not have these threads: rows that fewer threads compute may differ.
         """
-        count = 1 if self.spec.has_threads else self.config.threads
-        if usable_threads(count) < count:
-            raise RequestError(
-                f"program {self.program_name} computes in {count} threads of torch, which a forked process does not "
-                "have: load the model in that process, or with threads=1, or with program native"
-            )
-        return torch_threads(count)
+        return torch_threads(1 if self.spec.has_threads else self.config.threads)
 
     @property
     def memory(self) -> dict[str, int]:

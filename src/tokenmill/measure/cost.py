@@ -18,15 +18,6 @@ from tokenmill.settings.engine_config import DTYPES, EngineConfig, ResolvedConfi
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = [
-    "Cost",
-    "Storage",
-    "Traffic",
-    "cost_of",
-    "decode_traffic",
-    "prefill_traffic",
-]
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -39,7 +30,7 @@ class Cost:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The bytes of all purposes together."""
         return self.weights_bytes + self.cache_bytes + self.workspace_bytes
 
     def tokens_within(self, available_bytes: int) -> int:
@@ -61,7 +52,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Storage:
-    """How values are stored. bytes_per_weight: of matrices, with scales. integer: they are multiplied as bytes."""
+    """The storage of values. bytes_per_weight: of matrices, with scales. integer: they are multiplied as bytes."""
 
     dtype: str
     bytes_per_weight: float
@@ -75,7 +66,7 @@ class Storage:
 
     @classmethod
     def of_engine(cls, engine: "Engine") -> "Storage":
-        """As the engine really holds them."""
+        """The storage that the engine really has."""
         weights = describe(engine.model_config).num_read(engine.config.max_length or 1)
         integer = find_scheme(engine.config.scheme).is_integer
         config = engine.config
@@ -83,7 +74,7 @@ class Storage:
 
     @classmethod
     def planned(cls, resolved: ResolvedModel, file_bytes: int) -> "Storage":
-        """As an engine will hold them; `file_bytes` are those of the checkpoint."""
+        """The storage that an engine will have; `file_bytes` are those of the checkpoint."""
         config, bits = resolved.config, resolved.scheme.bits_per_weight
         if not resolved.scheme.is_integer:
             return cls.plain(config.dtype, config.cache_format)
@@ -92,7 +83,7 @@ class Storage:
 
 
 def cost_of(resolved: ResolvedModel) -> Cost:
-    """What an engine takes."""
+    """The memory that an engine takes."""
     return Cost(
         weights_bytes=resolved.weight_bytes,
         cache_bytes=resolved.cache.num_bytes,
@@ -133,7 +124,7 @@ def _seen(layer: LayerDescription, depth: float) -> float:
 
 
 def _attention_operations(model: ModelConfig, depth: float) -> float:
-    """Of one token in all layers: a product with K and one with V for every head and past token."""
+    """Operations of one token in all layers: a product with K and one with V for every head and past token."""
     return sum(4 * layer.attention.out.inputs * _seen(layer, depth) for layer in describe(model).layers)
 
 

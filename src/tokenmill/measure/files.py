@@ -10,8 +10,6 @@ from pathlib import Path
 from tokenmill.errors import ConfigError
 from tokenmill.memory.atomic_file import beside, make_folder, writing
 
-__all__ = ["check_appendable", "make_directory", "write_atomically"]
-
 
 def check_appendable(path: Path, setting: str) -> None:
     """ConfigError when no line can be added to this file. Its folder is made, but no file that is not there yet.

@@ -23,8 +23,6 @@ from torch import Tensor
 from tokenmill.hub.download import cache_folder
 from tokenmill.kernels.threads import torch_threads
 
-__all__ = ["Limits", "instruction_sets", "limits", "measure", "processor", "quick_probe"]
-
 FRESH_S = 24 * 3600
 CACHED_BYTES, FAR_BYTES = 8 * 2**20, 256 * 2**20  # inside and beyond a last-level cache
 PROBE_BYTES = 128 * 2**20
@@ -122,7 +120,7 @@ def processor() -> str:
 
 @cache
 def instruction_sets() -> str:
-    """What torch found it may use, in torch's own word: AVX512, AVX2, NEON, DEFAULT, …"""
+    """The instruction sets that torch may use, in torch's own word: AVX512, AVX2, NEON, DEFAULT, …"""
     return str(torch.backends.cpu.get_cpu_capability())
 
 
@@ -132,7 +130,7 @@ def _file(device: torch.device, threads: int) -> Path:
 
 
 def _read(file: Path) -> Limits | None:
-    """What is kept there, unless it is old, damaged, or of another version of this class."""
+    """The limits that are kept there, unless they are old, damaged, or of another version of this class."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
         if set(values) != {field.name for field in fields(Limits)}:

@@ -4,8 +4,6 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["peak_bytes", "reset_peak", "resident_bytes"]
-
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 

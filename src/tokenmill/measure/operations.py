@@ -19,8 +19,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from tokenmill.measure.trace import FORWARD
 
-__all__ = ["Operation", "Watch", "costliest"]
-
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -59,7 +57,7 @@ class Watch:
         self._forward.__enter__()
 
     def leave_forward(self) -> None:
-        """It ends; also when it never began."""
+        """The forward ends; it need not have begun."""
         if self._forward is not None:
             self._forward.__exit__(None, None, None)
             self._forward = None

@@ -23,19 +23,6 @@ from tokenmill.hub.progress import Progress, Silent
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = [
-    "Comparison",
-    "Perplexity",
-    "Place",
-    "Text",
-    "Window",
-    "choose_window",
-    "compare",
-    "perplexity",
-    "read_text",
-    "windows",
-]
-
 DEFAULT_WINDOW = 1024
 NUM_WORST = 10
 CHUNK_ROWS = 64  # of logits, turned into log-probabilities at a time
@@ -96,7 +83,7 @@ def read_text(text: str, tokenizer: Tokenizer, max_tokens: int | None = None) ->
 
 @dataclass(frozen=True)
 class Perplexity:
-    """What one engine makes of a text. nll: sum over the scored tokens, in nats. elapsed_s: of that engine alone."""
+    """One engine's figures on a text. nll: sum over the scored tokens, in nats. elapsed_s: of that engine alone."""
 
     num_tokens: int
     num_scored: int
@@ -106,7 +93,7 @@ class Perplexity:
 
     @property
     def nll_per_token(self) -> float:
-        """In nats."""
+        """The mean negative log-likelihood, in nats."""
         return self.nll / self.num_scored
 
     @property
@@ -120,7 +107,7 @@ class Perplexity:
         return self.num_scored / self.elapsed_s
 
     def bits_per_byte(self, text: Text) -> float:
-        """Of the whole text: its few tokens that are not scored count as the mean of the others."""
+        """Bits per byte of the whole text: its few tokens that are not scored count as the mean of the others."""
         return self.nll_per_token / math.log(2) * text.num_text_tokens / max(text.num_bytes, 1)
 
 

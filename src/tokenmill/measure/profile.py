@@ -7,9 +7,10 @@ to be held against. Every run starts with a cold cache, so that shared prefixes 
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -27,8 +28,6 @@ from tokenmill.measure.trace import PHASES, MemoryReading, kind_of, merge, phase
 from tokenmill.schedule.sequence import Plan
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["LEVELS", "NUM_OPERATIONS", "Profile", "breakdown", "check_level", "profile"]
-
 LEVELS = ("none", "light", "verbose")
 NUM_OPERATIONS = 15
 WARM_UP_TOKENS = 4
@@ -36,7 +35,7 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class Profile:
-    """What was found. plain_s: the unmeasured runs; measured_s: the measured one, None at level none.
+    """The figures of a profile. plain_s: the unmeasured runs; measured_s: the measured one, None at level none.
 
     gathering_s: what starting, stopping and reading out torch's profiler took, beside the runs.
     """
@@ -54,12 +53,12 @@ class Profile:
 
     @property
     def cost_share(self) -> float | None:
-        """How much longer the measured run took than the unmeasured ones did on average."""
+        """The share by which the measured run took longer than the unmeasured ones did on average."""
         return None if self.measured_s is None else self.measured_s * len(self.plain_s) / sum(self.plain_s) - 1
 
     @property
     def scatter_share(self) -> float:
-        """How far the unmeasured runs lie apart: a cost below this says nothing."""
+        """The share by which the unmeasured runs differ: a cost below this says nothing."""
         return (max(self.plain_s) - min(self.plain_s)) * len(self.plain_s) / sum(self.plain_s)
 
     def document(self) -> dict[str, Any]:
@@ -169,7 +168,7 @@ def _measure(
     reader = _MemoryReader(engine.core, clock, watch)
     begun_s = clock()
     # The reader comes second, so that what it does is in no phase of the recorder.
-    with watch or nullcontext(), record(engine, clock) as recorder, engine.core.observed_by(reader):
+    with _watched(engine.core, watch), record(engine, clock) as recorder, engine.core.observed_by(reader):
         start_s = clock()
         done, measured_s = _run(engine, prompts, params, clock)
     memory = reader.readings
@@ -190,6 +189,19 @@ def _measure(
         gathering_s=clock() - begun_s - measured_s,
         trace=trace,
     )
+
+
+@contextmanager
+def _watched(core: Core, watch: Watch | None) -> Iterator[None]:
+    """Torch's profiler sees what the thread does that began it: it is begun and ended in the engine's."""
+    if watch is None:
+        yield
+        return
+    core.call(watch.__enter__)
+    try:
+        yield
+    finally:
+        core.call(partial(watch.__exit__, None, None, None))
 
 
 class _MemoryReader(Observer):

@@ -14,8 +14,6 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.observers import Observer
 from tokenmill.schedule.sequence import UNKNOWN, Plan
 
-__all__ = ["Recorder", "StepRecord", "record"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

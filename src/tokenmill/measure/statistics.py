@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Spread", "percentile"]
-
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """Linear between the two nearest values, as numpy's default and vLLM's figures; None for no values."""

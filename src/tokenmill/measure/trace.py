@@ -16,18 +16,6 @@ from typing import Any
 from tokenmill.measure.recorder import StepRecord
 from tokenmill.version import __version__
 
-__all__ = [
-    "FORWARD",
-    "PHASES",
-    "MemoryReading",
-    "as_bytes",
-    "kind_of",
-    "looks_traced",
-    "merge",
-    "phase_times",
-    "trace_events",
-]
-
 MARK = "tokenmill"
 PHASES = ("plan", "forward", "sampling", "delivery")
 FORWARD = "tokenmill forward"  # what the forward is called in torch's trace
@@ -37,7 +25,7 @@ _PROCESS = _STEPS = 2**30
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """After a step: resident memory of the process, cache blocks that the step had in use, bytes of torch's device."""
+    """One reading after a step: resident memory of the process, cache blocks in use, bytes of torch's device."""
 
     at_s: float
     resident_bytes: int

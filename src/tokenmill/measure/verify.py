@@ -18,10 +18,9 @@ from tokenmill.errors import WrongText
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["Distance", "TraceRow", "traced", "verified"]
-
 MIN_CORRELATION = {"float32": 0.9999, "bfloat16": 0.998, "float16": 0.999}
-"""Of logits in dense weights of a dtype. Where weights or activations are in 8 or 4 bits, CODES."""
+"""The smallest correlation of logits from dense weights of a dtype. With weights or activations in 8 or 4 bits it
+is CODES."""
 CODES = 0.97
 
 
@@ -73,7 +72,7 @@ class _Tracer(Observer):
 
 @dataclass
 class Distance:
-    """Of all rows that were compared: the smallest correlation, the largest difference, and how many they were."""
+    """The smallest correlation and largest difference of all rows that were compared, and the number of rows."""
 
     min_correlation: float = 1.0
     max_difference: float = 0.0

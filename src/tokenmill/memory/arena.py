@@ -9,13 +9,11 @@ from torch import Tensor
 
 from tokenmill.memory.pages import map_pages
 
-__all__ = ["ALIGNMENT", "Allocate", "Allocation", "Arena", "unreserved"]
-
 ALIGNMENT = 64  # bytes of a cache line; every tensor starts at the beginning of one
 
 
 class Allocation(Protocol):
-    """What hands out tensors one after the other, each of which is filled before the next is asked for."""
+    """A source of tensors, handed out one after the other; each is filled before the next is asked for."""
 
     used: int
     """Bytes that were handed out, with the gaps that alignment leaves."""

@@ -11,8 +11,6 @@ from errno import EINVAL, ENOTDIR
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["beside", "make_folder", "refuse_other", "seal", "unseal", "writing"]
-
 TEMPORARY = re.compile(r"\.(.+)\.\d+-[0-9a-f]{8}")
 """The names that `beside` gives."""
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tokenmill.memory.control_group import allowed_memory, allowed_processors
 
-__all__ = ["available_bytes", "available_processors"]
-
 ROOT = Path("/")
 STRICT = "2"  # of /proc/sys/vm/overcommit_memory: no more is promised than there is
 
@@ -44,7 +42,7 @@ def available_processors(root: Path = ROOT) -> int:
 
 
 def _facts(file: Path) -> dict[str, float]:
-    """Of a file with a size in kB in each line, in bytes."""
+    """The sizes in bytes of a file with a size in kB in each line."""
     rows = (line.split() for line in _text(file).splitlines())
     return {row[0].rstrip(":"): 1024.0 * int(row[1]) for row in rows if len(row) == 3 and row[1].isdigit()}
 

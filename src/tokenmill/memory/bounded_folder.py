@@ -19,8 +19,6 @@ from tokenmill.errors import TokenmillError
 from tokenmill.memory.atomic_file import TEMPORARY
 from tokenmill.memory.file_lock import NO_LOCKS, locked_file
 
-__all__ = ["BoundedFolder", "File"]
-
 WAIT_S = 0.1  # for another process that writes; then a file is left out, which whoever needs it computes again
 FULL = 0.9  # of the limit is left where small files must go, so that they need not be looked at for each new one
 LEFT_S = 3600.0  # nobody writes one file for so long
@@ -167,7 +165,7 @@ class BoundedFolder:
 
 
 def _read_count(lock: IO[bytes]) -> int | None:
-    """How many bytes there are, if the lock's file says it."""
+    """The number of bytes in the folder, if the lock's file says it."""
     lock.seek(0)
     text = lock.read(20)
     return int(text) if text.isdigit() else None

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["allowed_memory", "allowed_processors"]
-
 UNLIMITED = 1 << 62  # version 1 has a number of this size in the place of "max"
 
 
@@ -66,7 +64,7 @@ def _below(path: str, top: str) -> PurePosixPath:
 
 
 def _mounts(root: Path, controller: str, controllers: str) -> list[tuple[Path, str]]:
-    """Where a controller of version 1 is mounted, with others ("": version 2), and which group each mount shows."""
+    """The places where a controller of version 1 is mounted ("": version 2), and the group that each mount shows."""
     found = []
     for line in _text(root / "proc/self/mountinfo").splitlines():
         where, _, what = line.partition(" - ")
@@ -81,7 +79,7 @@ def _mounts(root: Path, controller: str, controllers: str) -> list[tuple[Path, s
 
 
 def _number(*files: Path) -> int | None:
-    """In the first of these that has one."""
+    """The number in the first of these files that has one."""
     for file in files:
         text = _text(file).strip()
         if text.removeprefix("-").isdigit():

@@ -9,8 +9,6 @@ from errno import ENOLCK, ENOSYS, EOPNOTSUPP
 from pathlib import Path
 from typing import IO
 
-__all__ = ["NO_LOCKS", "locked", "locked_file"]
-
 RETRY_S = 0.001
 NO_LOCKS = (ENOLCK, ENOSYS, EOPNOTSUPP)
 """The errors of file systems that have no locks."""
@@ -28,7 +26,7 @@ def locked(file: Path) -> Iterator[bool]:
 
 @contextmanager
 def locked_file(file: Path, wait_s: float = 0.0) -> Iterator[IO[bytes] | None]:
-    """As `locked`, but gives the open file, or None if another holds the lock for longer than `wait_s`.
+    """Lock as `locked` does, and give the open file, or None if another holds the lock for longer than `wait_s`.
 
     What the file holds is left as it is. OSError, one of NO_LOCKS, where the file system has none.
     """

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["held_interrupts"]
-
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:

@@ -7,8 +7,6 @@ from pathlib import Path
 from tokenmill.memory.atomic_file import beside, seal, unseal
 from tokenmill.memory.bounded_folder import BoundedFolder
 
-__all__ = ["MarkedFolder"]
-
 MARK, FORMAT = ".tokenmill", 1
 
 

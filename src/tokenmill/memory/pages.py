@@ -8,15 +8,13 @@ import mmap
 import sys
 from typing import BinaryIO
 
-__all__ = ["HUGE_PAGE", "map_file", "map_pages", "touch"]
-
 HUGE_PAGE = 2 << 20  # bytes; what begins at such an offset of a file can be mapped in huge pages
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python 3.13 names it
 POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14, which Python has no name for
 
 
 def map_pages(num_bytes: int, reserved: bool = True) -> mmap.mmap:
-    """At least `num_bytes` of zeros, aligned to a page. Memory is taken as it is first written; OSError if refused.
+    """Map `num_bytes` of zeros or more, aligned to a page. Memory is taken as it is first written; OSError if refused.
 
     reserved: False where only some of it will be written, so that the system does not count the rest.
     """
@@ -29,7 +27,7 @@ def map_pages(num_bytes: int, reserved: bool = True) -> mmap.mmap:
 
 
 def map_file(opened: BinaryIO, offset: int, num_bytes: int) -> mmap.mmap:
-    """Those bytes of a file, which are read when they are touched. All processes that map the file share the memory."""
+    """Map bytes of a file, which are read when they are touched. All processes that map the file share the memory."""
     # Private and writable, since ctypes and torch take no other; nothing writes there.
     return mmap.mmap(opened.fileno(), num_bytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 

@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["is_one_traced_row", "is_traced", "product", "realised"]
-
 
 def is_traced() -> bool:
     """Whether a compiler traces this call; torch's is_compiling is also true for calls beside a compilation."""

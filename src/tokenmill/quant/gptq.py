@@ -20,8 +20,6 @@ from tokenmill.kernels import native_library
 from tokenmill.quant.grid import Fit, fit, round_on
 from tokenmill.quant.stored import Stored
 
-__all__ = ["Compensation", "NotInvertible", "compensation", "gptq"]
-
 DAMPING = 0.01  # of the mean of H's diagonal, added to the diagonal: columns whose inputs are near zero count as well
 MAX_DAMPING = 1.0
 
@@ -31,7 +29,7 @@ class NotInvertible(ArithmeticError):
 
 
 class Compensation(NamedTuple):
-    """What the compensation of errors needs, for all matrices that have the same inputs; made by `compensation`.
+    """The factors by which errors are compensated in all matrices that have the same inputs; made by `compensation`.
 
     order_K: the columns in the order in which they are rounded. bounds: where in it the groups begin, and its end.
     factor_KK: the upper Cholesky factor of the inverse of the damped H, in that order.

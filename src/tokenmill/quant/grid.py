@@ -21,8 +21,6 @@ from torch import Tensor
 
 from tokenmill.kernels import native_library
 
-__all__ = ["GRIDS", "Fit", "divisor", "fit", "round_on"]
-
 GRIDS = ("minimum", "zero_point", "symmetric")  # in the order of GridKind in native/kernels/kernels.h
 CUTS = (0.0, 0.06, 0.12)  # of a group's range, at either end
 FACTORS = (1.0, 0.94, 0.88, 0.82, 0.76)  # of the largest value, where the zero is in the middle
@@ -146,7 +144,7 @@ def _total(numbers_CR: Tensor) -> Tensor:
 
 
 def _half(numbers: Tensor) -> Tensor:
-    """As half floats hold them."""
+    """The numbers rounded to half floats."""
     return numbers.clamp(-HALF_MAX, HALF_MAX).half().float()
 
 

@@ -9,8 +9,6 @@ from tokenmill.quant.grid import divisor, fit, round_on
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
-__all__ = ["round_to_nearest"]
-
 SHRINK = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85)  # of a group's range: cutting off its ends may lower the error
 ROWS = 1024  # at a time, so that temporaries stay small
 

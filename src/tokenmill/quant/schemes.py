@@ -12,15 +12,13 @@ from tokenmill.kernels.devices import kind_of, why_no_onednn
 from tokenmill.registry import SCHEMES, lookup
 from tokenmill.settings.engine_config import DTYPES
 
-__all__ = ["AS_STORED", "GROUP", "REFERENCE", "Scheme", "choose", "find_scheme"]
-
 GROUP = 32  # inputs of a row whose codes share a scale
 REFERENCE = "dense"  # what other schemes are compared with: plain matrices, on every device
 AS_STORED = "file"  # what "auto" stands for where a checkpoint is quantised: nothing is rounded again
 
 
 class Scheme:
-    """How matrices are stored, and all that other rooms need to know about it; here dense, in the model's dtype."""
+    """The storage of matrices, with all that other rooms need to know about it; here dense, in the model's dtype."""
 
     matrix: str = "plain"  # the module of a matrix, a key of MATRICES in the registry
     bits_per_weight: float | None = None  # scales included; None where the model's dtype or the file's codes decide
@@ -33,7 +31,7 @@ class Scheme:
 
     @staticmethod
     def refuse(device: str, dtype: str) -> str | None:
-        """Why this scheme cannot serve there, or None."""
+        """The reason why this scheme cannot serve there, or None."""
         return None
 
     def matrix_bytes(self, outputs: int, inputs: int, dtype: str, code_bits: float) -> int:

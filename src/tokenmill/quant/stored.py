@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from tokenmill.quant.schemes import GROUP
 
-__all__ = ["Stored", "joined_nibbles", "split_nibbles"]
-
 
 @dataclass(frozen=True)
 class Stored:
@@ -70,8 +68,12 @@ class Stored:
         tensors = (self.numbers, self.codes, self.scales, self.minimums, self.halves)
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
+    def rows(self, which: range) -> "Stored":
+        """Those rows, one after the other."""
+        return self.map(lambda tensor: tensor[which.start : which.stop])
+
     def unpacked(self) -> "Stored":
-        """With a byte for each code."""
+        """The same matrix with a byte for each code."""
         if self.halves is None:
             return self
         halves_RGB = self.halves.view(self.num_rows, -1, GROUP // 2)

@@ -15,18 +15,6 @@ from torch import Tensor
 
 from tokenmill.sample.probabilities import integer_probabilities
 
-__all__ = [
-    "NUM_CANDIDATES",
-    "allowed_tokens",
-    "logit_bias",
-    "min_p",
-    "presence_and_frequency_penalty",
-    "repetition_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-]
-
 NUM_CANDIDATES = 1024  # topk of so many out of 49152 takes a tenth of a sort
 
 

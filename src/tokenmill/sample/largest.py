@@ -11,8 +11,6 @@ from torch import Tensor
 from tokenmill.kernels import native_library
 from tokenmill.memory.transfer import Vector
 
-__all__ = ["largest"]
-
 
 def largest(logits_RV: Tensor) -> tuple[Vector, Vector]:
     """Per row the id and value of its largest logit, the lowest id first among equals; NaN counts as the largest."""

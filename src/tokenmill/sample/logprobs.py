@@ -10,8 +10,6 @@ from tokenmill.memory.transfer import to_device
 from tokenmill.sample.probabilities import log_probability
 from tokenmill.sample.state import Row
 
-__all__ = ["TokenLogprobs", "logprobs_of", "token_logprobs"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -27,7 +25,7 @@ class TokenLogprobs:
 
 
 def logprobs_of(logits_RV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -> list[TokenLogprobs | None]:
-    """Of the token that each row chose, where the row asks for them."""
+    """The log-probabilities of the token that each row chose, where the row asks for them."""
     found: list[TokenLogprobs | None] = [None] * len(rows)
     wanted = {index: row.params.logprobs for index, row in enumerate(rows) if row.params.logprobs is not None}
     if not wanted:
@@ -41,7 +39,7 @@ def logprobs_of(logits_RV: Tensor, rows: Sequence[Row], tokens: Sequence[int]) -
 
 
 def token_logprobs(logits_RV: Tensor, ids_R: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """Of one token per row, with the `num_top` likeliest tokens of each row; the same bits in any batch."""
+    """The log-probability of one token per row, with the row's `num_top` likeliest; the same bits in any batch."""
     logprobs_RV = log_probability(logits_RV)
     values = logprobs_RV.gather(-1, ids_R[:, None]).squeeze(-1).tolist()
     keys_RV, size = _keys(logits_RV), logits_RV.shape[-1]

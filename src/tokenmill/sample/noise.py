@@ -7,8 +7,6 @@ public-domain C by Vigna, https://prng.di.unimi.it/splitmix64.c). These numbers 
 never change them.
 """
 
-__all__ = ["uniform"]
-
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd: SplitMix64's step between counters
 

@@ -10,8 +10,6 @@ below the resolution of float32 logits. The largest logit of a row must be finit
 import torch
 from torch import Tensor
 
-__all__ = ["draw", "integer_probabilities", "log_probability", "log_probability_of"]
-
 
 def integer_probabilities(logits_RV: Tensor) -> Tensor:
     """Unnormalised softmax as int64 [R, V]; 0 for -inf."""

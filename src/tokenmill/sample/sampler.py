@@ -23,8 +23,6 @@ from tokenmill.sample.noise import uniform
 from tokenmill.sample.probabilities import draw
 from tokenmill.sample.state import ChoiceKind, Row
 
-__all__ = ["Choice", "Sampled", "choose", "sample_singly", "take"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -226,6 +224,6 @@ def _places(logits_RV: Tensor, ids: Sequence[Sequence[int]], setting: str) -> tu
 
 
 def _counts(logits_RV: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """How often each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
+    """The number of times that each token of the vocabulary occurs in each row's tokens, float32 [R, V]."""
     ones_N = torch.ones((), device=logits_RV.device)
     return torch.zeros_like(logits_RV).index_put_(_places(logits_RV, tokens, "prompt"), ones_N, accumulate=True)

@@ -12,8 +12,6 @@ from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["ChoiceKind", "Row", "choice_kind", "rows_of"]
-
 
 class ChoiceKind(Enum):
     """LARGEST: the largest of the model's logits and nothing else, so a program can find it by itself. LOGITS: a
@@ -25,7 +23,7 @@ class ChoiceKind(Enum):
 
 
 def choice_kind(params: SamplingParams, num_generated: int) -> ChoiceKind:
-    """How the token after num_generated others, and every later one, is chosen."""
+    """The kind of choice of the token after num_generated others, and of every later one."""
     if params.looks_back:
         return ChoiceKind.HISTORY
     is_masked = num_generated < params.min_new_tokens  # end tokens are forbidden

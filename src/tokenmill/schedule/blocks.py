@@ -24,10 +24,13 @@ class BlockAllocator:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
-        self.references = [0] * num_blocks
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all references and names: every block is free."""
+        self.references = [0] * self.num_blocks
         # A dict is an ordered set: the block that has been free longest is reused first.
-        self._free: dict[int, None] = dict.fromkeys(range(num_blocks))
-        # An interrupt may leave an entry of _block_of without its counterpart, never one of _digest_of: `recount`.
+        self._free: dict[int, None] = dict.fromkeys(range(self.num_blocks))
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
 
@@ -90,24 +93,14 @@ class BlockAllocator:
         """The block of that name. Take it with `share` before anything is allocated."""
         return self._block_of.get(digest)
 
-    def recount(self, tables: Iterable[Sequence[int]]) -> None:
-        """Compute references, free blocks and names anew, after an operation that was interrupted at any point."""
-        self.references = self._count_references(tables)
-        free = (block for block in (*self._free, *range(self.num_blocks)) if not self.references[block])
-        self._free = dict.fromkeys(free)  # in the order that they had, then those that were lost
-        self._block_of = {digest: block for block, digest in self._digest_of.items()}
-
     def forget_names(self) -> None:
         self._digest_of.clear()
         self._block_of.clear()
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts equal the given block tables and that no block is leaked or named twice."""
-        counted = self._count_references(tables)
+        counts = Counter(chain.from_iterable(tables))
+        counted = [counts[block] for block in range(self.num_blocks)]
         assert counted == self.references, "reference counts differ from the block tables"
         assert set(self._free) == {block for block, count in enumerate(counted) if not count}, "free set is wrong"
         assert self._block_of == {digest: block for block, digest in self._digest_of.items()}, "names are wrong"
-
-    def _count_references(self, tables: Iterable[Sequence[int]]) -> list[int]:
-        counts = Counter(chain.from_iterable(tables))
-        return [counts[block] for block in range(self.num_blocks)]

@@ -52,7 +52,7 @@ class Scheduler:
         self._clients = Clients()
         self._num_arrivals = 0
 
-    # ---- queueing and ending. A sequence enters its new list before it leaves the old one, so that `recover` finds it.
+    # ---- queueing and ending
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. CapacityError when it could not finish even with the whole pool to itself."""
@@ -74,7 +74,7 @@ class Scheduler:
         """End a waiting or running sequence; its blocks are released unless it is to be kept."""
         sequence.finish_reason = reason
         if not sequence.keep:
-            self.allocator.cut(sequence.rows.blocks, 0)  # while it is in a list: `recover` counts only those tables
+            self.allocator.cut(sequence.rows.blocks, 0)
         elif sequence not in self.parked:
             self.parked.append(sequence)
         for place in (self.running, self.waiting):
@@ -117,26 +117,18 @@ class Scheduler:
         if not sequence.rows.num_computed and not sequence.rows.num_saved:
             sequence.rows.saved, sequence.rows.is_own = None, True  # no rows computed under other conditions are left
 
-    def recover(self) -> None:
-        """Restore the invariants after an operation that was interrupted at any point (Ctrl-C, no memory).
-
-        The rows of every running or waiting sequence are computed again, because blocks that were to be loaded may not
-        have been. A sequence whose text has ended is finished, and references are counted from the block tables.
-        """
-        self.parked = [sequence for sequence in self.parked if sequence not in self.running]
-        for sequence in [each for each in self.waiting if each in self.running or each in self.parked]:
-            self.waiting.remove(sequence)  # it was being preempted or queued
-            if sequence in self.parked:
-                sequence.finish_reason = "abort"
-        unfinished = (*self.running, *self.waiting)
-        for sequence in unfinished:
-            sequence.rows.blocks = []
-        self.allocator.recount(sequence.rows.blocks for sequence in self.parked)
-        for sequence in unfinished:
+    def reset(self) -> None:
+        """Begin anew, after a step that broke off somewhere: what runs or waits has ended, and no row is kept."""
+        self.parked += [each for each in (*self.running, *self.waiting) if each.keep and each not in self.parked]
+        for sequence in (*self.running, *self.waiting):
+            sequence.finish_reason = "error"
             self._drop_unread(sequence)
+        self.running.clear()
+        self.waiting.clear()
+        self.allocator.clear()
+        for sequence in self.parked:
+            sequence.rows.blocks.clear()
             self._keep_rows(sequence, 0)
-            if reason := sequence.finish_reason or sequence.end_reason:
-                self.finish(sequence, reason)
 
     @property
     def idle(self) -> bool:

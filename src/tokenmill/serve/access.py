@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.serve.errors import CLIENT_CLOSED
 
-__all__ = ["FORMATS", "AccessLog"]
-
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 LONGEST_PATH = 200
 POLLED, OK = ("/v1/cache", "/page/"), 200

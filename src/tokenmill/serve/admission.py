@@ -10,8 +10,6 @@ from statistics import fmean
 from tokenmill.serve.errors import QueueFull
 from tokenmill.serve.metrics import Metrics
 
-__all__ = ["Admission"]
-
 NUM_REMEMBERED = 64  # requests
 LONGEST_S = 600
 

@@ -10,36 +10,19 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "CacheAnswer",
-    "ChatAnswer",
-    "CompletionAnswer",
-    "ErasedAnswer",
-    "ErrorAnswer",
-    "ModelAnswer",
-    "ModelsAnswer",
-    "RestoredAnswer",
-    "SavedAnswer",
-    "StatusAnswer",
-    "TextAnswer",
-    "TokenizerAnswer",
-    "TokensAnswer",
-    "VersionAnswer",
-]
-
 Reason = Literal["stop", "length"]
 StopReason = int | str | None
 """The stop text, or the id among stop_token_ids, that ended a text; None for any other end."""
 
 
 class Answer(BaseModel):
-    """What all answers have in common."""
+    """The part that all answers have in common."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Error(Answer):
-    """What was wrong. param: the field that it is about."""
+    """The fault of a request. param: the field that it is about."""
 
     message: str
     type: str
@@ -48,7 +31,7 @@ class Error(Answer):
 
 
 class ErrorAnswer(Answer):
-    """What every refusal and every failure is answered with."""
+    """The answer to every request that is refused or fails."""
 
     error: Error
 
@@ -86,7 +69,7 @@ class PromptToken(Answer):
 
 
 PromptLogprobs = list[dict[str, PromptToken] | None]
-"""For each token of a prompt, by token id; None for the first."""
+"""The log-probabilities of each token of a prompt, by token id; None for the first."""
 
 
 class CompletionChoice(Answer):
@@ -103,7 +86,7 @@ class CompletionChoice(Answer):
 
 
 class Head(Answer):
-    """What answers and their chunks begin with."""
+    """The fields with which answers and their chunks begin."""
 
     id: str
     created: int
@@ -114,7 +97,7 @@ class Head(Answer):
 
 
 class CompletionAnswer(Head):
-    """Of POST /v1/completions. Chunks of a stream have the same form."""
+    """The answer of POST /v1/completions. Chunks of a stream have the same form."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
@@ -141,7 +124,7 @@ class ChatLogprobs(Answer):
 
 
 class ChatMessage(Answer):
-    """What the model says."""
+    """The message that the model writes."""
 
     role: Literal["assistant"]
     content: str
@@ -160,7 +143,7 @@ class ChatChoice(Answer):
 
 
 class ChatAnswer(Head):
-    """Of POST /v1/chat/completions."""
+    """The answer of POST /v1/chat/completions."""
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
@@ -169,7 +152,7 @@ class ChatAnswer(Head):
 
 
 class TokensAnswer(Answer):
-    """Of POST /tokenize."""
+    """The answer of POST /tokenize."""
 
     count: int
     max_model_len: int
@@ -179,7 +162,7 @@ class TokensAnswer(Answer):
 
 
 class TextAnswer(Answer):
-    """Of POST /detokenize."""
+    """The answer of POST /detokenize."""
 
     prompt: str
     warnings: list[str] = []
@@ -205,7 +188,8 @@ class CacheCount(Answer):
 
 
 class CacheAnswer(Answer):
-    """Of GET /v1/cache. blocks: a letter for each: f free, k kept for prompts that begin alike, u in use, s shared."""
+    """The answer of GET /v1/cache. blocks: a letter for each: f free, k kept for prompts that begin alike, u in use,
+    s shared."""
 
     block_size: int
     blocks: str
@@ -217,7 +201,7 @@ class CacheAnswer(Answer):
 
 
 class TokenizerAnswer(BaseModel):
-    """Of GET /tokenizer_info: these, and what else the tokenizer's config says."""
+    """The answer of GET /tokenizer_info: these fields, and what else the tokenizer's config says."""
 
     tokenizer_class: str
     vocab_size: int
@@ -287,7 +271,7 @@ class LoadAnswer(Answer):
 
 
 class ServerAnswer(Answer):
-    """How the engine was built, and what the server allows."""
+    """The settings of the engine, and the limits of the server."""
 
     version: str
     model: str
@@ -296,6 +280,6 @@ class ServerAnswer(Answer):
 
 
 class VersionAnswer(Answer):
-    """Of tokenmill."""
+    """The version of tokenmill."""
 
     version: str

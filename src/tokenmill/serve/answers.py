@@ -21,14 +21,12 @@ from tokenmill.serve.token_offsets import TokenOffsets
 from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["ChatFormat", "CompletionFormat", "Format"]
-
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 Json = dict[str, Any]
 
 
 class Format(ABC):
-    """How one request is answered. An answer and its chunks have the same id, time and model."""
+    """The form of the answer to one request. An answer and its chunks have the same id, time and model."""
 
     prefix: str
     whole: str
@@ -50,7 +48,7 @@ class Format(ABC):
 
     @property
     def id(self) -> str:
-        """Of the answer."""
+        """The id of the answer."""
         return str(self._head["id"])
 
     def answer(self, completions: List[Completion]) -> Json:
@@ -70,7 +68,7 @@ class Format(ABC):
         yield from ()
 
     def chunks(self, piece: Piece) -> Iterator[Json]:
-        """What is new of one continuation."""
+        """The chunks for what is new of one continuation."""
         self._num_new += len(piece.tokens) * (not self._prepared.only_prompts)
         for choice in self._deltas(piece):
             yield self._chunk([choice])
@@ -86,7 +84,7 @@ class Format(ABC):
 
     @abstractmethod
     def _deltas(self, piece: Piece) -> Iterable[Json]:
-        """What is new of a continuation."""
+        """The choices of a chunk for what is new of a continuation."""
 
     def _chunk(self, choices: list[Json]) -> Json:
         usage = {"usage": self._usage() if self._counts_on else None} if self._wants_usage else {}
@@ -207,7 +205,7 @@ class CompletionFormat(Format):
         return TokenOffsets(self._tokenizer, (), skips, given if isinstance(given, str) else None)
 
     def _top(self, token: int, entry: TokenLogprobs, spelling: Spelling) -> Json:
-        """By text; of tokens that are spelled alike the likeliest. The chosen one is always among them."""
+        """The likeliest tokens by text, one of those that are spelled alike. The chosen one is always among them."""
         top: Json = {}
         for other, value in _likeliest(token, entry, self._num_top or 0) or [(token, entry.logprob)]:
             top.setdefault(spelling.text(other), value)
@@ -275,7 +273,7 @@ def _mean_logprob(done: Completion) -> float:
 
 
 def _end(done: Completion | None) -> Json:
-    """Why a text has ended, and which stop text or id ended it, if one did; nothing while it has not."""
+    """The fields that say why a text has ended, and the stop text or id that ended it; no reason while it goes on."""
     if done is None:
         return {"finish_reason": None}
     return {"finish_reason": REASONS[done.finish_reason], "stop_reason": done.stop_reason}

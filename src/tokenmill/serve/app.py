@@ -20,8 +20,6 @@ from tokenmill.serve.status import status
 from tokenmill.serve.tokens import tokens
 from tokenmill.version import __version__
 
-__all__ = ["make_app"]
-
 
 def make_app(service: Service) -> FastAPI:
     """The application for one engine."""

@@ -6,8 +6,6 @@ from typing import Any
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["cache_view"]
-
 Json = dict[str, Any]
 
 

@@ -8,8 +8,6 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["HttpProtocol"]
-
 HEAD_S = 10.0  # for all headers of a request
 STALL_S = 30.0  # for a reader that takes nothing
 PROBE_S = 0.25  # between two looks whether a client that has closed its half is still there

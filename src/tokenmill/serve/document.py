@@ -16,8 +16,6 @@ from tokenmill.serve.schema import ChatBody, CompletionBody
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["ALWAYS", "answers", "set_document"]
-
 Json = dict[str, Any]
 
 RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string", "pattern": "^[0-9]+$"}}}
@@ -38,7 +36,7 @@ REFUSALS: dict[int, tuple[str, Json]] = {
     507: ("The session cannot be written", {}),
 }
 ALWAYS = (401, 403, 413, 415, 431, 500)
-"""What any request may be answered with, most of it by what stands before the routes."""
+"""The statuses of refusals that any request may meet, most of them before it reaches a route."""
 
 
 def answers(form: type[BaseModel] | None, *refusals: int, streams: bool = False) -> dict[int | str, Json]:
@@ -100,7 +98,7 @@ def _allow_null(schema: Json) -> None:
 
 
 def _set_bounds(schema: Json, bounds: Any) -> None:
-    """Of the numbers that a schema allows. A whole number is at least 1 unless its setting says otherwise."""
+    """Set the bounds of the numbers in a schema. A whole number is at least 1 unless its setting says otherwise."""
     for each in schema.get("anyOf", [schema]):
         if bounds and each.get("type") in ("integer", "number"):
             each.pop("minimum", None)
@@ -110,7 +108,7 @@ def _set_bounds(schema: Json, bounds: Any) -> None:
 
 
 def _describe_routes(document: Json, has_keys: bool) -> None:
-    """Who needs a key; errors in JSON, whatever the answer is in; and no 422: what is wrong with a body gets 400."""
+    """Say who needs a key, show errors as JSON whatever the answer is in, and drop 422: a wrong body gets 400."""
     if has_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():

@@ -1,7 +1,7 @@
-"""The thread that steps the engine's core, and the queues between it and the event loop.
+"""What stands between the event loop and the engine's thread, in which requests are queued and answers are collected.
 
-The event loop never waits for a step. It puts requests and cancellations into an inbox, which the thread empties
-between two steps. After each step the thread hands what is new of every job to the loop, in one call.
+The event loop never waits for a step. After each step the engine's thread hands what is new of every job to it, in one
+call.
 """
 
 import asyncio
@@ -11,21 +11,19 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from tokenmill.engine.core import Core
+from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
-from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.errors import EngineDied
 from tokenmill.serve.jobs import Generation, Job, Scoring, SessionLoad, Update
 from tokenmill.serve.metrics import Metrics
-
-__all__ = ["Driver"]
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +35,25 @@ SILENCE_S = 10.0  # see Driver.pieces
 T = TypeVar("T")
 
 
+class Steps(Observer):
+    """The number of steps and the time of the longest, in seconds."""
+
+    def __init__(self) -> None:
+        self.count, self.longest_s, self._begun_s = 0, 0.0, 0.0
+
+    def phase(self, name: str, plan: Plan | None) -> None:
+        """See Observer."""
+        if name == "begin":
+            self._begun_s = time.perf_counter()
+        elif name == "deliver":
+            self.count, self.longest_s = self.count + 1, max(self.longest_s, time.perf_counter() - self._begun_s)
+
+
 class Driver:
-    """Steps a core while there are requests.
+    """Has steps made while there are requests.
 
     error: set when nothing is served any more. has_failed: whether a step raised; then on_failure is called, in the
-    driver's thread.
+    engine's thread.
     """
 
     def __init__(self, core: Core, metrics: Metrics, on_failure: Callable[[], None] = lambda: None) -> None:
@@ -49,28 +61,34 @@ class Driver:
         self.error: EngineDied | None = None
         self.has_failed = False
         self.on_failure = on_failure
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._steps, self._observed = Steps(), ExitStack()
         self._live: list[Job] = []
-        self._is_stopped = False
-        self._begun_s: float | None = None
-        self._num_steps, self._longest_s = 0, 0.0
-        self._thread = threading.Thread(target=self._run, name="tokenmill-engine", daemon=True)
+        self._is_watching = False  # whether `_after_step` is called after each step
 
     def start(self) -> None:
         """Begin to serve."""
-        self._thread.start()
+        for observer in (self.metrics, self._steps):
+            self._observed.enter_context(self.core.observed_by(observer))
+        self.core.thread.start()
 
     def stop(self, within_s: float | None = None) -> bool:
-        """End what still runs, and wait for the thread, so long; whether it has ended. Called from any other thread."""
-        self._inbox.put(partial(setattr, self, "_is_stopped", True))
-        self._thread.join(within_s)
-        return not self._thread.is_alive()
+        """End what still runs, and wait for that, so long; whether it has ended. Called from any other thread."""
+        has_stopped = threading.Event()
+
+        def stop() -> None:
+            self._observed.close()
+            self._end_all(self.error or EngineDied("the server is shutting down"))
+            has_stopped.set()
+
+        self.core.thread.post(stop)
+        self.core.thread.start()
+        return has_stopped.wait(within_s)
 
     @property
     def is_hung(self) -> bool:
         """Whether the step that is being made takes much longer than any before it."""
-        begun_s = self._begun_s
-        limit_s = max(HUNG_S, HUNG_TIMES * self._longest_s) if self._num_steps >= FIRST_STEPS else FIRST_S
+        begun_s, steps = self.core.step_begun_s, self._steps
+        limit_s = max(HUNG_S, HUNG_TIMES * steps.longest_s) if steps.count >= FIRST_STEPS else FIRST_S
         return begun_s is not None and time.perf_counter() - begun_s > limit_s
 
     @property
@@ -107,21 +125,21 @@ class Driver:
         def call() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    result = do()
-                    self.metrics.update_gauges()  # it may have let go of blocks
-                    future.set_result(result)
+                    self.core.thread.post(partial(told, do()))
                 except Exception as error:  # noqa: BLE001  (it is the caller's)
                     future.set_exception(error)
 
-        self._inbox.put(call)
+        def told(result: T) -> None:
+            self.metrics.update_gauges()  # after the blocks that were let go of
+            future.set_result(result)
+
+        self.core.thread.post(call)
         if self.error is not None:
             raise self.error
         return await asyncio.wrap_future(future)
 
     async def _updates(self, job: Job) -> AsyncGenerator[list[Piece], None]:
-        self._inbox.put(partial(self._submit, job))
-        if self.error is not None:  # asked after the put, because the thread sets it before it empties the inbox
-            raise self.error
+        self.core.thread.post(partial(self._submit, job))
         is_over = False
         try:
             with job.silence_broken(SILENCE_S):
@@ -132,55 +150,45 @@ class Driver:
             is_over = True
         finally:
             if not is_over:
-                self._inbox.put(partial(self._cancel, job))
+                self.core.thread.post(partial(self._cancel, job))
 
     # ---- in the thread
 
-    def _run(self) -> None:
-        try:
-            with self.core.observed_by(self.metrics):
-                while not self._is_stopped:
-                    self._empty_inbox()
-                    if self._live:
-                        self._step()
-        except BaseException as error:  # noqa: BLE001  (whatever it is, clients must hear of it)
-            self.has_failed = True
-            self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
-            log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
-            self.on_failure()
-        else:
-            self.error = EngineDied("the server is shutting down")
-        while self._live or not self._inbox.empty():
-            while not self._inbox.empty():
-                self._inbox.get()()
-            self._tell({job: [self.error] for job in self._live})
-            self._live = []
-
-    def _empty_inbox(self) -> None:
-        """Do what the event loop asks for; with nothing to step, wait until it asks."""
-        while not self._inbox.empty() or not (self._live or self._is_stopped):
-            self._inbox.get()()
-
-    def _step(self) -> None:
-        self._begun_s = begun_s = time.perf_counter()
-        self.core.step()
-        self._begun_s = None
-        self._num_steps, self._longest_s = self._num_steps + 1, max(self._longest_s, time.perf_counter() - begun_s)
-        self._hand_out()
-
     def _submit(self, job: Job) -> None:
-        if self.error is None:
-            try:
-                job.submit(self.core)
-            except Exception as error:  # noqa: BLE001  (the client hears of it; the others go on)
-                self._tell({job: [error]})
-                return
+        try:
+            if self.error is not None:
+                raise self.error
+            job.submit(self.core)
+        except Exception as error:  # noqa: BLE001  (the client hears of it; the others go on)
+            self._tell({job: [error]})
+            return
         self._live.append(job)
+        if not self._is_watching:
+            self._is_watching = True
+            self.core.watch(self._after_step, self._failed)
 
     def _cancel(self, job: Job) -> None:
-        if job in self._live and self.error is None:
+        if job in self._live:
             self._end(job)
-            self.metrics.update_gauges()
+            self.core.thread.post(self.metrics.update_gauges)
+
+    def _after_step(self) -> bool | None:
+        """Hand out what is new; True once no job is left."""
+        self.core.check_open()
+        self._hand_out()
+        self._is_watching = bool(self._live)
+        return None if self._live else True
+
+    def _failed(self, error: BaseException) -> None:
+        self.has_failed, self._is_watching = True, False
+        log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
+        self._end_all(EngineDied(f"the engine has failed: {type(error).__name__}"))  # which clients see
+        self.on_failure()
+
+    def _end_all(self, error: EngineDied) -> None:
+        self.error = error
+        self._tell({job: [error] for job in self._live})
+        self._live = []
 
     def _end(self, job: Job) -> None:
         """Forget a job that is over or not wanted any more."""

@@ -10,8 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.serve.errors import ApiError, event_of, respond
 
-__all__ = ["Endings"]
-
 
 class Endings:
     """Around the application. What is still being answered at the time that `end_at` sets is broken off then."""

@@ -13,18 +13,6 @@ from starlette.responses import JSONResponse
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, DeadlinePassed, RequestError
 from tokenmill.settings.sampling_params import HTTP_FIELDS
 
-__all__ = [
-    "CLIENT_CLOSED",
-    "ApiError",
-    "EngineDied",
-    "QueueFull",
-    "about",
-    "api_error_of",
-    "event_of",
-    "respond",
-    "too_long",
-]
-
 RETRY_AFTER_S = 1
 CLIENT_CLOSED = 499  # nginx's status for a client that has closed the connection
 MAX_MESSAGE = 1000  # characters: values that a client has sent may be millions
@@ -32,7 +20,7 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_fo
 
 
 class EngineDied(Exception):
-    """Nothing can be served any more, because a step has raised or the server stops. The message says which."""
+    """The engine serves nothing any more: a step has raised, or the server stops. The message says which."""
 
 
 class QueueFull(CapacityError):
@@ -85,12 +73,12 @@ def too_long(num_tokens: int, limit: int, field: str) -> ApiError:
 
 
 FIELDS = {setting: field for setting, field in HTTP_FIELDS.items() if field != setting}
-"""What the API calls settings that have another name in SamplingParams."""
+"""The API's names of settings that have another name in SamplingParams."""
 ROUTES = {
     AS_TEXT: "/v1/completions takes a prompt as text",
     AS_IDS: "/v1/completions takes a prompt of token ids",
 }
-"""What a client can do instead where messages cannot be encoded."""
+"""The other route that a client can take where messages cannot be encoded."""
 SETTING = re.compile(rf"\b({'|'.join(FIELDS)})\b")
 
 
@@ -98,7 +86,7 @@ ALLOWED = {
     "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
     "stop": "a text, or a list of texts",
 }
-"""What a field of several types may be."""
+"""The allowed values of fields that have several types, in words."""
 
 
 def _field(setting: str) -> str:
@@ -141,7 +129,7 @@ DESCRIPTIONS: dict[type[Exception], Callable[[Any], ApiError]] = {
 
 @contextmanager
 def about(field: str) -> Iterator[None]:
-    """What is refused inside is about this field."""
+    """Refusals raised inside name this field."""
     try:
         yield
     except RequestError as error:

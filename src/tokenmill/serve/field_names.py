@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-__all__ = ["nearest"]
-
 LIKE = 0.87  # of difflib's ratio: `temprature` is like `temperature` (0.95), `top_a`, another sampler, unlike `top_p`
 LONGEST = 50  # characters: the ratio takes quadratic time
 

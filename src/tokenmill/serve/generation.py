@@ -23,8 +23,6 @@ from tokenmill.serve.prepare import Prepared, prepare_chat, prepare_completion
 from tokenmill.serve.schema import ChatBody, CompletionBody, SamplingBody
 from tokenmill.serve.service import JsonRoute, Service, tenant_of
 
-__all__ = ["generation"]
-
 KEEP_ALIVE = b": keep-alive\n\n"  # for a stream on which nothing has come for a while
 MAX_TEXTS = 1024  # of one request
 REFUSALS = (400, 404, 408, 429, 503, 504)
@@ -169,7 +167,7 @@ class _EventStream(Response):
 
 
 async def _events(steps: AsyncGenerator[list[Piece], None], form: Format) -> AsyncGenerator[bytes, None]:
-    """What is written for each step, and a comment whenever nothing has come for a while."""
+    """The bytes that are written for each step, and a comment whenever nothing has come for a while."""
     try:
         if opening := b"".join(map(_event, form.opening())):
             yield opening

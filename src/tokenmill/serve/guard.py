@@ -14,8 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tokenmill.serve.errors import ApiError, respond
 from tokenmill.serve.options import Options
 
-__all__ = ["Guard"]
-
 OPEN_PATHS = ("/health", "/ping", "/ready", "/")
 OPEN_FOLDER = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -132,6 +130,6 @@ def _is_open(path: str) -> bool:
 
 
 def _host(header: str) -> str:
-    """Without the port."""
+    """The host of a Host header, without the port."""
     name, colon, port = header.rpartition(":")
     return (name if colon and port.isdecimal() else header).lower()

@@ -1,6 +1,6 @@
 """Jobs that the driver runs for a client: a generation request, the scoring of one prompt, or the rows of a session.
 
-Its methods are called in the driver's thread; `updates` is read in the event loop.
+Its methods are called in the engine's thread; `updates` is read in the event loop.
 """
 
 import asyncio
@@ -13,10 +13,7 @@ from tokenmill.engine.core import Core
 from tokenmill.engine.outputs import Piece, Tracker
 from tokenmill.engine.requests import Request
 from tokenmill.engine.session import Session
-from tokenmill.errors import RequestError
 from tokenmill.schedule.sequence import Sequence
-
-__all__ = ["Generation", "Job", "Scoring", "SessionLoad"]
 
 Update = list[Piece] | Exception
 
@@ -55,7 +52,7 @@ class Job(ABC):
 
     @abstractmethod
     def take(self, core: Core) -> list[Piece]:
-        """What is new. Raises the error that ended it."""
+        """The pieces that are new. Raises the error that ended the job."""
 
     @abstractmethod
     def cancel(self, core: Core) -> None:
@@ -68,7 +65,7 @@ class Job(ABC):
 
     @property
     def trackers(self) -> list[Tracker]:
-        """Of its continuations."""
+        """The trackers of its continuations."""
         return []
 
 
@@ -115,13 +112,12 @@ class Scoring(Job):
 
     def take(self, core: Core) -> list[Piece]:
         """See Job."""
-        if self._sequence.finish_reason not in (None, "scored"):
-            raise RequestError("this was cancelled before its end")
+        core.check_scored(self._sequence)
         return []
 
     def cancel(self, core: Core) -> None:
         """See Job. It gives its blocks back, whether it has ended or not."""
-        core.to_cancel.append((self._sequence, None))
+        core.release(self._sequence)
 
     @property
     def is_over(self) -> bool:

@@ -1,6 +1,6 @@
 """The metrics of GET /metrics, under vLLM's names, so that its dashboards work.
 
-It watches the loop as an observer and is told how requests end. All of it is written by the driver's thread; the event
+It watches the loop as an observer and is told how requests end. All of it is written by the engine's thread; the event
 loop only reads.
 """
 
@@ -19,8 +19,6 @@ from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Tracker
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.serve.answers import REASONS
-
-__all__ = ["Metrics"]
 
 # The bounds of vLLM's histograms.
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -68,7 +66,7 @@ class Metrics(Observer):
         self._registry.register(self._kept)
 
     def text(self) -> bytes:
-        """In the format that Prometheus reads."""
+        """The metrics in the format that Prometheus reads."""
         return generate_latest(self._registry)
 
     def phase(self, name: str, plan: Plan | None) -> None:

@@ -9,8 +9,6 @@ from tokenmill.serve.answer_schema import ModelAnswer, ModelsAnswer
 from tokenmill.serve.document import answers
 from tokenmill.serve.service import Service
 
-__all__ = ["models"]
-
 
 def models(service: Service) -> APIRouter:
     """The routes."""

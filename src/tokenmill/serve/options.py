@@ -9,8 +9,6 @@ from tokenmill.serve.access import FORMATS
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["Options", "read_keys"]
-
 
 @dataclass(frozen=True)
 class Options:

@@ -10,8 +10,6 @@ from tokenmill.engine.observers import Observer
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["Pace"]
-
 FIRST_TOKENS, LEAST_TOKENS = 64, 16  # before anything is measured; and always, since a prompt must get on
 MARGIN = 0.75  # of the bound is planned for, because steps vary
 

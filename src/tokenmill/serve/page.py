@@ -20,8 +20,6 @@ from tokenmill.serve.service import Service, tenant_of
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["page"]
-
 FILES = Path(__file__).with_name("static")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "

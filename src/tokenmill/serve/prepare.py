@@ -19,8 +19,6 @@ from tokenmill.serve.errors import ApiError, about, too_long
 from tokenmill.serve.schema import Body, ChatBody, CompletionBody, SamplingBody, TokenizeBody
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["Prepared", "prepare_chat", "prepare_completion", "template_variables", "template_warnings", "warnings_of"]
-
 MAX_NAME = 100  # characters of a field's name that are worth giving back
 COMPLETION_TOKENS = 16  # by default, as in OpenAI's API
 TEMPERATURE = 1.0  # by default, as in OpenAI's API, unless the model's files recommend another
@@ -74,20 +72,20 @@ def prepare_chat(core: Core, body: ChatBody, tenant: bytes = b"") -> Prepared:
 
 
 def template_variables(body: ChatBody | TokenizeBody) -> dict[str, Any]:
-    """What the chat template reads beside the messages."""
+    """The variables that the chat template reads beside the messages."""
     own = {name: getattr(body, name) for name in ("add_generation_prompt", "continue_final_message")}
     tools = {"tools": body.tools} if isinstance(body, TokenizeBody) and body.tools else {}
     return {**(body.chat_template_kwargs or {}), **own, **tools}
 
 
 def template_warnings(core: Core, body: ChatBody | TokenizeBody) -> list[str]:
-    """What the chat template was given and does not read."""
+    """A warning for each variable that the chat template was given and does not read."""
     unread = core.inputs.unread_variables(template_variables(body))
     return [f"this model's chat template does not read {name[:MAX_NAME]!r}, so it changes nothing" for name in unread]
 
 
 def warnings_of(body: Body) -> list[str]:
-    """What was said in fields that are not known."""
+    """A warning for each field that is not known."""
     return [f"unknown field {name[:MAX_NAME]!r} is ignored" for name in body.unknown]
 
 
@@ -137,7 +135,7 @@ def _prepared(
 
 
 def _check_min_tokens(min_tokens: int | None, num_new: int, left: int) -> None:
-    """Where the context is what leaves too few tokens. A max_tokens that is too small SamplingParams refuses."""
+    """ApiError where the context leaves too few tokens. SamplingParams refuses a max_tokens that is too small."""
     if min_tokens is not None and min_tokens > num_new == left:
         message = f"min_tokens = {min_tokens} is not allowed: at most {left}, which the prompt leaves of the context"
         raise ApiError(400, message, "min_tokens")
@@ -158,7 +156,7 @@ def _salt(body: SamplingBody, tenant: bytes) -> bytes:
 
 
 def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]:
-    """What SamplingParams calls the fields that are given, over what the model's files recommend."""
+    """The fields that are given, by their names in SamplingParams, over what the model's files recommend."""
     given = {name: value for name, field in HTTP_FIELDS.items() if (value := getattr(body, field)) is not None}
     if given.get("seed") == -1:  # any, also where the server has one
         del given["seed"]

@@ -29,14 +29,12 @@ from tokenmill.serve.service import Service
 from tokenmill.serve.sessions import Sessions
 from tokenmill.serve.warm_up import use_engine, use_routes
 
-__all__ = ["Address", "Server", "is_loopback", "listen"]
-
 GRACE_S = 2  # for what is not waited for: requests that compute nothing, connections, the step that is being made
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens."""
+    """The address at which the server listens."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -44,7 +42,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """For people and clients."""
+        """The address as people and clients write it."""
         return f"{self.scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 

@@ -20,8 +20,6 @@ from tokenmill.serve.field_names import nearest
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import HTTP_FIELDS, SamplingParams
 
-__all__ = ["ChatBody", "CompletionBody", "DetokenizeBody", "SessionBody", "StreamOptions", "TokenizeBody"]
-
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -84,7 +82,7 @@ class Nullable(BaseModel):
 
 
 class StreamOptions(Nullable):
-    """What a stream sends beside its text. No chunk is padded, so that it is of no use to turn that off.
+    """The options of a stream beside its text. No chunk is padded, so that it is of no use to turn that off.
 
     continuous_usage_stats: usage, if it is wanted, is in every chunk, with the tokens up to there, as in vLLM.
     """
@@ -95,7 +93,7 @@ class StreamOptions(Nullable):
 
 
 class Body(Nullable):
-    """What all bodies have in common."""
+    """The fields and checks that all bodies have in common."""
 
     UNSERVED: ClassVar[dict[str, tuple[Any, ...]]] = {"extra_body": ({},)}
 
@@ -131,7 +129,7 @@ NEEDS = {
     "function_call": "it chooses among functions, which are not supported",
     "extra_body": "it is an argument of OpenAI's client; what is in it are fields of the body",
 }
-"""What else there is to say of a field that is refused."""
+"""The reason that is added to the refusal of a field."""
 
 NO_CONSTRAINTS: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),

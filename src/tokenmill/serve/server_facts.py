@@ -1,27 +1,25 @@
 """The settings that GET /server_info tells, none of which is a path or a secret."""
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.serve.service import Service
+from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["engine_facts", "server_facts"]
-
-SETTINGS = (
-    "dtype", "scheme", "device", "threads", "max_length", "cache_format", "block_size", "cache_tokens",
-    "prefix_cache", "max_sequences", "max_step_tokens", "speculate",
-)  # fmt: skip
+# A text that need not be given is a path, or the name of a model, which may be one.
+SETTINGS = [field.name for field in fields(EngineConfig) if field.name != "model" and field.type != str | None]
 OPTIONS = ("max_queued", "max_body", "keep_alive_s", "stall_s", "drain_s", "is_strict")
 
 
 def engine_facts(loaded: LoadedModel) -> dict[str, Any]:
     """The program that runs, the settings as they were resolved, and bytes of weights and cache."""
     return {
+        **{name: getattr(loaded.config, name) for name in SETTINGS},
         "program": loaded.program_name,
         "kernel": loaded.kernel_name,
-        **{name: getattr(loaded.config, name) for name in SETTINGS},
         **loaded.memory,
         "torch": str(torch.__version__),
     }

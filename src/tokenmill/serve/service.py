@@ -22,8 +22,6 @@ from tokenmill.serve.options import Options
 from tokenmill.serve.schema import Body
 from tokenmill.serve.sessions import Sessions
 
-__all__ = ["JsonRoute", "Service", "tenant_of"]
-
 THREADS_OF_ONE = 3  # of the six or more that asyncio has for all
 T = TypeVar("T")
 
@@ -78,7 +76,7 @@ class Service:
 
 
 def tenant_of(request: Request) -> bytes:
-    """What stands for the client's key; empty on a server without keys. See Guard."""
+    """The digest that stands for the client's key; empty on a server without keys. See Guard."""
     tenant: bytes = getattr(request.state, "tenant", b"")
     return tenant
 

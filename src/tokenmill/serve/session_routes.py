@@ -16,8 +16,6 @@ from tokenmill.serve.service import JsonRoute, Service, tenant_of
 from tokenmill.serve.sessions import NAME, Sessions
 from tokenmill.serve.tokens import encode, warnings_for
 
-__all__ = ["sessions"]
-
 T = TypeVar("T")
 SESSION = (400, 404, 429, 503)  # what the routes of sessions refuse with
 SessionName = Annotated[str, Path(json_schema_extra={"pattern": f"^{NAME.pattern}$"}, examples=["tale"])]

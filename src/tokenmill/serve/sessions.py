@@ -17,8 +17,6 @@ from tokenmill.errors import SnapshotError
 from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.serve.errors import ApiError
 
-__all__ = ["NAME", "Sessions"]
-
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 FILES = re.compile(rf"([0-9a-f]+|open)/{NAME.pattern}\.kv")
 KEYWORD = re.compile(r"\b([a-z]+)='(\w+)'")
@@ -27,7 +25,7 @@ Json = dict[str, Any]
 
 
 class Sessions:
-    """The sessions of one server, in a directory. Its methods are called in the driver's thread."""
+    """The sessions of one server, in a directory. Its methods are called in the engine's thread."""
 
     def __init__(self, engine: Engine, directory: Path) -> None:
         self._engine, self._directory = engine, directory
@@ -103,7 +101,7 @@ class Sessions:
 
 
 def _notes(tenant: bytes, name: str) -> Json:
-    """What a file says of itself."""
+    """The notes by which a file says whose session it is."""
     return {"session": name, "key": tenant.hex()}
 
 

@@ -13,8 +13,6 @@ from tokenmill.serve.server_facts import engine_facts, server_facts
 from tokenmill.serve.service import Service
 from tokenmill.version import __version__
 
-__all__ = ["status"]
-
 
 def status(service: Service) -> APIRouter:
     """The routes."""
@@ -39,12 +37,12 @@ def status(service: Service) -> APIRouter:
 
     @routes.get("/load", response_model=None, responses=answers(LoadAnswer))
     async def load() -> dict[str, int]:
-        """How many texts run or wait, as a router asks that chooses among servers."""
+        """The number of texts that run or wait, for a router that chooses among servers."""
         return {"server_load": service.admission.num_open}
 
     @routes.get("/server_info", response_model=None, responses=answers(ServerAnswer))
     async def server_info() -> dict[str, Any]:
-        """How the engine was built and what the server allows: settings, without paths and keys."""
+        """The settings of the engine and the limits of the server, without paths and keys."""
         return {"version": __version__, "model": service.options.name, **facts}
 
     @routes.get("/ready", response_model=None, responses=answers(StatusAnswer, 503))
@@ -60,7 +58,7 @@ def status(service: Service) -> APIRouter:
 
     @routes.get("/version", response_model=None, responses=answers(VersionAnswer))
     async def version() -> dict[str, str]:
-        """Of tokenmill."""
+        """The version of tokenmill."""
         return {"version": __version__}
 
     return routes

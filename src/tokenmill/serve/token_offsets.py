@@ -6,8 +6,6 @@ from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.token_bytes import Spelling
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["TokenOffsets"]
-
 
 class TokenOffsets:
     """The offset in characters at which each token begins. spelling: of the token that comes next."""

@@ -16,8 +16,6 @@ from tokenmill.serve.service import JsonRoute, Service
 from tokenmill.text.token_bytes import spelled_texts
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["encode", "tokens", "warnings_for"]
-
 
 def tokens(service: Service) -> APIRouter:
     """The routes."""
@@ -37,7 +35,7 @@ def tokens(service: Service) -> APIRouter:
 
     @routes.get("/tokenizer_info", response_model=None, responses=answers(TokenizerAnswer, 400))
     async def tokenizer_info() -> dict[str, Any]:
-        """What the tokenizer's config says, with the chat template that is used."""
+        """The tokenizer's config, with the chat template that is used."""
         tokenizer = _tokenizer(engine)
         return {
             "model_max_length": engine.model_config.context,
@@ -69,7 +67,7 @@ def encode(engine: Engine, body: TokenizeBody) -> list[int]:
 
 
 def warnings_for(engine: Engine, body: TokenizeBody | DetokenizeBody) -> dict[str, list[str]]:
-    """What a body says without effect, if there is anything, for the answer."""
+    """The warnings of an answer: what its body says without effect, if there is anything."""
     found = warnings_of(body)
     if isinstance(body, TokenizeBody):
         found += [f"{name} is about messages, so it changes nothing of a prompt" for name in body.without_effect]

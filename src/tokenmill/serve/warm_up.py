@@ -10,8 +10,6 @@ from starlette.types import ASGIApp, Message
 
 from tokenmill.engine.engine import Engine
 
-__all__ = ["use_engine", "use_routes"]
-
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode()
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from tokenmill.errors import ConfigError
 
-__all__ = ["CHECKS", "check_choice", "check_flag", "check_number", "check_text", "check_token_id"]
-
 
 def check_flag(name: str, value: Any) -> bool:
     """The value, which must be True or False: any other text or number would count as one of them."""

@@ -10,17 +10,6 @@ from tokenmill.registry import ATTEND, FORMATS, PROGRAMS, PROPOSERS, SCHEMES
 from tokenmill.settings.checks import check_text
 from tokenmill.settings.field import by_any_name, check_fields, setting
 
-__all__ = [
-    "DEFAULT_MAX_LENGTH",
-    "DEFAULT_MODEL",
-    "DTYPES",
-    "DTYPE_ALIASES",
-    "FUSIBLE",
-    "EngineConfig",
-    "EngineKeywords",
-    "ResolvedConfig",
-]
-
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_MAX_LENGTH = 2048
 FUSIBLE = ("qkv", "gate_up", "norm", "rotary")
@@ -33,7 +22,7 @@ DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp1
 @by_any_name
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine is built, in the order in which people look for the settings.
+    """The settings of an engine, in the order in which people look for them.
 
     model: a directory in Hugging Face layout, a `.gguf` file, a hub name, or a short name. Beyond the help of a field:
     dtype "auto" is bfloat16 for quantised files. block_size None is 32 with program native or prefix_dir, else one
@@ -158,7 +147,7 @@ class EngineConfig:
 
     @property
     def _draft_model_wanted(self) -> str:
-        """What would be allowed as the draft model; nothing if the one that is given is."""
+        """The draft model that would be allowed, in words; empty if the one that is given is allowed."""
         why = f"because speculate is {self.speculate!r}"
         if self.draft_model is None:
             return f"a model, {why}" * (self.speculate == "draft_model")

@@ -14,8 +14,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import Entry, check_name, either
 from tokenmill.settings.checks import CHECKS
 
-__all__ = ["Setting", "Shown", "aliases_of", "by_any_name", "check_fields", "setting", "setting_of", "settings_of"]
-
 Settings = TypeVar("Settings")
 
 
@@ -29,7 +27,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is told of one setting.
+    """The facts that are told of one setting.
 
     help: a line; {names} stands for those of `names`, the table of allowed values in the registry. limits: keywords of
     the check: minimum, maximum, exclusive; choices. aliases: other keywords in Python. short, metavar: on the command
@@ -66,13 +64,13 @@ def setting(default: Any, help: str, **more: Any) -> Any:
 
 
 def setting_of(entry: Field[Any]) -> Setting:
-    """What a field tells; nothing, of a field that is no setting."""
+    """The Setting of a field; an empty one for a field that is no setting."""
     found: Setting = entry.metadata.get("setting", Setting())
     return found
 
 
 def settings_of(kind: type[Any]) -> dict[str, Setting]:
-    """By the names of the fields, in their order."""
+    """The Setting of each field by its name, in the order of the fields."""
     return {entry.name: setting_of(entry) for entry in fields(kind)}
 
 

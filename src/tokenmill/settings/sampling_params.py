@@ -9,8 +9,6 @@ from typing import TypedDict
 from tokenmill.errors import ConfigError
 from tokenmill.settings.field import Shown, aliases_of, by_any_name, check_fields, setting, settings_of
 
-__all__ = ["ALIASES", "DEFAULT_MAX_NEW_TOKENS", "HTTP_FIELDS", "SamplingKeywords", "SamplingParams"]
-
 DEFAULT_MAX_NEW_TOKENS = 128
 MAX_BAD_WORDS = 1000
 MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked for at every token
@@ -19,7 +17,7 @@ MAX_STOP = 10_000  # characters of all stop texts, since each of them is looked 
 @by_any_name
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one sequence are chosen. Beyond the help of a field:
+    """The settings by which the tokens of one sequence are chosen. Beyond the help of a field:
 
     min_new_tokens: until then end-of-sequence and stop tokens are masked, and no stop text ends it. temperature 0 is
     argmax exactly. repetition_penalty: Keskar et al. 2019, arXiv 1909.05858; presence_penalty and frequency_penalty:

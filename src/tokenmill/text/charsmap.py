@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 
-__all__ = ["TextRules", "any_of"]
-
 _SPACE = "▁"  # sentencepiece's letter for a space
 _LONGEST = 64  # bytes of a key; published ones have at most 12
 _Path = tuple[bytes, int, bool]  # its bytes, where its node's children begin, whether it is a key
@@ -65,7 +63,7 @@ class TextRules:
         return "".join(shown).rstrip(f" {_SPACE}") if self.removes_spaces else "".join(shown)
 
     def _parts(self, text: str) -> Iterator[str]:
-        """What stands for each key of the map, each symbol and each other character."""
+        """The replacement of each key of the map, of each symbol and of each other character."""
         begin = 0
         for found in self._kept.finditer(text):
             yield from self._mapped(text[begin : found.start()])
@@ -87,7 +85,7 @@ class TextRules:
             begin += len(key)
 
     def _keys_from(self, first: str) -> tuple[dict[str, str], int]:
-        """What stands for each key that begins with a character, and the length of the longest."""
+        """The replacements of the keys that begin with a character, and the length of the longest key."""
         paths = [(b"", self._offset(0), False)]
         for byte in first.encode():
             paths = [self._step(path, byte) for path in paths if self._has(path, byte)]

@@ -18,8 +18,6 @@ from jinja2.utils import Namespace
 from tokenmill.errors import AS_TEXT, CheckpointError, RequestError
 from tokenmill.text.sandbox import BoundedEnvironment
 
-__all__ = ["check_template", "names_in", "render_chat"]
-
 MAX_TEMPLATE = 100_000  # characters; the longest published ones have some 30 thousand
 MAX_DATE = 100  # characters of a date's format
 MAX_REASON = 500  # characters of a template's own message that are worth showing

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from tokenmill.text.token_bytes import token_bytes
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer"]
-
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
 
 
@@ -134,7 +132,7 @@ class Detokenizer:
         return bool(utf8.getstate()[0])
 
     def _release(self, final: bool) -> str:
-        """What of held and new text can be shown; ends everything at a stop string."""
+        """The part of held and new text that can be shown; a stop string ends everything."""
         self._held += self._decode(final)
         # By the end of the match, not its start: so the choice does not depend on how much text came at once.
         if 0 < self.num_tokens_used <= self._min_tokens:

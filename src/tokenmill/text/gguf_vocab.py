@@ -17,8 +17,6 @@ from tokenmill.text.templates import templates_to_gguf
 from tokenmill.text.tokenizer import Tokenizer, for_continuation
 from tokenmill.text.vocab import BYTE_TOKEN, END_TOKENS, tokenizer_from_gguf
 
-__all__ = ["gguf_of_tokenizer"]
-
 log = logging.getLogger(__name__)
 
 _UNSAID = ("lstrip", "rstrip", "single_word")  # of an added token: what GGUF cannot say

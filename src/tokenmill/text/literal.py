@@ -18,8 +18,6 @@ from tokenmill.errors import RequestError
 from tokenmill.registry import TEMPLATES, lookup
 from tokenmill.text.tokenizer import Tokenizer, for_continuation, with_names
 
-__all__ = ["chat_text", "encode_chat", "unread_variables"]
-
 DIGITS = 20
 
 
@@ -86,7 +84,7 @@ def unread_variables(tokenizer: Tokenizer, variables: Mapping[str, Any]) -> list
 
 
 def _rendered(tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], end: str, **variables: Any) -> str:
-    """What the template makes of messages; up to the text of the last one if `end`, a mark, is put after it."""
+    """The template's rendering of messages; up to the text of the last one if `end`, a mark, is put after it."""
     render_chat = lookup(TEMPLATES, "jinja", "chat_template")
     shown = [*messages[:-1], _marked(messages[-1], end)] if end else messages
     template = tokenizer.template_for(variables.get("tools"))
@@ -107,7 +105,7 @@ def _marked(message: Mapping[str, Any], end: str) -> Mapping[str, Any]:
 
 
 def _cut(rendered: str, end: str) -> str:
-    """What stands before the last mark. Where the template strips messages, so is the last one."""
+    """The text before the last mark. Where the template strips messages, so is the last one."""
     before, found, after = rendered.rpartition(end.rstrip())
     if not found:
         raise RequestError("this model's chat template does not show the last message, so it cannot be continued")

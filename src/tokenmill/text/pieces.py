@@ -10,24 +10,11 @@ from typing import Literal
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-__all__ = [
-    "BYTE",
-    "CONTROL",
-    "NORMAL",
-    "UNKNOWN",
-    "UNUSED",
-    "USER_DEFINED",
-    "Prefix",
-    "add_tokens",
-    "bpe_backend",
-    "unigram_backend",
-]
-
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Types of pieces: sentencepiece's own numbers, which GGUF has taken over."""
 
 Prefix = Literal["never", "first", "always"]
-"""Where a space is put before a text: nowhere, at its beginning, or after every added token too."""
+"""The places at which a space is added to a text: none, its beginning, or after every added token too."""
 
 
 def bpe_backend(

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers import pre_tokenizers
 
-__all__ = ["DEFAULT", "GPT2", "PRE_TOKENIZERS", "PreTokenizer"]
-
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -89,7 +87,7 @@ _BLOOM = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{0964}\x{06D4}\x{060C})
 _LONG_RUNS = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s{1}"
 
 DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-"""What llama.cpp takes where a file of 2023 names none, and where one says "default"."""
+"""The pre-tokenizer that llama.cpp takes where a file of 2023 names none, and where one says "default"."""
 
 
 def _named(names: str, *splits: str, **facts: bool) -> dict[str, PreTokenizer]:
@@ -159,4 +157,4 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "default": DEFAULT,
 }
-"""By `tokenizer.ggml.pre`; the first of several that mean the same is the one that is written."""
+"""The pre-tokenizers by `tokenizer.ggml.pre`; of several names that mean the same the first is written."""

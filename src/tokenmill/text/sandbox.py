@@ -22,8 +22,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenmill.errors import AS_TEXT, RequestError
 
-__all__ = ["BoundedEnvironment"]
-
 BUDGET = 8_000_000  # characters: a quarter of a million steps, well under a second
 BUDGET_PER_INPUT = 256  # so many more for each character that the caller passes
 STEP = 32  # characters that take about as long as one step of the interpreter
@@ -242,7 +240,7 @@ def _deep_size(value: Any, enough: int | None = None) -> int:
 
 
 def _formatted_size(text: str, values: Any, enough: int) -> int:
-    """What a format takes at most: every field as wide as the largest number there, and all values."""
+    """The largest size of a formatted text: every field as wide as the largest number there, and all values."""
     widths = [int(digits) for digits in re.findall(r"\d{1,9}", text)]
     if "*" in text:
         widths += [abs(v) for v in (values if isinstance(values, tuple) else (values,)) if isinstance(v, int)]

@@ -15,8 +15,6 @@ from tokenmill.errors import CheckpointError
 from tokenmill.text.charsmap import TextRules
 from tokenmill.text.pieces import NORMAL, UNKNOWN, USER_DEFINED, Prefix, add_tokens, bpe_backend, unigram_backend
 
-__all__ = ["holds_ranks", "read_sentencepiece"]
-
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _BUILDERS = {"BPE": bpe_backend, "UNIGRAM": unigram_backend}
 _MARK = re.compile(r"<\S+>|\[\S+\]")
@@ -79,7 +77,7 @@ def _check_settings(file: Path, model: Any, kind: str) -> None:
 
 
 def _prefix(adds: bool, config: Mapping[str, Any]) -> Prefix:
-    """As transformers 5 reads tokenizer_config.json: `legacy` puts a space after every control token too."""
+    """The prefix as transformers 5 reads tokenizer_config.json: `legacy` adds a space after every control token too."""
     if config.get("add_prefix_space") is not None:
         adds = bool(config["add_prefix_space"])
     if not adds:

@@ -11,21 +11,20 @@ from typing import Any
 from tokenmill.errors import CheckpointError
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["FOLDER", "KEY", "templates_from_directory", "templates_from_gguf", "templates_to_gguf"]
-
 FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 KEY, NAMES = "tokenizer.chat_template", "tokenizer.chat_templates"  # of GGUF
 
 
 def templates_from_directory(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name, out of the template files of a directory or, where it has none, its tokenizer_config.json, `config`."""
+    """The templates by name, out of a directory's template files or, where it has none, its tokenizer_config.json,
+    `config`."""
     files = {"default": path / FILE} if (path / FILE).is_file() else {}
     files |= {file.name.removesuffix(".jinja"): file for file in sorted((path / FOLDER).glob("*.jinja"))}
     return {name: _text(file) for name, file in files.items()} or _from_config(config.get("chat_template"))
 
 
 def templates_from_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """By name, out of the metadata of a GGUF file."""
+    """The templates by name, out of the metadata of a GGUF file."""
     keys = ValueReader(metadata, "GGUF metadata", CheckpointError)
     found = {"default": KEY} if metadata.get(KEY) is not None else {}
     found |= {key.removeprefix(f"{KEY}."): key for key in metadata if key.startswith(f"{KEY}.")}
@@ -40,7 +39,7 @@ def templates_to_gguf(default: str | None, named: Mapping[str, str]) -> dict[str
 
 
 def _from_config(given: Any) -> dict[str, str]:
-    """From the key of tokenizer_config.json: one text, or several as a list of objects or by their names."""
+    """The templates in a key of tokenizer_config.json: one text, or several as a list of objects or by names."""
     if given is None:
         return {}
     where = "tokenizer_config.json: chat_template"

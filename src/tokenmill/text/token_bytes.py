@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Spelling", "spelled_texts", "token_bytes"]
-
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -37,11 +35,11 @@ class Spelling:
         self._begins = tokenizer is not None and not tokenizer.is_text(before)
 
     def text(self, token: int) -> str:
-        """As people read it. U+FFFD stands for part of a character."""
+        """The token as people read it. U+FFFD stands for part of a character."""
         return self.bytes(token).decode(errors="replace")
 
     def bytes(self, token: int) -> bytes:
-        """What it adds to the text; of a special token its spelling."""
+        """The bytes that the token adds to the text; of a special token its spelling."""
         if self._tokenizer is None:
             return str(token).encode()
         raw = token_bytes(self._tokenizer, token)
@@ -65,7 +63,7 @@ def spelled_texts(tokenizer: Tokenizer | None, tokens: Iterable[int], before: It
 
 
 def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
-    """What a token adds to a text after others; of a special token its spelling, of an id that is no token nothing."""
+    """The bytes that a token adds to a text after others: a special token's spelling; nothing for an unknown id."""
     spelling = tokenizer.backend.id_to_token(token)
     if spelling is None:
         return b""

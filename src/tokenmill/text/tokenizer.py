@@ -21,8 +21,6 @@ from tokenmill.text.sentencepiece_file import holds_ranks, read_sentencepiece
 from tokenmill.text.templates import templates_from_directory
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["Tokenizer", "for_continuation", "read_json", "with_names"]
-
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")  # DeepSeek writes the bar in full width
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token

@@ -22,8 +22,6 @@ from tokenmill.text.templates import KEY, templates_from_gguf
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import MAX_COUNT, ValueReader
 
-__all__ = ["BYTE_TOKEN", "END_TOKENS", "end_token_ids", "has_vocabulary", "tokenizer_from_gguf"]
-
 log = logging.getLogger(__name__)
 
 MAX_TOKEN = 1024  # characters; the longest published tokens are runs of some hundred spaces

@@ -1,4 +1,4 @@
-"""What the tests of other servers' behaviours share: a server of the real model, and streams read to their end."""
+"""The fixtures for other servers' behaviours: a server of the real model, and streams read to their end."""
 
 import json
 
@@ -34,7 +34,7 @@ def stream_of(http, path="/v1/completions", **body):
 
 
 def tokens_of(http, **body):
-    """What /tokenize makes of a prompt or of messages."""
+    """The tokens that /tokenize makes of a prompt or of messages."""
     response = http.post("/tokenize", json=body)
     assert response.status_code == 200, response.text
     return response.json()["tokens"]

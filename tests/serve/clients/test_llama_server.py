@@ -1,4 +1,4 @@
-"""What llama.cpp's tests of its own server check of requests and answers, on the routes that this server has.
+"""Requests and answers as llama.cpp's tests of its own server check them, on the routes that this server has.
 
 They were read in tools/server/tests/unit of the llama.cpp that llama-cpp-python 0.3.36 carries. Which of them a test
 here stands for, by file:

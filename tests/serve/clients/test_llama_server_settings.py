@@ -1,4 +1,4 @@
-"""What llama.cpp's tests of its own server check of a server's settings: each test here starts servers of its own.
+"""A server's settings as llama.cpp's tests of its own server check them: each test here starts servers of its own.
 
 They were read in tools/server/tests/unit of the llama.cpp that llama-cpp-python 0.3.36 carries. Which of them a test
 here stands for, by file:
@@ -97,11 +97,11 @@ def test_requests_that_do_not_fit_together(chat_model, quiet, lengths):
 
 def test_a_client_that_leaves_gives_its_place_back(chat_model, quiet):
     with served(chat_model, {"max_sequences": 1}, max_queued=0) as server, client_of(server) as http:
-        step = server.driver.core.step
+        step = server.driver.core.loop.step
         hold(server.driver)
         with pytest.raises(httpx2.TimeoutException):
             http.post(COMPLETION, json={"prompt": "w1", "max_tokens": -1}, timeout=0.5)
-        server.driver.core.step = step
+        server.driver.core.loop.step = step
         ends_s = time.monotonic() + 20
         while server.admission.num_open:
             assert time.monotonic() < ends_s, "the server does not notice that the client has left"

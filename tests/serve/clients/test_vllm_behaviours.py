@@ -1,4 +1,4 @@
-"""What vLLM's tests of its OpenAI server check of answers, on the routes that this server has.
+"""Answers as vLLM's tests of its OpenAI server check them, on the routes that this server has.
 
 They were read in vLLM's repository. Which of them a test here stands for, by file below tests/entrypoints, and the
 commit at which that was read:
@@ -24,12 +24,12 @@ openai/chat_completion/test_chat.py (03f5298e5c)
  - chat_completion_n_*: test_several_texts
 openai/chat_completion/test_chat_error.py (0a1478aacc: system_message_accepts_text and _array): test_an_answer
 openai/chat_completion/test_chat_echo.py (41c5903d04: without echo), test_token_in_token_out.py (49d9f165f6):
- test_a_message_that_is_continued
+ test_an_open_last_message_is_continued of tests/serve/test_fields.py
 openai/chat_completion/test_chat_logit_bias_validation.py (0c292380d4), test_chat_stop_token_ids_validation.py
  (37fa82dee5), what is valid: test_the_last_id_is_valid
 openai/chat_completion/test_cache_accounting.py (27b4dd01b2): test_what_the_cache_saved
 openai/basic/test_return_token_ids.py (06cb65b596): test_ids_of_prompts_and_texts
-openai/models/test_models.py (76a76927d5): test_models
+openai/models/test_models.py (76a76927d5): test_models of tests/serve/test_client.py
 serve/tokenize/test_tokenization.py (41c5903d04): the last three tests
 
 What is refused is in test_vllm_refusals.py, what needs a server with settings of its own in test_vllm_settings.py.
@@ -38,7 +38,6 @@ docs/serving.md lists what differs by design.
 
 import json
 
-import openai
 import pytest
 import transformers
 
@@ -212,15 +211,6 @@ def test_an_answer(http, quiet):
         assert text_of(done["choices"][0]) == quiet.generate("w9 w3 assistant", max_new_tokens=8).text
 
 
-def test_a_message_that_is_continued(http):
-    held = [*MESSAGES, {"role": "assistant", "content": "w7 w8"}]
-    body = {"messages": held, "add_generation_prompt": False, "continue_final_message": True}
-    done = post(http, CHAT, **body)
-    assert "w7 w8" not in text_of(done["choices"][0])
-    ids = tokens_of(http, **body)
-    assert text_of(post(http, prompt=ids)["choices"][0]) == text_of(done["choices"][0])
-
-
 @routes
 def test_the_last_id_is_valid(http, path):
     assert post(http, path, **ASK[path], logit_bias={str(LAST_ID): 1.0}, stop_token_ids=[LAST_ID])["choices"]
@@ -256,12 +246,6 @@ def test_ids_of_prompts_and_texts(real, path):
     assert "prompt_token_ids" not in json.dumps(others)
     for answer in (post(real, path, **asked), *stream_of(real, path, **asked, return_token_ids=False)):
         assert "token_ids" not in json.dumps(answer)
-
-
-def test_models(client):
-    assert [model.id for model in client.models.list()] == [MODEL] and client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError, match="is not served here"):
-        client.models.retrieve("no-such-model")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What vLLM's tests of its OpenAI server check of refusals, on the routes that this server has.
+"""Refusals as vLLM's tests of its OpenAI server check them, on the routes that this server has.
 
 They were read in vLLM's repository. Which of them a test here stands for, by file below tests/entrypoints, and the
 commit at which that was read:

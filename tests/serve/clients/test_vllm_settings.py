@@ -1,4 +1,4 @@
-"""What vLLM's tests of its OpenAI server check of the server itself: each test here starts servers of its own.
+"""The server itself as vLLM's tests of its OpenAI server check it: each test here starts servers of its own.
 
 They were read in vLLM's repository. Which of them a test here stands for, by file below tests/entrypoints, and the
 commit at which that was read:
@@ -8,7 +8,7 @@ serve/instrumentator/test_basic.py (02a69ad271)
  - health_check_engine_dead_error: test_a_dead_engine
  - request_cancellation: test_many_clients_that_leave
  - server_load: test_the_load
- - request_wrong_content_type: test_a_body_of_another_type
+ - request_wrong_content_type: test_bodies_that_do_not_say_that_they_are_json of tests/serve/test_guard.py
 serve/instrumentator/test_metrics.py (030ea52eff): metrics_counts: test_figures_add_up; abort_metrics_reset:
  test_gauges_after_clients_have_left
 serve/middleware/test_authentication_middleware.py (0c77dea1ec): test_every_route_wants_a_key,
@@ -75,7 +75,7 @@ def test_a_dead_engine(chat_model):
         raise MemoryError("at 0x7f123 in /srv/engine.py")
 
     with served(chat_model) as server, client_of(server) as http:
-        server.driver.core.step = fail
+        server.driver.core.loop.step = fail
         response = http.post(COMPLETION, json=BODY)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "the engine has failed: MemoryError"
@@ -84,7 +84,7 @@ def test_a_dead_engine(chat_model):
 
 def test_many_clients_that_leave(chat_model, quiet):
     with served(chat_model) as server, client_of(server) as http:
-        step = server.driver.core.step
+        step = server.driver.core.loop.step
         hold(server.driver)
 
         def leave(_):
@@ -93,16 +93,10 @@ def test_many_clients_that_leave(chat_model, quiet):
 
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(leave, range(40)))
-        server.driver.core.step = step
+        server.driver.core.loop.step = step
         wait_until(lambda: not server.admission.num_open, "requests of clients that have left still run")
         assert post(http, prompt="w1")["choices"][0]["text"] == quiet.generate("w1", max_new_tokens=8).text
         check_empty(server.driver.core)
-
-
-@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
-def test_a_body_of_another_type(http, kind):
-    headers = {} if kind is None else {"Content-Type": kind}
-    assert http.post(COMPLETION, content=json.dumps(BODY), headers=headers).status_code == 415
 
 
 def test_figures_add_up(chat_model):
@@ -180,7 +174,7 @@ def test_a_response_has_one_id(http, given):
 
 @pytest.mark.parametrize("drain_s", [30.0, 0.0])
 def test_a_server_that_shuts_down(chat_model, quiet, drain_s):
-    """What runs goes on for as long as it may; what is new is refused."""
+    """Running requests go on for as long as they may; new ones are refused."""
     with served(chat_model, drain_s=drain_s) as server, client_of(server) as http:
         gate = Gate(server.driver.core)
         with http.stream("POST", COMPLETION, json=BODY | {"max_tokens": 90, "stream": True}) as response:

@@ -22,8 +22,6 @@ from tokenmill.engine.outputs import hash_tokens
 from tokenmill.hub.progress import Progress
 from tokenmill.measure.statistics import Spread
 
-__all__ = ["Contest"]
-
 PAUSE_S = 0.3  # threads of the one before stop spinning
 UNEVEN = 1.15  # probes further apart than this: a noisy minute
 
@@ -54,11 +52,11 @@ class Contestant:
     status: str = "ok"
 
     def median(self, rate: str) -> float:
-        """Of the runs so far, of a rate that Run has."""
+        """The median of a rate of Run over the runs so far."""
         return Spread.of([getattr(run, rate) for run in self.runs.values()]).median
 
     def lose(self, status: str, reason: str) -> None:
-        """It is of no further use, at no point."""
+        """Note that this peer can be used at no further point."""
         self.status, self.reason = status, reason
         if self.process is not None:
             self.process.kill()
@@ -200,7 +198,7 @@ class Contest:
 
 
 def _variants(decode: str, prefill: str) -> str | None:
-    """In which ways the engine was run that its figures are of."""
+    """The ways of running the engine from which its figures come."""
     return decode or None if decode == prefill else f"decode {decode}, prefill {prefill}"
 
 
@@ -274,12 +272,12 @@ def _ratios(phase: str, ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> d
 
 
 def _same(ours: Mapping[int, Run], theirs: Mapping[int, Run]) -> float | None:
-    """How far the tokens of all rounds are the same, each text up to the first that differs."""
+    """The share of the tokens of all rounds that are the same, each text up to the first difference."""
     pairs = [(ours[at].tokens, theirs[at].tokens) for at in sorted(set(ours) & set(theirs))]
     rows = [pair for a, b in pairs if a is not None and b is not None for pair in zip(a, b, strict=True)]
     return sum(_common(a, b) for a, b in rows) / sum(len(a) for a, _ in rows) if rows else None
 
 
 def _common(a: List[int], b: List[int]) -> int:
-    """How many tokens are equal before the first that is not."""
+    """The number of equal tokens before the first difference."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

@@ -10,8 +10,6 @@ from tokenmill.bench.peers.known import TORCH, Peer, environment
 from tokenmill.errors import TokenmillError
 from tokenmill.hub.progress import Progress
 
-__all__ = ["install"]
-
 CONSTRAINTS = "constraints.txt"  # in every environment that is made here
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from tokenmill.errors import ConfigError, TokenmillError
 from tokenmill.hub.download import cache_folder
 
-__all__ = ["OURS", "PEERS", "SPECULATING", "TORCH", "Peer", "command_for", "environment", "find_peer"]
-
 PROGRAMS = Path(__file__).parent / "programs"
 OURS, SPECULATING = "tokenmill", "tokenmill-speculation"
 TORCH = "torch==2.13.0"  # a looser pin takes gigabytes of another device's libraries
@@ -143,12 +141,12 @@ def find_peer(name: str) -> Peer:
 
 
 def environment(peer: Peer) -> Path:
-    """Where `tokenmill bench install-peer` puts it."""
+    """The environment that `tokenmill bench install-peer` makes for a peer."""
     return cache_folder() / "peers" / peer.name
 
 
 def command_for(peer: Peer, given: str | None) -> list[str] | None:
-    """How to start it: with what was given, with the environment made for it, with our own. None: it is not there."""
+    """The command that starts a peer: by what was given, by the environment made for it, or by our own; else None."""
     program = str(PROGRAMS / peer.program)
     if peer.is_binary:
         return None if given is None else [sys.executable, program, _existing(peer, given)]

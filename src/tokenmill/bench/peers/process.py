@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["PeerFailed", "PeerProcess", "PeerRefused"]
-
 LONGEST_ANSWER = 64 * 2**20
 GOODBYE_S = 3.0
 
@@ -29,7 +27,7 @@ class PeerFailed(Exception):
 
 
 class PeerRefused(PeerFailed):
-    """It said no to this request and listens to the next."""
+    """The peer refused this request and listens to the next."""
 
 
 class PeerProcess:
@@ -88,13 +86,13 @@ class PeerProcess:
         self._log.close()
 
     def kill(self) -> None:
-        """As stop, without waiting for a goodbye."""
+        """Stop it without waiting for a goodbye."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self.stop()
 
     def _send(self, pending: bytes) -> bytes:
-        """What could not be sent yet."""
+        """Send some bytes; those that could not be sent yet."""
         try:
             return pending[os.write(self._stdin.fileno(), pending) :]
         except BrokenPipeError:
@@ -109,7 +107,7 @@ class PeerProcess:
             raise PeerFailed(f"does not stop talking: {_excerpt(self._received)}")
 
     def _last_words(self) -> str:
-        """How it ended, with the last line that it left on stderr."""
+        """One line about its end, with the last line that it left on stderr."""
         try:
             code = self._process.wait(GOODBYE_S)
         except subprocess.TimeoutExpired:

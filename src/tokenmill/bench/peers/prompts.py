@@ -10,8 +10,6 @@ from pydoc_data.topics import topics
 from tokenmill.errors import ConfigError
 from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     """Hands out pieces of Python's own documentation; random ids for a model that has no tokenizer.
@@ -41,6 +39,6 @@ class Prompts:
 
 
 def documentation() -> str:
-    """What `help()` shows of Python's topics, each paragraph once: some 90,000 tokens, more in newer versions."""
+    """The text that `help()` shows of Python's topics, each paragraph once: 90,000 tokens, more in newer versions."""
     paragraphs = (paragraph for _, text in sorted(topics.items()) for paragraph in text.split("\n\n"))
     return "\n\n".join({" ".join(paragraph.split()): paragraph for paragraph in paragraphs}.values())

@@ -22,23 +22,6 @@ from matplotlib.ticker import FuncFormatter
 from tokenmill.bench.plot.series import Row, Series, number, short_model, unmeasured
 from tokenmill.measure.files import write_atomically
 
-__all__ = [
-    "GREY",
-    "Style",
-    "from_zero",
-    "legend",
-    "legend_inches",
-    "mark_failed_bar",
-    "mark_unmeasured",
-    "new_figure",
-    "plain",
-    "plain_axis",
-    "save",
-    "style",
-    "styled",
-    "unmeasured_entry",
-]
-
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, BLACK = "#CC79A7", "#56B4E9", "#000000"
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK)  # without their yellow, which white paper swallows
@@ -70,7 +53,7 @@ _LOOK: Any = {
 
 @dataclass(frozen=True)
 class Style:
-    """How one series is drawn."""
+    """The style in which one series is drawn."""
 
     colour: str
     marker: str
@@ -138,7 +121,7 @@ def _about(rows: Sequence[Row]) -> str:
 
 
 def _remarks(rows: Sequence[Row]) -> list[str]:
-    """What a reader must know of the rows before he believes the picture."""
+    """The remarks on the rows that a reader needs before believing the picture."""
     remarks, failed = [], unmeasured(rows)
     if failed:
         counts = ", ".join(f"{count} {status}" for status, count in failed.most_common())
@@ -241,7 +224,7 @@ def unmeasured_entry(axes: Any, one: Series, colour: str) -> Any:
 
 
 def legend(axes: Any, entries: Iterable[tuple[Any, str]], inches: float) -> None:
-    """Under the axes, where it covers nothing. A single series without a name needs none."""
+    """Put a legend under the axes, where it covers nothing. A single series without a name needs none."""
     listed = [(handle, name) for handle, name in entries if name]
     if listed:
         # matplotlib takes a name that begins with "_" for one of its own and leaves it out.
@@ -257,7 +240,7 @@ def legend_inches(names: Iterable[str], inches: float) -> float:
 
 
 def _columns(names: Sequence[str], inches: float) -> int:
-    """As many as fit beside each other, names and handles."""
+    """The number of entries that fit beside each other, names and handles."""
     longest = max(map(len, names), default=0)
     return max(1, min(4, int(inches / (0.085 * longest + 0.7))))
 

@@ -9,8 +9,6 @@ from matplotlib.transforms import Bbox
 
 from tokenmill.bench.plot.frame import GREY
 
-__all__ = ["place_labels"]
-
 # Offsets in points and how the text hangs on them, the best first.
 _PLACES = (
     (7, 0, "left", "center"),

@@ -6,8 +6,6 @@ from typing import Any
 from tokenmill.bench.plot.frame import mark_failed_bar, new_figure, plain, style
 from tokenmill.bench.plot.series import Point, Row, Series, group, number, points, split
 
-__all__ = ["draw"]
-
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -37,7 +35,7 @@ def draw(rows: Sequence[Row]) -> tuple[Any | None, dict[str, str]]:
 
 
 def _labels(one: Series, order: Mapping[int, int]) -> list[str]:
-    """In the order of the files, which is the order of the rungs."""
+    """The labels in the order of the files, which is the order of the rungs."""
     rows = sorted((*one.rows, *one.failed), key=lambda row: order[id(row)])
     return list(dict.fromkeys(str(row["label"]) for row in rows))
 

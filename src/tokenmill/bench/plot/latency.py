@@ -13,8 +13,6 @@ from tokenmill.bench.plot.frame import GREY, Style, legend, new_figure, plain, s
 from tokenmill.bench.plot.series import Row, Series, group, number, split
 from tokenmill.measure.statistics import percentile
 
-__all__ = ["draw"]
-
 _SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MARKERS = {"p50": "o", "p90": "s", "p99": "^"}
 _WIDE = 7.6  # inches

@@ -9,8 +9,6 @@ from typing import Any
 from tokenmill.bench.plot.frame import from_zero, legend, legend_inches, new_figure, plain_axis, style
 from tokenmill.bench.plot.series import Row, group, number, points
 
-__all__ = ["draw"]
-
 _ALONG, _WIDE = "max_concurrency", 4.2  # inches of a panel
 _PANELS = (
     ("Output: tokens/s of all together", {"output_throughput": "-"}),

@@ -18,8 +18,6 @@ from tokenmill.bench.plot.frame import BLACK, legend, legend_inches, new_figure,
 from tokenmill.bench.plot.labels import place_labels
 from tokenmill.bench.plot.series import SHAPE, Row, Series, group, number, split
 
-__all__ = ["Roof", "draw"]
-
 _PHASES = {"decode": "o", "prefill": "s"}
 _WIDE = 7.6  # inches
 _MAX_LABELS = 14
@@ -27,7 +25,7 @@ _MAX_LABELS = 14
 
 @dataclass(frozen=True)
 class Roof:
-    """What a machine was measured to do."""
+    """The measured limits of a machine."""
 
     name: str
     read_gb_s: float
@@ -158,7 +156,7 @@ def _draw_spot(axes: Any, spot: _Spot, colour: str, is_hollow: bool) -> Any:
 
 
 def _phase_entries(axes: Any, spots: Sequence[_Spot], num_series: int) -> list[tuple[Any, str]]:
-    """What circle and square mean."""
+    """The entries of the legend for circle and square."""
     entries = []
     for place, phase in enumerate(_PHASES):
         if any(spot.phase == phase for spot in spots):

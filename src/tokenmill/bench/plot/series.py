@@ -12,8 +12,6 @@ from pathlib import PurePath
 from statistics import median
 from typing import Any
 
-__all__ = ["SHAPE", "Point", "Row", "Series", "group", "number", "points", "short_model", "split", "unmeasured"]
-
 Row = Mapping[str, Any]
 SHAPE = ("prompt", "new", "depth", "batch")
 
@@ -74,7 +72,7 @@ def split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def unmeasured(rows: Iterable[Row]) -> Counter[str]:
-    """How many rows of each status but "ok"."""
+    """The number of rows of each status but "ok"."""
     return Counter(str(row["status"]) for row in split(rows)[1])
 
 

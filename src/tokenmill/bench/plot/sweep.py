@@ -16,14 +16,12 @@ from tokenmill.bench.plot.frame import (
 )
 from tokenmill.bench.plot.series import Row, Series, group, number, points, split
 
-__all__ = ["draw"]
-
 _WIDE = 5.6  # inches of a panel
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """What one of the two shows. `along` is its x axis; `leave` has no influence on its figures."""
+    """One of the two panels. `along` is its x axis; `leave` has no influence on its figures."""
 
     name: str
     value: str
@@ -73,7 +71,7 @@ def _belongs(row: Row, panel: _Panel) -> bool:
 
 
 def _refuse(rows: Sequence[Row], panel: _Panel) -> str | None:
-    """Why this panel is no curve."""
+    """The reason why this panel is no curve, or None."""
     if not split(rows)[0]:
         return f"no result has {panel.value}"
     places = {row[panel.along] for row in rows}

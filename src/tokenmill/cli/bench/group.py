@@ -8,9 +8,6 @@ import typer
 from tokenmill.cli.parser.command import VerbGroup
 from tokenmill.cli.parser.options import examples
 from tokenmill.errors import TokenmillError
-from tokenmill.registry import lookup
-
-__all__ = ["command"]
 
 EXAMPLES = examples(
     "tokenmill bench",
@@ -20,17 +17,6 @@ EXAMPLES = examples(
     "tokenmill bench run --help",
 )
 
-VERBS = {
-    "run": "tokenmill.cli.bench.run",
-    "sweep": "tokenmill.cli.bench.sweep",
-    "ladder": "tokenmill.cli.bench.ladder",
-    "peers": "tokenmill.cli.bench.peers",
-    "install-peer": "tokenmill.cli.bench.install_peer",
-    "load": "tokenmill.cli.bench.load",
-    "plot": "tokenmill.cli.bench.plot",
-    "machine": "tokenmill.cli.bench.machine",
-}
-
 # What the extra `bench` installs; without it the verbs that need one of these say so.
 EXTRA = ("httpx2", "matplotlib")
 
@@ -38,17 +24,11 @@ EXTRA = ("httpx2", "matplotlib")
 class _Bench(VerbGroup):
     """`bench`, `bench MODEL` and `bench --batch 4` mean `bench run …`; a missing package of the extra is an error."""
 
-    names = tuple(VERBS)
-
-    def module(self, name: str) -> Any:
-        """See VerbGroup."""
-        return lookup(VERBS, name, "verb")
-
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Put `run` before what names no verb, unless it nearly does."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands and not Path(args[0]).exists():
+        if args and not args[0].startswith("-") and args[0] not in self.names and not Path(args[0]).exists():
             self.suggest(ctx, args[0])
-        if not args or args[0] not in (*self.commands, "--help", "-h"):
+        if not args or args[0] not in (*self.names, "--help", "-h"):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

@@ -4,10 +4,8 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.parser.options import Quiet, examples
+from tokenmill.cli.parser.options import Quiet, examples, option
 from tokenmill.cli.process.display import progress_on_stderr
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench install-peer transformers",
@@ -25,9 +23,7 @@ def command(
             rich_help_panel="Peer",
         ),
     ],
-    again: Annotated[
-        bool, typer.Option("--again", help="Make it anew where there is one already.", rich_help_panel="Peer")
-    ] = False,
+    again: Annotated[bool, option("Peer", "--again", help="Make it anew where there is one already.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make a Python environment for a peer, in tokenmill's cache folder, with pip.

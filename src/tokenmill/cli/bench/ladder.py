@@ -20,12 +20,10 @@ from tokenmill.cli.bench.rows import (
     make_series,
     print_card,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench ladder",
@@ -43,16 +41,9 @@ def command(
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
     shape: ShapeName = None,
-    batch: Annotated[
-        int,
-        typer.Option("--batch", "-b", min=1, help="Sequences that run together.", rich_help_panel=MEASURED),
-    ] = 1,
-    prompt: Annotated[
-        int, typer.Option("--prompt", "-P", min=1, help="Prompt tokens of each sequence.", rich_help_panel=MEASURED)
-    ] = 256,
-    new: Annotated[
-        int, typer.Option("--new", "-n", min=2, help="New tokens of each sequence.", rich_help_panel=MEASURED)
-    ] = 32,
+    batch: Annotated[int, option(MEASURED, "--batch", "-b", min=1, help="Sequences that run together.")] = 1,
+    prompt: Annotated[int, option(MEASURED, "--prompt", "-P", min=1, help="Prompt tokens of each sequence.")] = 256,
+    new: Annotated[int, option(MEASURED, "--new", "-n", min=2, help="New tokens of each sequence.")] = 32,
     repetitions: Repetitions = 2,
     check: Check = True,
     output: Output = None,

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.bench.points import parse_counts
-from tokenmill.cli.parser.options import OUTPUT, PROMPT, Json, Quiet, examples
+from tokenmill.cli.parser.options import OUTPUT, PROMPT, Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, remark
 from tokenmill.errors import ConfigError
 
 if TYPE_CHECKING:  # imports httpx2, which is optional
     from tokenmill.bench.load import Ask, Load
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench load --concurrency 8",
@@ -29,95 +27,63 @@ EXAMPLES = examples(
 
 SERVER, ARRIVAL = "Server", "Arrival"
 
-Url = Annotated[str, typer.Option("--url", help="Where the server answers.", rich_help_panel=SERVER)]
+Url = Annotated[str, option(SERVER, "--url", help="Where the server answers.")]
 Name = Annotated[
-    str | None,
-    typer.Option("--model", help="Name to ask for. Default: the first that the server lists.", rich_help_panel=SERVER),
+    str | None, option(SERVER, "--model", help="Name to ask for. Default: the first that the server lists.")
 ]
-Key = Annotated[
-    str | None,
-    typer.Option("--api-key", envvar="OPENAI_API_KEY", help="Sent as bearer token.", rich_help_panel=SERVER),
-]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Ask /v1/chat/completions, not /v1/completions.", rich_help_panel=SERVER)
-]
-TimeLimit = Annotated[
-    float, typer.Option("--time-limit", help="Seconds after which a request counts as failed.", rich_help_panel=SERVER)
-]
-Rate = Annotated[
-    float, typer.Option("--rate", help="Requests per second; inf sends all at once.", rich_help_panel=ARRIVAL)
-]
+Key = Annotated[str | None, option(SERVER, "--api-key", envvar="OPENAI_API_KEY", help="Sent as bearer token.")]
+Chat = Annotated[bool, option(SERVER, "--chat", help="Ask /v1/chat/completions, not /v1/completions.")]
+TimeLimit = Annotated[float, option(SERVER, "--time-limit", help="Seconds after which a request counts as failed.")]
+Rate = Annotated[float, option(ARRIVAL, "--rate", help="Requests per second; inf sends all at once.")]
 Burstiness = Annotated[
     float,
-    typer.Option(
+    option(
+        ARRIVAL,
         "--burstiness",
         help="How evenly requests come: 1 is Poisson, below 1 in bursts, inf evenly (shape of a gamma distribution).",
-        rich_help_panel=ARRIVAL,
     ),
 ]
 Concurrency = Annotated[
     str | None,
-    typer.Option(
+    option(
+        ARRIVAL,
         "--concurrency",
         metavar="N,…",
         help="Maximum number of requests in flight; the others wait. Each of several is a run of its own.",
-        rich_help_panel=ARRIVAL,
     ),
 ]
-NumPrompts = Annotated[int, typer.Option("--num-prompts", help="Requests to send.", rich_help_panel=ARRIVAL)]
+NumPrompts = Annotated[int, option(ARRIVAL, "--num-prompts", help="Requests to send.")]
 Prompt = Annotated[
-    int,
-    typer.Option(
-        "--prompt",
-        help="Tokens of each prompt (made of short words, or of ids with --vocab-size).",
-        rich_help_panel=PROMPT,
-    ),
+    int, option(PROMPT, "--prompt", help="Tokens of each prompt (made of short words, or of ids with --vocab-size).")
 ]
-New = Annotated[int, typer.Option("--new", help="Maximum number of tokens of an answer.", rich_help_panel=PROMPT)]
-Seed = Annotated[
-    int, typer.Option("--seed", help="The same seed gives the same prompts and times.", rich_help_panel=PROMPT)
-]
-VocabSize = Annotated[
-    int | None,
-    typer.Option("--vocab-size", help="Send random token ids below this, not words.", rich_help_panel=PROMPT),
-]
+New = Annotated[int, option(PROMPT, "--new", help="Maximum number of tokens of an answer.")]
+Seed = Annotated[int, option(PROMPT, "--seed", help="The same seed gives the same prompts and times.")]
+VocabSize = Annotated[int | None, option(PROMPT, "--vocab-size", help="Send random token ids below this, not words.")]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        PROMPT,
         "--prompts",
         help='Prompts from a file, one per line: text, or JSON as {"prompt": "…", "max_tokens": 9}; '
         "repeated when there are too few.",
-        rich_help_panel=PROMPT,
     ),
 ]
 IgnoreEos = Annotated[
-    bool,
-    typer.Option(
-        "--ignore-eos/--no-ignore-eos",
-        help="Ask for answers of full length, past the model's end.",
-        rich_help_panel=PROMPT,
-    ),
+    bool, option(PROMPT, "--ignore-eos/--no-ignore-eos", help="Ask for answers of full length, past the model's end.")
 ]
 Goodput = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        OUTPUT,
         "--goodput",
         metavar="METRIC:MS",
         help="Also count the requests within this limit in ms on ttft, tpot or e2el. May be repeated.",
-        rich_help_panel=OUTPUT,
     ),
 ]
-Detailed = Annotated[
-    bool, typer.Option("--detailed", help="Every request's figures and text, in JSON.", rich_help_panel=OUTPUT)
-]
-Label = Annotated[
-    str | None, typer.Option("--label", help="Name of the run in results and pictures.", rich_help_panel=OUTPUT)
-]
+Detailed = Annotated[bool, option(OUTPUT, "--detailed", help="Every request's figures and text, in JSON.")]
+Label = Annotated[str | None, option(OUTPUT, "--label", help="Name of the run in results and pictures.")]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Append the JSON document to this file.", rich_help_panel=OUTPUT
-    ),
+    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Append the JSON document to this file.")
 ]
 
 

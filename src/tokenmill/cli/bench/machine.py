@@ -3,17 +3,13 @@
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from tokenmill.cli.bench.rows import MEASURED
-from tokenmill.cli.parser.options import Json, Quiet, examples
+from tokenmill.cli.parser.options import Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.units import counted
-
-__all__ = ["EXAMPLES", "command"]
 
 SETTINGS = settings_of(EngineConfig)
 
@@ -21,13 +17,9 @@ EXAMPLES = examples("tokenmill bench machine", "tokenmill bench machine --again 
 
 
 def command(
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help=SETTINGS["device"].help, rich_help_panel=MEASURED)
-    ] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help=SETTINGS["threads"].help, rich_help_panel=MEASURED)] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure now, whatever is kept from before.", rich_help_panel=MEASURED)
-    ] = False,
+    device: Annotated[str, option(MEASURED, metavar="NAME", help=SETTINGS["device"].help)] = "auto",
+    threads: Annotated[int | None, option(MEASURED, min=1, help=SETTINGS["threads"].help)] = None,
+    again: Annotated[bool, option(MEASURED, "--again", help="Measure now, whatever is kept from before.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

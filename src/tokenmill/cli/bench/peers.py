@@ -10,7 +10,7 @@ from tokenmill.bench.points import Point, parse_counts, sweep
 from tokenmill.cli.bench.rows import MEASURED, OWN, Output, Row, RowFile
 from tokenmill.cli.bench.sweep import Counts, NewCounts, Prompts
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
@@ -19,8 +19,6 @@ from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 if TYPE_CHECKING:  # imports torch
     from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.units import counted
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench peers",
@@ -35,28 +33,16 @@ FIXED = (*OWN, "max_length", "cache", "device")
 AUTOMATIC = ("tokenmill", "transformers", "llama.cpp", "xllamacpp", "openvino", "vllm")
 PLAIN = ("off", "multi_step")  # decoding without guesses: the tokens of several steps in one call are none
 
-Only = Annotated[
-    str | None, typer.Option("--only", metavar="NAMES", help="Only these peers, as a,b,c.", rich_help_panel=PEERS)
-]
+Only = Annotated[str | None, option(PEERS, "--only", metavar="NAMES", help="Only these peers, as a,b,c.")]
 Given = Annotated[
     list[str] | None,
-    typer.Option(
-        "--peer",
-        metavar="NAME=PATH",
-        help="The Python that has this peer, or its program. May be repeated.",
-        rich_help_panel=PEERS,
+    option(
+        PEERS, "--peer", metavar="NAME=PATH", help="The Python that has this peer, or its program. May be repeated."
     ),
 ]
-Rounds = Annotated[
-    int,
-    typer.Option("--rounds", "-r", min=1, help="Rounds; in each, every peer runs once.", rich_help_panel=MEASURED),
-]
-LoadLimit = Annotated[
-    float, typer.Option("--load-limit", min=1, help="Seconds that a peer may load.", rich_help_panel=PEERS)
-]
-RunLimit = Annotated[
-    float, typer.Option("--run-limit", min=1, help="Seconds that one run may take.", rich_help_panel=PEERS)
-]
+Rounds = Annotated[int, option(MEASURED, "--rounds", "-r", min=1, help="Rounds; in each, every peer runs once.")]
+LoadLimit = Annotated[float, option(PEERS, "--load-limit", min=1, help="Seconds that a peer may load.")]
+RunLimit = Annotated[float, option(PEERS, "--run-limit", min=1, help="Seconds that one run may take.")]
 
 
 @with_settings(without=FIXED, engine=EngineConfig)

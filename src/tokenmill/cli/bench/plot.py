@@ -5,11 +5,9 @@ from typing import Annotated
 
 import typer
 
-from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples
+from tokenmill.cli.parser.options import OUTPUT, Json, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, remark
 from tokenmill.cli.process.imports import uninterrupted
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench sweep --output sweep.jsonl && tokenmill bench plot sweep.jsonl",
@@ -24,9 +22,9 @@ def command(
             metavar="FILE", help="Results of `tokenmill bench --output`, .jsonl or .csv.", rich_help_panel="Results"
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Where the pictures go.", rich_help_panel=OUTPUT)
-    ] = Path("plots"),
+    output: Annotated[Path, option(OUTPUT, "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
+        "plots"
+    ),
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tokenmill.cli.models import find_checkpoint
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import MODEL, OUTPUT
+from tokenmill.cli.parser.options import MODEL, OUTPUT, option
 from tokenmill.cli.process.display import print_json, print_table, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.errors import ConfigError
@@ -20,22 +20,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.bench.series import Series
     from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = [
-    "MEASURED",
-    "OWN",
-    "Check",
-    "Output",
-    "Repetitions",
-    "RowFile",
-    "ShapeName",
-    "check_shape",
-    "ending",
-    "lines_of",
-    "make_series",
-    "print_card",
-    "print_rows",
-]
-
 MEASURED = "What is measured"
 # These follow from the point, or would change in the midst of it.
 PREFIX = ("prefix_cache", "prefix_dir", "prefix_limit", "fingerprint", "packed_cache", "packed_limit")
@@ -43,32 +27,26 @@ OWN = ("max_sequences", "max_waiting", *PREFIX, "suffix_dir", "suffix_limit", "c
 
 ShapeName = Annotated[
     str | None,
-    typer.Option(
+    option(
+        MODEL,
         "--shape",
         metavar="NAME",
         help="An architecture with random weights in place of MODEL, no files needed: llama-1b, llama-7b, llama-8b, "
         "smollm2-135m, pythia-160m, … (any wrong name lists them all).",
-        rich_help_panel=MODEL,
     ),
 ]
 Repetitions = Annotated[
-    int,
-    typer.Option(
-        "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.", rich_help_panel=MEASURED
-    ),
+    int, option(MEASURED, "--repetitions", "-r", min=1, help="Measurements of each point, after one to warm up.")
 ]
 Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.", rich_help_panel=OUTPUT
-    ),
+    Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Append rows to this .jsonl or .csv file.")
 ]
 Check = Annotated[
     bool,
-    typer.Option(
+    option(
+        MEASURED,
         "--check/--no-check",
         help="First compare greedy text with transformers', where a reference is known; a difference is an error.",
-        rich_help_panel=MEASURED,
     ),
 ]
 
@@ -112,7 +90,7 @@ def print_card(series: "Series", engine: EngineConfig, points: Sequence[Any], js
 
 
 class RowFile:
-    """Where the rows of a run are kept: appended to a file as they come, if one was given.
+    """Keeps the rows of a run: each is appended to a file as it comes, if one was given.
 
     What was measured survives whatever comes after. Rows that the file does not take are printed by `finish`.
     """
@@ -201,8 +179,8 @@ def _line(row: Row, phase: str, name: str, spread: str) -> tuple[str, ...]:
 
 
 def ending(rows: Sequence[Row], json: bool) -> None:
-    """What belongs under the table, if there is one: memory, preparation, the text check. And on stderr, how far to
-    trust the minute."""
+    """Print the lines under the table, if there is one: memory, preparation, the text check. On stderr, say how far
+    the figures of this minute can be trusted."""
     from tokenmill.speculate.speculation import described
 
     good = [row for row in rows if row["status"] == "ok"]

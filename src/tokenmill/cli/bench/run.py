@@ -20,11 +20,9 @@ from tokenmill.cli.bench.rows import (
     print_card,
     print_rows,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench",
@@ -33,19 +31,11 @@ EXAMPLES = examples(
 )
 
 Tests = Annotated[
-    str,
-    typer.Option(
-        "--tests", "-T", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.", rich_help_panel=MEASURED
-    ),
+    str, option(MEASURED, "--tests", "-T", help="ppN: prefill of N tokens; tgN: generation of N; ppN+tgM: both.")
 ]
-Depths = Annotated[
-    str, typer.Option("--depth", "-d", metavar="N,…", help="Tokens in the cache before that.", rich_help_panel=MEASURED)
-]
+Depths = Annotated[str, option(MEASURED, "--depth", "-d", metavar="N,…", help="Tokens in the cache before that.")]
 Batches = Annotated[
-    str,
-    typer.Option(
-        "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.", rich_help_panel=MEASURED
-    ),
+    str, option(MEASURED, "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.")
 ]
 
 

@@ -24,15 +24,13 @@ from tokenmill.cli.bench.rows import (
     print_card,
     print_rows,
 )
-from tokenmill.cli.parser.options import Json, Model, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import Json, Model, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_table, progress_on_stderr, remark
 from tokenmill.errors import ConfigError
 from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 
 if TYPE_CHECKING:  # imports torch
     from tokenmill.bench.series import Series
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill bench sweep --batch 1,2,4,8 --prompt 128,512 --new 32,128 --output sweep.jsonl",
@@ -43,26 +41,19 @@ EXAMPLES = examples(
 Key = tuple[int, int, int]
 
 Counts = Annotated[
-    str,
-    typer.Option(
-        "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.", rich_help_panel=MEASURED
-    ),
+    str, option(MEASURED, "--batch", "-b", metavar="N,…", help="Numbers of sequences that run together.")
 ]
-Prompts = Annotated[
-    str, typer.Option("--prompt", "-P", metavar="N,…", help="Prompt tokens of each sequence.", rich_help_panel=MEASURED)
-]
-NewCounts = Annotated[
-    str, typer.Option("--new", "-n", metavar="N,…", help="New tokens of each sequence.", rich_help_panel=MEASURED)
-]
+Prompts = Annotated[str, option(MEASURED, "--prompt", "-P", metavar="N,…", help="Prompt tokens of each sequence.")]
+NewCounts = Annotated[str, option(MEASURED, "--new", "-n", metavar="N,…", help="New tokens of each sequence.")]
 
 
 Caches = Annotated[
     str,
-    typer.Option(
+    option(
+        MEASURED,
         "--cache",
         metavar="WORDS",
         help="With the KV cache (on), without it (off), or both in one table (on,off).",
-        rich_help_panel=MEASURED,
     ),
 ]
 
@@ -77,9 +68,7 @@ def command(
     prompt: Prompts = "128,512",
     new: NewCounts = "32,128",
     caches: Caches = "on",
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="The same as --cache off.", rich_help_panel=MEASURED)
-    ] = False,
+    no_cache: Annotated[bool, option(MEASURED, "--no-cache", help="The same as --cache off.")] = False,
     repetitions: Repetitions = 2,
     check: Check = True,
     output: Output = None,
@@ -139,7 +128,7 @@ CACHES = ("batch", "prompt", "new", "cache on, s", "off, s", "factor", "peak MB"
 
 
 def _print_caches(points: list[Point], rows: list[Row]) -> None:
-    """What the cache saves: seconds for all sequences together, and the memory of the process at its peak."""
+    """Print what the cache saves: seconds for all sequences together, and the memory of the process at its peak."""
     by = {(row["cache"], row["batch"], row["prompt"], row["new"]): row for row in rows if row["status"] == "ok"}
     lines = []
     for point in points:
@@ -178,6 +167,6 @@ def _key(point: Point) -> Key:
 
 
 def _in_order(points: list[Point], rows: list[Row]) -> list[Row]:
-    """As the points were asked for."""
+    """The rows in the order in which the points were asked for."""
     found = {(row["batch"], row["prompt"], row["new"]): row for row in rows}
     return [found[_key(point)] for point in points if _key(point) in found]

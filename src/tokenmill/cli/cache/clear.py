@@ -12,8 +12,6 @@ from tokenmill.hub.names import SHORT_NAMES
 from tokenmill.units import size
 from tokenmill.weights.packed.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples("tokenmill cache clear", "tokenmill cache clear SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
@@ -49,5 +47,5 @@ def command(
 
 
 def _names(copy: Copy) -> set[str]:
-    """By which a person may mean it."""
+    """The names by which a person may mean a copy."""
     return {copy.path.name, copy.source, Path(copy.source).name, Path(copy.source).name.removesuffix(".gguf")}

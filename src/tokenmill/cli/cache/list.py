@@ -13,8 +13,6 @@ from tokenmill.hub.download import cache_folder
 from tokenmill.units import size
 from tokenmill.weights.packed.copies import copies, copies_folder
 
-__all__ = ["EXAMPLES", "command"]
-
 EXAMPLES = examples("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")
 EXPENDABLE = ("last used", "what", "of")

@@ -9,10 +9,8 @@ from tokenmill.settings.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["ContextLimit", "context_limit_of"]
-
 NEAR_TOKENS = 128
-"""With fewer tokens left than these, or than a tenth of all, a conversation is near its end."""
+"""A conversation with fewer tokens left than these, or than a tenth of all, is near its end."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class ContextLimit:
         return num_prompt < self.num_tokens
 
     def warning(self, num_used: int, num_turns: int, num_compacted: int | None) -> str:
-        """What there is to do, if the conversation is near its end; otherwise nothing. num_compacted: as above."""
+        """The advice for a conversation that is near its end; empty for any other. num_compacted: as above."""
         left = self.num_tokens - num_used
         if left >= max(self.num_tokens // 10, min(NEAR_TOKENS, self.num_tokens // 2)):
             return ""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.outputs import Completion, Piece
 
-__all__ = ["LEAVE", "Conversation"]
-
 LEAVE = ("bye", "quit", "exit")
 STOPPED = "stopped by Ctrl-C"
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no character yet
@@ -117,7 +115,7 @@ class Conversation:
                 self.messages = [*question, self._as_answer(prompt, part, tokens, text, why)]
 
     def _as_answer(self, prompt: list[int], part: Message | None, tokens: list[int], text: str, why: str) -> Message:
-        """What is new of an answer as a message, after the part of it that was there before, if any.
+        """The message of an answer: the part that was there before, if any, and what is new.
 
         If it was stopped, a character or a stop text at its end that is not complete is left out: it comes again with
         the rest.
@@ -151,7 +149,7 @@ class Conversation:
 
     @property
     def state(self) -> str:
-        """That the last question or answer is not complete, and what to type then; nothing if it is."""
+        """The remark that the last question or answer is not complete, and what to type then; empty if it is."""
         if is_question(self.messages):
             return "there is no answer: /retry asks again, /undo forgets the question"
         why = self.messages[-1].get("cut") if self.messages else None
@@ -159,7 +157,7 @@ class Conversation:
 
     @property
     def warning(self) -> str:
-        """That the end of the context is near, and what to type then; nothing if it is not."""
+        """The remark that the end of the context is near, and what to type then; empty if it is not."""
         return self.context.warning(len(self.session), len(turns(self.messages)), self._count_compacted(self.messages))
 
     def _count_compacted(self, messages: list[Message], part: Message | None = None) -> int | None:

@@ -4,8 +4,6 @@ from textwrap import fill
 
 from tokenmill.cli.parser.command import help_width
 
-__all__ = ["chat_help"]
-
 COMMANDS = {
     "/retry": "answer the last question again, with a new seed",
     "/continue": "go on with an answer that was stopped",

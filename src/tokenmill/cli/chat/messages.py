@@ -11,17 +11,6 @@ from typing import Any
 
 from tokenmill.errors import RequestError, SnapshotError
 
-__all__ = [
-    "Message",
-    "brief",
-    "check_messages",
-    "holds_conversation",
-    "is_answer",
-    "is_question",
-    "template_messages",
-    "turns",
-]
-
 Message = dict[str, Any]
 
 MAX_BRIEF = 40  # characters
@@ -38,12 +27,12 @@ def is_answer(messages: Sequence[Message]) -> bool:
 
 
 def turns(messages: Sequence[Message]) -> list[int]:
-    """Where each turn begins: the index of its question."""
+    """The index at which each turn begins, with its question."""
     return [index for index, message in enumerate(messages) if message["role"] == "user"]
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """What the model's template sees."""
+    """The messages as the model's template sees them."""
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
@@ -80,7 +69,7 @@ def holds_conversation(path: Path) -> bool:
 
 
 def _problem(message: Any, role: str) -> str:
-    """What is wrong with a message that should have this role; nothing if it is as it should be."""
+    """The fault of a message that should have this role; empty if it has none."""
     if not isinstance(message, dict):
         return "is no JSON object"
     if message.get("role") != role:

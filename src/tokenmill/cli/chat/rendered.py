@@ -20,8 +20,6 @@ from rich.table import Table
 from tokenmill.cli.model_text import visible
 from tokenmill.cli.process.imports import uninterrupted
 
-__all__ = ["RenderedMarkdown"]
-
 REDRAW_S = 0.05  # a code block of a thousand lines is not coloured anew for each token
 # Raw HTML, images and definitions of links would vanish from what is shown; a model's text stays whole.
 _PARSER = (

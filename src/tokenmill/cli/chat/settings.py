@@ -8,8 +8,6 @@ from tokenmill.errors import TokenmillError
 from tokenmill.settings.field import setting_of
 from tokenmill.settings.sampling_params import ALIASES, SamplingParams
 
-__all__ = ["meant", "read_setting"]
-
 KINDS = {field.name: field.type for field in fields(SamplingParams) if setting_of(field).in_chat}
 
 

@@ -17,8 +17,6 @@ from typing import cast
 from tokenmill.cli.process.display import remark
 from tokenmill.errors import RequestError
 
-__all__ = ["Read", "Typed", "from_pipe", "from_terminal", "read_typed"]
-
 Read = Callable[[str], str]
 """Shows a prompt and gives the next line. Raises EOFError at the end of the input."""
 
@@ -57,7 +55,7 @@ def read_typed(read: Read) -> Typed:
 
 
 def _block(text: str, read: Read) -> str:
-    """What stands between three quotes and the next three at the end of a line."""
+    """The text between three quotes and the next three at the end of a line."""
     while not text.rstrip().endswith(QUOTES):
         line = _next_line(read)
         if line is None:

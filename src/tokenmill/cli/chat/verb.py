@@ -15,7 +15,16 @@ from tokenmill.cli.chat.typed import Read, Typed, from_pipe, from_terminal, read
 from tokenmill.cli.model_text import write_text
 from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import PROMPT, ChatTemplate, Model, Quiet, examples, with_defaults, with_settings
+from tokenmill.cli.parser.options import (
+    PROMPT,
+    ChatTemplate,
+    Model,
+    Quiet,
+    examples,
+    option,
+    with_defaults,
+    with_settings,
+)
 from tokenmill.cli.process.display import progress_on_stderr, remark
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.watch import prompt_progress
@@ -26,8 +35,6 @@ from tokenmill.settings.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from tokenmill.engine.engine import Engine
 
-__all__ = ["EXAMPLES", "command", "with_room_for_forks"]
-
 EXAMPLES = examples(
     "tokenmill chat",
     'tokenmill chat Qwen/Qwen3-0.6B --system "You are a miller." --temperature 0.7',
@@ -37,7 +44,7 @@ EXAMPLES = examples(
 BLOCK_SIZE = 32
 """Tokens per cache block, so that a fork shares the blocks before it; no model's context is smaller."""
 FORK_TOKENS = 8192
-"""At most this many slots of the cache are for what two forks do not share."""
+"""The cache has at most this many slots for what two forks do not share."""
 WORDS = ("exit", "quit")  # typed alone, they hardly are a message
 
 
@@ -59,10 +66,8 @@ def command(
     sampling: SamplingParams,
     engine: EngineConfig,
     model: Model = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option("--system", help="System message.", rich_help_panel=PROMPT)] = None,
-    start: Annotated[
-        Path | None, typer.Option("--open", help="Go on with a conversation that /save wrote.", rich_help_panel=PROMPT)
-    ] = None,
+    system: Annotated[str | None, option(PROMPT, "--system", help="System message.")] = None,
+    start: Annotated[Path | None, option(PROMPT, "--open", help="Go on with a conversation that /save wrote.")] = None,
     chat_template: ChatTemplate = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")

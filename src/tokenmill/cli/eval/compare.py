@@ -17,7 +17,7 @@ from tokenmill.cli.eval.perplexity import (
     read_written,
 )
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import versions
@@ -26,8 +26,6 @@ from tokenmill.settings.engine_config import EngineConfig
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.perplexity import Comparison, Text
     from tokenmill.text.tokenizer import Tokenizer
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill eval compare model-q4 model --text book.txt",
@@ -44,9 +42,7 @@ Reference = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
-TextFile = Annotated[
-    str, typer.Option("--text", metavar="FILE", help="Text in UTF-8; - reads stdin.", rich_help_panel=EVALUATED)
-]
+TextFile = Annotated[str, option(EVALUATED, "--text", metavar="FILE", help="Text in UTF-8; - reads stdin.")]
 
 
 @with_settings(without=OWN, engine=EngineConfig)

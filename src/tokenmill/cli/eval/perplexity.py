@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import MODEL, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_stdin, read_text
@@ -20,19 +20,6 @@ if TYPE_CHECKING:  # these import torch
     from tokenmill.engine.engine import Engine
     from tokenmill.measure.perplexity import Comparison, Perplexity, Text
     from tokenmill.weights.checkpoint import Checkpoint
-
-__all__ = [
-    "EVALUATED",
-    "EXAMPLES",
-    "OWN",
-    "MaxTokens",
-    "Stride",
-    "WindowSize",
-    "command",
-    "load_to_read",
-    "read_tokens",
-    "read_written",
-]
 
 EXAMPLES = examples(
     "tokenmill eval perplexity smollm2-135m book.txt",
@@ -72,27 +59,20 @@ Needed = Annotated[
 ]
 File = Annotated[str, typer.Argument(metavar="FILE", help="Text in UTF-8; - reads stdin.", rich_help_panel=EVALUATED)]
 WindowSize = Annotated[
-    int | None,
-    typer.Option(
-        "--window", help="Tokens fed at a time. Default: the context, at most 1024.", rich_help_panel=EVALUATED
-    ),
+    int | None, option(EVALUATED, "--window", help="Tokens fed at a time. Default: the context, at most 1024.")
 ]
 Stride = Annotated[
-    int | None,
-    typer.Option("--stride", help="Tokens from a window to the next. Default: half of it.", rich_help_panel=EVALUATED),
+    int | None, option(EVALUATED, "--stride", help="Tokens from a window to the next. Default: half of it.")
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens", min=2, help="Evaluate only this many tokens from the start.", rich_help_panel=EVALUATED
-    ),
+    int | None, option(EVALUATED, "--max-tokens", min=2, help="Evaluate only this many tokens from the start.")
 ]
 CompareDense = Annotated[
     bool,
-    typer.Option(
+    option(
+        EVALUATED,
         "--compare-dense",
         help="Compare with the same model with dense weights in float32; both are in memory at once.",
-        rich_help_panel=EVALUATED,
     ),
 ]
 
@@ -174,10 +154,10 @@ def read_tokens(written: str, file: str, checkpoint: "Checkpoint", model: str, m
 
 
 def load_to_read(checkpoint: "Checkpoint", config: EngineConfig, progress: Progress) -> "Engine":
-    from tokenmill.engine.build import build
+    from tokenmill.engine.load import load_checkpoint
 
     progress.stage(f"loading {checkpoint.path.name}")
-    return build(checkpoint, config, progress.advance)
+    return load_checkpoint(checkpoint, config, progress.advance)
 
 
 def _rows(

@@ -18,7 +18,7 @@ import typer
 from tokenmill.cli.eval.perplexity import Needed
 from tokenmill.cli.models import load_engine, read_model_config
 from tokenmill.cli.parser.command import is_given
-from tokenmill.cli.parser.options import OUTPUT, ChatTemplate, Json, Quiet, examples, with_settings
+from tokenmill.cli.parser.options import OUTPUT, ChatTemplate, Json, Quiet, examples, option, with_settings
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr, say_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.report import program_facts, versions
@@ -28,8 +28,6 @@ from tokenmill.settings.engine_config import EngineConfig
 if TYPE_CHECKING:  # these import torch
     from tokenmill.measure.harness.model import TokenmillLM
     from tokenmill.measure.harness.tasks import TaskSettings
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill eval tasks smollm2-135m arc_easy hellaswag --limit 200 -o results.json",
@@ -53,44 +51,22 @@ Tasks = Annotated[
     ),
 ]
 IncludePath = Annotated[
-    Path | None,
-    typer.Option("--include-path", metavar="DIR", help="A folder with tasks of your own.", rich_help_panel=EVALUATED),
+    Path | None, option(EVALUATED, "--include-path", metavar="DIR", help="A folder with tasks of your own.")
 ]
 NumFewshot = Annotated[
-    int | None,
-    typer.Option(
-        "--num-fewshot", min=0, help="Examples before each question. Default: the task's.", rich_help_panel=EVALUATED
-    ),
+    int | None, option(EVALUATED, "--num-fewshot", min=0, help="Examples before each question. Default: the task's.")
 ]
-Limit = Annotated[
-    float | None,
-    typer.Option("--limit", help="Documents of each task; below 1 a share of them.", rich_help_panel=EVALUATED),
-]
-Template = Annotated[
-    bool,
-    typer.Option("--apply-chat-template", help="Ask through the model's chat template.", rich_help_panel=EVALUATED),
-]
+Limit = Annotated[float | None, option(EVALUATED, "--limit", help="Documents of each task; below 1 a share of them.")]
+Template = Annotated[bool, option(EVALUATED, "--apply-chat-template", help="Ask through the model's chat template.")]
 System = Annotated[
-    str | None,
-    typer.Option("--system-instruction", metavar="TEXT", help="A text before each prompt.", rich_help_panel=EVALUATED),
+    str | None, option(EVALUATED, "--system-instruction", metavar="TEXT", help="A text before each prompt.")
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(
-        "--seed",
-        min=0,
-        help="Of examples, and where a task samples. Default: the harness' own seeds.",
-        rich_help_panel=EVALUATED,
-    ),
+    option(EVALUATED, "--seed", min=0, help="Of examples, and where a task samples. Default: the harness' own seeds."),
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write all results as JSON.", rich_help_panel=OUTPUT),
-]
-LogSamples = Annotated[
-    bool,
-    typer.Option("--log-samples", help="With every document and answer in the JSON.", rich_help_panel=OUTPUT),
-]
+Output = Annotated[Path | None, option(OUTPUT, "--output", "-o", metavar="FILE", help="Write all results as JSON.")]
+LogSamples = Annotated[bool, option(OUTPUT, "--log-samples", help="With every document and answer in the JSON.")]
 
 
 @with_settings(without=("max_waiting",), words=WORDS, engine=EngineConfig)

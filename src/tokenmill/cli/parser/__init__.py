@@ -1,1 +1,1 @@
-"""What every verb is to the parser: options, their other names, and refusals that name what was typed."""
+"""The parser's side of every verb: options, their other names, and refusals that name what was typed."""

@@ -14,14 +14,15 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE, with_hyphens
+from tokenmill.cli.parser.other_names import ALIASES, VERBS_ELSEWHERE
+from tokenmill.cli.process.display import worded_by
 from tokenmill.errors import AS_IDS, AS_TEXT, CapacityError, ConfigError, NoKernel, RequestError, SnapshotError
-
-__all__ = ["Verb", "VerbGroup", "help_width", "is_given"]
+from tokenmill.registry import VERBS, lookup
 
 WIDEST, NARROWEST = 100, 40
 _SETTING = re.compile(r"(?<!['\w])[a-z]+_\w+")  # a word with "_", outside quotes; one without may be just a word
-_KEYWORD = re.compile(r"\b([a-z]\w*)=(True|'[^']*'|[0-9.]+)")  # as Python has it: dtype='float32', convert=True
+# As Python has it: dtype='float32', convert=True; and as a warning has it: threads = 5 is ignored.
+_KEYWORD = re.compile(r"\b([a-z]\w*)(?:=| = (?=\S+ is ignored))(True|'[^']*'|[0-9.]+)")
 _KINDS = {
     "str": "TEXT",
     "int": "N",
@@ -38,7 +39,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def _set_in(context: typer.Context, name: str, option: str) -> str:
-    """What set an option: the option itself, or the file of --config."""
+    """The origin of an option's value: the option itself, or the file of --config."""
     source = context.get_parameter_source(name)
     return str(context.params.get("config")) if source is not None and source.name == "DEFAULT_MAP" else option
 
@@ -69,10 +70,9 @@ class Verb(TyperCommand):
         return parser
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's; options may be written with underscores, as their settings are."""
-        known = {name for param in self.params for name in (*param.opts, *param.secondary_opts)} | ALIASES.keys()
+        """Parse as click does; an error that has no context gets that of this verb."""
         with _naming(ctx):
-            return super().parse_args(ctx, with_hyphens(args, known))
+            return super().parse_args(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
         """The help page."""
@@ -83,7 +83,8 @@ class Verb(TyperCommand):
         options = {param.name: _shown_name(param) for param in self.params}
         try:
             _check_output(ctx.params.get("output"))
-            return super().invoke(ctx)
+            with worded_by(lambda text: _in_options(text, options)):
+                return super().invoke(ctx)
         except (RequestError, CapacityError, SnapshotError, NoKernel) as error:
             error.args = (_in_options(str(error), options, bool(ctx.params.get("chat"))),)
             raise
@@ -98,26 +99,41 @@ class Verb(TyperCommand):
 
 
 class VerbGroup(TyperGroup):
-    """Several verbs, each in a module of its own, which is imported when it is asked for.
+    """The verbs that VERBS has under the name of this group, or all others, if it has none there.
 
-    It has `command`, a function or another group, and beside a function EXAMPLES, which --help shows.
+    The module of a verb is imported when it is asked for. It has `command`, a function or another group, and beside a
+    function EXAMPLES, which --help shows.
     """
 
-    names: tuple[str, ...] = ()
-
     def __init__(self, **settings: Any) -> None:
-        """As typer's."""
+        """Take the settings of typer's group."""
         super().__init__(**settings)
-        commands: Any = _Commands(self)
-        self.commands = commands
+        within = [word for word in VERBS if word.startswith(f"{self.name} ")]
+        self._places = {word.split()[-1]: word for word in within or VERBS if within or " " not in word}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the verbs."""
+        return list(self._places)
 
     def module(self, name: str) -> Any:
         """The module of a verb."""
-        raise NotImplementedError
+        return lookup(VERBS, self._places[name], "verb")
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the verbs."""
-        return list(self.names)
+        return self.names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The verb that typer makes of a module's function, or the group that the module has; None without one."""
+        if cmd_name not in self._places:
+            return None
+        module = self.module(cmd_name)
+        if isinstance(module.command, VerbGroup):
+            return module.command
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(cmd_name, cls=Verb, epilog=module.EXAMPLES)(module.command)
+        return typer.main.get_command(alone)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options."""
@@ -129,52 +145,18 @@ class VerbGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The verb that the first word names."""
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        if args and not args[0].startswith("-") and args[0] not in self.names:
             self.suggest(ctx, args[0])
         return super().resolve_command(ctx, args)
 
     def suggest(self, ctx: Any, name: str) -> None:
         """A usage error for what is nearly the name of a verb."""
-        near = get_close_matches(name, self.commands, n=1) or VERBS_ELSEWHERE.get(name, [])
-        near = [verb for verb in near if verb in self.commands]
+        near = get_close_matches(name, self.names, n=1) or VERBS_ELSEWHERE.get(name, [])
+        near = [verb for verb in near if verb in self.names]
         if near:
             ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
-        if " " in name and "generate" in self.commands:
+        if " " in name and "generate" in self.names:
             ctx.fail(f"No such command {name!r}. To continue that text, type {ctx.command_path} generate -p …")
-
-
-class _Commands(Mapping[str, Any]):
-    """The verbs of a group by their names, each made when it is asked for."""
-
-    def __init__(self, group: VerbGroup) -> None:
-        self._group = group
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        if name not in self._made:
-            self._made[name] = _make(self._group, name)
-        return self._made[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._group.names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._group.names)
-
-    def __len__(self) -> int:
-        return len(self._group.names)
-
-
-def _make(group: VerbGroup, name: str) -> Any:
-    """The verb that typer makes of a module's function, or the group that the module has."""
-    module = group.module(name)
-    if isinstance(module.command, VerbGroup):
-        return module.command
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=Verb, epilog=module.EXAMPLES)(module.command)
-    return typer.main.get_command(alone)
 
 
 # ---- values
@@ -200,7 +182,7 @@ def _without_pydantic(params: list[Any]) -> list[Any]:
 
 
 def _read(param: Any, ctx: Any, value: Any) -> Any:
-    """What was typed, as its type; or the default. In the place of the parameter's own process_value."""
+    """The value that was typed, as its type, or the default. This replaces the parameter's own process_value."""
     kind, is_typed = param.type_descriptor.annotation, is_given(ctx, param.name)
     if not is_typed and not param.required:
         return value
@@ -216,7 +198,7 @@ def _read(param: Any, ctx: Any, value: Any) -> Any:
 
 
 def _shown_name(param: Any) -> str:
-    """How a parameter is named in messages: --output, MODEL."""
+    """The name of a parameter in messages: --output, MODEL."""
     is_argument = param.param_type_name == "argument"
     return str(param.metavar or param.name.upper() if is_argument else max(param.opts, key=len))
 
@@ -240,14 +222,15 @@ def _in_options(message: str, options: Mapping[str, str], chat: bool = False) ->
         message = message.replace(AS_TEXT, "leave out --chat")
     if "tokens" in options:
         message = message.replace(AS_IDS, f"give {options['tokens']}{' without --chat' * chat}")
-    message = _KEYWORD.sub(lambda found: _typed(options, *found.groups()), message)
+    message = _KEYWORD.sub(lambda found: _typed(options, found), message)
     return _SETTING.sub(lambda name: options.get(name[0], name[0]), message)
 
 
-def _typed(options: Mapping[str, str], name: str, value: str) -> str:
+def _typed(options: Mapping[str, str], found: re.Match[str]) -> str:
     """A keyword of Python as one would type it here; as it stands if the verb has no such option."""
+    name, value = found.groups()
     if name not in options:
-        return f"{name}={value}"
+        return found[0]
     option = "--" + options[name].lstrip("-")
     return option if value == "True" else f"{option} {value.strip(chr(39))}"
 

@@ -15,8 +15,6 @@ import typer
 from tokenmill.cli.parser.other_names import ALIASES
 from tokenmill.errors import ConfigError
 
-__all__ = ["read_config_file"]
-
 NOT_IN_FILE = ("config", "help")
 KINDS: Mapping[Any, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),

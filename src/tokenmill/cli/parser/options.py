@@ -20,22 +20,13 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import setting_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = [
-    "MODEL",
-    "OUTPUT",
-    "PROMPT",
-    "ChatTemplate",
-    "Json",
-    "Model",
-    "Quiet",
-    "examples",
-    "option_name",
-    "parse_ids",
-    "with_defaults",
-    "with_settings",
-]
-
 MODEL, PROMPT, SAMPLING, ENGINE, OUTPUT = "Model", "Prompt", "Sampling", "Engine", "Output"
+
+
+def option(panel: str, *names: str, help: str, **more: Any) -> Any:
+    """An option of a verb in a panel of its help page. more: as typer.Option takes it."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
 
 Model = Annotated[
     str,
@@ -48,17 +39,12 @@ Model = Annotated[
 ]
 ChatTemplate = Annotated[
     Path | None,
-    typer.Option(
-        "--chat-template",
-        metavar="FILE",
-        help="A chat template, in Jinja, in the place of the model's own.",
-        rich_help_panel=PROMPT,
+    option(
+        PROMPT, "--chat-template", metavar="FILE", help="A chat template, in Jinja, in the place of the model's own."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Nothing on stderr but warnings and errors.", rich_help_panel=OUTPUT)
-]
+Json = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, option(OUTPUT, "--quiet", "-q", help="Nothing on stderr but warnings and errors.")]
 
 
 def option_name(field: str) -> str:
@@ -71,13 +57,13 @@ def examples(*lines: str) -> str:
     return "Examples:\n" + "".join(f"  {line}\n" for line in lines)
 
 
-def parse_ids(texts: Iterable[str], option: str) -> list[int]:
+def parse_ids(texts: Iterable[str], name: str) -> list[int]:
     """Token ids out of "1,2,3", or several such."""
     words = [word.strip() for text in texts for word in text.split(",")]
     try:
         return [int(word) for word in words]
     except ValueError:
-        raise ConfigError(option, ",".join(words), "integers separated by commas, as 1,2,3") from None
+        raise ConfigError(name, ",".join(words), "integers separated by commas, as 1,2,3") from None
 
 
 def with_settings(
@@ -96,7 +82,7 @@ def with_settings(
         own = inspect.signature(verb).parameters
         parameters = [parameter for name, parameter in own.items() if name not in kinds]
         left_out = without if SamplingParams in kinds.values() else (*without, "generation_config")
-        options = [option for kind in kinds.values() for option in _options(kind, words)]
+        options = [each for kind in kinds.values() for each in _options(kind, words)]
         parameters += [each for each in options if each.name not in left_out and (not only or each.name in only)]
 
         def run(**values: Any) -> None:
@@ -123,15 +109,14 @@ def _options(kind: type[Any], words: Mapping[str, str]) -> list[inspect.Paramete
         if default is True:
             name += f"/--no-{name[2:]}"
         metavar = told.metavar or (listed.metavar if listed else "NAME" if field.type in (str, str | None) else None)
-        option = typer.Option(
-            name,
-            *([told.short] if told.short else []),
+        made = option(
+            ENGINE if kind is EngineConfig else SAMPLING,
+            *filter(None, (name, told.short)),
             help=shown,
             metavar=metavar,
-            rich_help_panel=ENGINE if kind is EngineConfig else SAMPLING,
             show_default=not (default is None or isinstance(default, bool) or listed or "Default:" in shown),
         )
-        annotation: Any = Annotated[list[str] if listed else field.type, option]
+        annotation: Any = Annotated[list[str] if listed else field.type, made]
         given = [] if listed else default
         if field.name != "model":
             only_keyword = inspect.Parameter.KEYWORD_ONLY
@@ -161,14 +146,14 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
     return built
 
 
-def _parse_bias(texts: Iterable[str], option: str) -> dict[int, float]:
+def _parse_bias(texts: Iterable[str], name: str) -> dict[int, float]:
     biases = {}
     for text in texts:
         token, _, amount = text.partition("=")
         try:
             biases[int(token)] = float(amount)
         except ValueError:
-            raise ConfigError(option, text, "ID=AMOUNT, a token id and a number, as 42=-5") from None
+            raise ConfigError(name, text, "ID=AMOUNT, a token id and a number, as 42=-5") from None
     return biases
 
 
@@ -186,4 +171,4 @@ LISTED: Mapping[Any, _Listed] = {
     tuple[int, ...] | None: _IDS,
     Mapping[int, float]: _Listed("ID=AMOUNT", _parse_bias),
 }
-"""By the type of their settings."""
+"""The options that may be repeated, by the type of their settings."""

@@ -1,12 +1,10 @@
-"""The names that options and verbs have in other programs, and other ways to write them."""
+"""The names that options and verbs have in other programs."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
-
-__all__ = ["ALIASES", "ELSEWHERE", "VERBS_ELSEWHERE", "with_hyphens"]
 
 
 def _of_settings() -> Iterator[tuple[str, str]]:
@@ -27,17 +25,4 @@ ELSEWHERE = {"--ctx": "--max-length"}
 """More such names, which are refused with a question."""
 
 VERBS_ELSEWHERE = {"run": ["chat", "generate"], "complete": ["generate"], "convert": ["pull"], "download": ["pull"]}
-"""What verbs of ours are called elsewhere."""
-
-
-def with_hyphens(args: list[str], known: Collection[str]) -> list[str]:
-    """The words of a command line in which --max_new_tokens is --max-new-tokens. What follows -- stays."""
-    found: list[str] = []
-    rest = iter(args)
-    for word in rest:
-        if word == "--":
-            return [*found, word, *rest]
-        name, equals, value = word.partition("=")
-        hyphened = name.replace("_", "-")
-        found.append(hyphened + equals + value if word.startswith("--") and hyphened in known else word)
-    return found
+"""Names that other programs have for verbs, and our verbs that are meant."""

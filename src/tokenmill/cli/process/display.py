@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from textwrap import wrap
 from typing import Any, Literal
@@ -14,16 +14,6 @@ import typer
 
 from tokenmill.cli.model_text import for_stdout, visible
 from tokenmill.hub.progress import Progress, Silent
-
-__all__ = [
-    "print_json",
-    "print_table",
-    "progress_on_stderr",
-    "remark",
-    "say_on_stderr",
-    "table_text",
-]
-
 
 WIDTH_OF_PIPE = 200
 
@@ -37,16 +27,36 @@ def remark(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
+_wordings: list[Callable[[str], str]] = []  # of the verb that runs
+
+
+@contextmanager
+def worded_by(wording: Callable[[str], str]) -> Iterator[None]:
+    """Inside, what is logged or warned of passes through a function that knows how the user names settings."""
+    _wordings.append(wording)
+    try:
+        yield
+    finally:
+        _wordings.remove(wording)
+
+
+def show_logged(text: str, is_warning: bool = True) -> None:
+    """Write a message of the library as a remark, in the words of the verb that runs."""
+    for wording in _wordings:
+        text = wording(text)
+    remark(f"warning: {text}" if is_warning else text)
+
+
 class _Remarks(logging.Handler):
-    """What is logged, as remarks."""
+    """Writes each log record as a remark."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
-        remark(("warning: " if record.levelno >= logging.WARNING else "") + record.getMessage())
+        show_logged(record.getMessage(), record.levelno >= logging.WARNING)
 
 
 def say_on_stderr(name: str = "tokenmill", level: int = logging.INFO) -> None:
-    """From here on, what this package logs is said: by default also what long work within a step is about."""
+    """Say what this package logs from here on, by default also what long work within a step is about."""
     log = logging.getLogger(name)
     if not log.handlers:
         log.addHandler(_Remarks())

@@ -5,8 +5,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["uninterrupted"]
-
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:

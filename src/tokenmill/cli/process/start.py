@@ -2,8 +2,6 @@
 
 import sys
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """Entry point of the `tokenmill` script and of `python -m tokenmill`."""

@@ -6,9 +6,7 @@ import sys
 import warnings
 from typing import Any
 
-from tokenmill.cli.process.display import remark
-
-__all__ = ["Unwritable", "prepare_streams", "silence_stdout"]
+from tokenmill.cli.process.display import show_logged
 
 
 class Unwritable(Exception):
@@ -45,7 +43,7 @@ class _Stdout(io.FileIO):
     """File number 1."""
 
     def write(self, data: Any, /) -> int | None:  # type: ignore[override]
-        """As FileIO.write. BrokenPipeError is left as it is: a reader that goes away has got what it wanted."""
+        """Write as FileIO does. BrokenPipeError is left as it is: a reader that goes away has got what it wanted."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -55,5 +53,5 @@ class _Stdout(io.FileIO):
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:
-    """In place of warnings.showwarning, which adds a line of source code."""
-    remark(f"warning: {' '.join(str(message).split())}")
+    """Replaces warnings.showwarning, which adds a line of source code."""
+    show_logged(" ".join(str(message).split()))

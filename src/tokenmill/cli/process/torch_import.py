@@ -12,8 +12,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["META_KERNELS", "without_meta_kernels"]
-
 META_KERNELS = "torch._meta_registrations"
 UNRELATED = frozenset({"torch.utils._device"})  # of `with torch.device(...)`; it imports nothing of torch but torch
 
@@ -57,7 +55,7 @@ class _Completion(MetaPathFinder):
 
 
 class _Imported(Loader):
-    """Of a module that was imported together with those that were left out: it must not be executed twice."""
+    """The loader of a module that came with those that were left out: it must not be executed twice."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module, self._spec = module, module.__spec__

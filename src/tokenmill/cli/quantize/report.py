@@ -13,8 +13,6 @@ from tokenmill.measure.perplexity import Comparison
 from tokenmill.units import size
 from tokenmill.weights.write.quantize import Kind
 
-__all__ = ["Report", "document", "show"]
-
 EXPENDABLE = ("count", "before", "error")  # the first to go first
 
 
@@ -35,13 +33,13 @@ class Report:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files that were written."""
+        """The bytes of all files that were written."""
         files = self.output.iterdir() if self.output.is_dir() else [self.output]
         return sum(file.stat().st_size for file in files)
 
     @property
     def sorted_kinds(self) -> list[Kind]:
-        """What stayed in floating point comes last."""
+        """The kinds, those that stayed in floating point last."""
         return sorted(self.kinds.values(), key=lambda kind: kind.error is None)
 
     @property
@@ -51,7 +49,7 @@ class Report:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of the matrices that are codes, scales included."""
+        """The bits per weight of the matrices that are codes, scales included."""
         coded = [kind for kind in self.kinds.values() if kind.error is not None]
         return 8 * sum(kind.bytes_after for kind in coded) / max(sum(kind.num_weights for kind in coded), 1)
 
@@ -105,7 +103,7 @@ def _total(report: Report, calibrated: bool) -> tuple[str, ...]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """All of it as JSON."""
+    """The whole report as a JSON document."""
     found, text = report.comparison, report.measured_on
     measured = found and {
         "tokens": found.ours.num_scored,

@@ -13,8 +13,6 @@ from tokenmill.measure.memory import peak_bytes
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.write.quantize import quantize
 
-__all__ = ["quantize_and_compare"]
-
 
 def quantize_and_compare(
     checkpoint: Checkpoint,

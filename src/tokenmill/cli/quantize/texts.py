@@ -17,8 +17,6 @@ from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 
-__all__ = ["TextSettings", "compare_with_source", "held_out"]
-
 HELD_OUT = 4  # texts
 HELD_OUT_SEED = 1_000_000  # further on than those of any calibration text
 AT_ONCE = 16  # texts that the model writes together
@@ -27,7 +25,7 @@ WRITES_IN = "q8"  # weights of 8 bits write as well, several times as fast, and 
 
 @dataclass
 class TextSettings:
-    """What --text, --num-texts, --text-length and --seed say. written: the contents of the file."""
+    """The values of --text, --num-texts, --text-length and --seed. written: the contents of the file."""
 
     model: str
     file: str | None
@@ -69,7 +67,7 @@ class TextSettings:
 
 
 def held_out(settings: TextSettings, checkpoint: Checkpoint, progress: Progress) -> Texts:
-    """Those that are measured on, without any for calibration."""
+    """The texts that are measured on, without any for calibration."""
     if settings.written is not None:
         return settings.make(checkpoint, progress, True)["held out"]
     with _engine(checkpoint, settings.length, progress, WRITES_IN) as engine:
@@ -78,7 +76,7 @@ def held_out(settings: TextSettings, checkpoint: Checkpoint, progress: Progress)
 
 
 def compare_with_source(checkpoint: Checkpoint, output: Path, texts: Texts, progress: Progress) -> Comparison:
-    """What was written beside its source, each text by itself."""
+    """The comparison of what was written with its source, each text by itself."""
     length = len(texts.tokens[0])
     tokens = list(chain.from_iterable(texts.tokens))
     with _engine(checkpoint, length, progress) as source, _engine(open_checkpoint(output), length, progress) as ours:

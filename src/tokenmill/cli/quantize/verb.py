@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tokenmill.cli.models import find_checkpoint
-from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, Model, Quiet, examples
+from tokenmill.cli.parser.options import MODEL, OUTPUT, Json, Model, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, progress_on_stderr, say_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
 from tokenmill.cli.prompts import read_text
@@ -14,8 +12,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.registry import EXPORTS, either, help_of
 from tokenmill.settings.checks import check_choice
 from tokenmill.settings.engine_config import DEFAULT_MODEL
-
-__all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = examples(
     "tokenmill quantize Qwen/Qwen3-0.6B --algorithm gptq -o qwen3-q4",
@@ -29,98 +25,82 @@ CALIBRATION = "Calibration"
 
 Output = Annotated[
     Path,
-    typer.Option(
+    option(
+        OUTPUT,
         "--output",
         "-o",
         metavar="PATH",
         help="The new directory, in Hugging Face layout; with --export gguf the new file.",
-        rich_help_panel=OUTPUT,
     ),
 ]
 SchemeName = Annotated[
     str,
-    typer.Option(
+    option(
+        MODEL,
         "--scheme",
         metavar="NAME",
         help="How matrices are stored: q4 or q8; with --export gguf also none, as they are.",
-        rich_help_panel=MODEL,
     ),
 ]
-Group = Annotated[
-    int, typer.Option("--group", help="Inputs that share a scale: 32, 64, 128 or 256.", rich_help_panel=MODEL)
-]
+Group = Annotated[int, option(MODEL, "--group", help="Inputs that share a scale: 32, 64, 128 or 256.")]
 Head = Annotated[
     str | None,
-    typer.Option(
+    option(
+        MODEL,
         "--head",
         metavar="NAME",
         help="Scheme of a head that is not the embedding: q8, q4 or none. Default: q8; with --export gptq, none. "
         "With --export gguf also of an embedding that is the head, by default none.",
-        rich_help_panel=MODEL,
     ),
 ]
 _EXPORTS = ["tokenmill's own", *(f"{name} ({help_of(EXPORTS[name])})" for name in EXPORTS if name != "tokenmill")]
-ExportName = Annotated[
-    str,
-    typer.Option(
-        "--export",
-        metavar="NAME",
-        help=f"The format: {either(_EXPORTS)}.",
-        rich_help_panel=OUTPUT,
-    ),
-]
+ExportName = Annotated[str, option(OUTPUT, "--export", metavar="NAME", help=f"The format: {either(_EXPORTS)}.")]
 Symmetric = Annotated[
     bool,
-    typer.Option(
+    option(
+        MODEL,
         "--symmetric",
         help="Exports only: codes of 4 bits without a zero or minimum of their own (in GGUF Q4_0, not Q4_1).",
-        rich_help_panel=MODEL,
     ),
 ]
 Algorithm = Annotated[
     str,
-    typer.Option(
+    option(
+        CALIBRATION,
         "--algorithm",
         metavar="NAME",
         help="rtn rounds each weight to the nearest level, in seconds; importance weights its error by the mean square "
         "of its input; gptq also compensates each rounding error in the weights after it. Both take minutes.",
-        rich_help_panel=CALIBRATION,
     ),
 ]
 TargetBits = Annotated[
     float | None,
-    typer.Option(
+    option(
+        CALIBRATION,
         "--target-bits",
         metavar="BITS",
         help="Bits per weight of the matrices, with scales: those whose rounding to 4 bits changes predictions most "
         "get 8 bits, as many as fit. With importance or gptq.",
-        rich_help_panel=CALIBRATION,
     ),
 ]
 TextFile = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        CALIBRATION,
         "--text",
         metavar="FILE",
         help="Calibrate on this text, in UTF-8, and measure on its end. Default: on what the model itself writes.",
-        rich_help_panel=CALIBRATION,
     ),
 ]
-NumTexts = Annotated[
-    int, typer.Option("--num-texts", min=2, max=4096, help="Calibration texts.", rich_help_panel=CALIBRATION)
-]
-TextLength = Annotated[
-    int, typer.Option("--text-length", min=16, help="Tokens of each text.", rich_help_panel=CALIBRATION)
-]
-Seed = Annotated[
-    int, typer.Option("--seed", min=0, help="Of the texts that the model writes.", rich_help_panel=CALIBRATION)
-]
+NumTexts = Annotated[int, option(CALIBRATION, "--num-texts", min=2, max=4096, help="Calibration texts.")]
+TextLength = Annotated[int, option(CALIBRATION, "--text-length", min=16, help="Tokens of each text.")]
+Seed = Annotated[int, option(CALIBRATION, "--seed", min=0, help="Of the texts that the model writes.")]
 Evaluate = Annotated[
     bool | None,
-    typer.Option(
+    option(
+        CALIBRATION,
         "--evaluate/--no-evaluate",
         help="Compare with the source on text that was not calibrated on. Default: unless the algorithm is rtn.",
-        rich_help_panel=CALIBRATION,
     ),
 ]
 

@@ -7,9 +7,10 @@ __all__ = ["AttentionShape", "Shapes"]
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What differs between layers. window: past tokens a query sees, itself included. softcap: cap · tanh(x / cap).
+    """The attention settings that differ between layers.
 
-    sinks: one more score per head, learned, that takes its share of the weights and has no value.
+    window: past tokens a query sees, itself included. softcap: cap · tanh(x / cap). sinks: one more score per head,
+    learned, that takes its share of the weights and has no value.
     """
 
     scale: float

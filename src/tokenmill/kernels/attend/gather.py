@@ -14,8 +14,6 @@ from tokenmill.cache.step import AnyStep, Span, Step
 from tokenmill.kernels.attend import AttentionShape, Shapes
 from tokenmill.kernels.attend.kernel import Attend, capped
 
-__all__ = ["Gather", "Rows", "attend_written_out"]
-
 
 class Gather(Attend):
     """The portable reference, for every block size, format and shape."""

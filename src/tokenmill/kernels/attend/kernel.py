@@ -13,8 +13,6 @@ from tokenmill.errors import NoKernel
 from tokenmill.kernels.attend import AttentionShape, Shapes
 from tokenmill.registry import ATTEND, lookup
 
-__all__ = ["Attend", "capped", "choose"]
-
 
 class Attend:
     """An attention kernel."""

@@ -15,8 +15,6 @@ from tokenmill.cache.step import AnyStep, PaddedStep
 from tokenmill.kernels.attend import AttentionShape, Shapes
 from tokenmill.kernels.attend.kernel import Attend, capped
 
-__all__ = ["Padded"]
-
 
 class Padded(Attend):
     """Every format and device, and all shapes but sinks."""

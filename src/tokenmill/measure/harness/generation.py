@@ -11,8 +11,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.settings.field import settings_of
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["GenerationSettings", "read_settings"]
-
 MAX_NEW_TOKENS = 256  # the harness' own default
 SAMPLING = {name: told.stage for name, told in settings_of(SamplingParams).items() if told.stage}
 WITHOUT_EFFECT: Mapping[str, Any] = {
@@ -33,7 +31,7 @@ class GenerationSettings:
     seed: int | None
 
     def params(self, seed: int, context: str, repetition: int) -> SamplingParams:
-        """For one request. Its seed follows from its own text, so that no other request has a part in what it says."""
+        """The settings of one request. Its seed follows from its own text alone, whatever other requests there are."""
         start = seed if self.seed is None else self.seed
         digest = sha256(f"{start}:{repetition}:{context}".encode("utf-8", "surrogatepass")).digest()
         own = int.from_bytes(digest[:8], "big") >> 1

@@ -31,8 +31,6 @@ from tokenmill.settings.engine_config import DEFAULT_MODEL, EngineConfig
 from tokenmill.text.literal import chat_text
 from tokenmill.weights.checkpoint import open_checkpoint
 
-__all__ = ["SEED", "TokenmillLM"]
-
 log = logging.getLogger(__name__)
 SEED = 1234  # the harness' own default of most seeds
 Requests = list[tuple[tuple[str, str] | None, list[int], list[int]]]
@@ -88,7 +86,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without a context."""
+        """The token before a text that has no context."""
         found = self.tokenizer.bos_token_id if self._prefix is None else self._prefix
         return self.eot_token_id if found is None else found
 
@@ -99,7 +97,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
 
     @property
     def tokenizer_name(self) -> str:
-        """By which the harness keeps built requests apart."""
+        """The name by which the harness keeps built requests apart."""
         return self.engine.config.model.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -237,7 +235,7 @@ class TokenmillLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types tha
     # ---- what it is
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness adds to the `config` of its results."""
+        """The facts that the harness adds to the `config` of its results."""
         engine = self.engine
         named = {"program": engine.program_name, "dtype": engine.config.dtype, "scheme": engine.config.scheme}
         return {**named, "max_length": self.max_length, "fingerprint": dict(engine.fingerprint)}

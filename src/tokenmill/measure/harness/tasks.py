@@ -5,7 +5,8 @@ model is loaded.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,8 +22,6 @@ from lm_eval.tasks import TaskManager
 from tokenmill.errors import ConfigError, RequestError, TokenmillError
 from tokenmill.measure.harness.model import SEED
 
-__all__ = ["TaskSettings", "evaluate", "find_tasks"]
-
 LOCAL = (
     "a task reads local data if it stands in a folder given by --include-path, with dataset_path: json and "
     "dataset_kwargs: {data_files: …}"
@@ -32,7 +31,7 @@ FIRST_SEED = 0  # of Python's own random numbers, by default, as in the harness
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How tasks are evaluated, by the harness' names.
+    """The settings of an evaluation, by the harness' names.
 
     limit: documents of each task; below 1 a share of them. seed: None is the harness' own seeds. template: whether
     prompts go through the chat template.
@@ -64,27 +63,42 @@ def find_tasks(names: Iterable[str], include_path: Path | None = None) -> list[A
 
 
 def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[str, Any]:
-    """What the harness' `evaluate` gives. The harness' simple_evaluate adds what `pip list` and the compiler say, which
-    takes longer than many an evaluation; otherwise this does the same.
+    """The result of the harness' `evaluate`.
+
+    The harness' simple_evaluate adds what `pip list` and the compiler say, which takes longer than many an evaluation;
+    otherwise this does the same.
     """
     loaded = TaskManager(include_defaults=False).load(list(tasks))
     for task in loaded["tasks"].values():
         _configure(task, settings)
-    first, other = (FIRST_SEED, SEED) if settings.seed is None else (settings.seed, settings.seed)
-    random.seed(first)
-    numpy.random.seed(other % 2**32)
-    torch.manual_seed(other)
-    found = lm_eval.evaluate(
-        lm=model,
-        task_dict=loaded,
-        limit=settings.limit,
-        apply_chat_template=settings.template,
-        fewshot_as_multiturn=settings.template,
-        system_instruction=settings.system_instruction,
-        log_samples=settings.log_samples,
-    )
+    with _seeded(settings.seed):
+        found = lm_eval.evaluate(
+            lm=model,
+            task_dict=loaded,
+            limit=settings.limit,
+            apply_chat_template=settings.template,
+            fewshot_as_multiturn=settings.template,
+            system_instruction=settings.system_instruction,
+            log_samples=settings.log_samples,
+        )
     assert found is not None, "there is one process"
     return dict(found)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Inside, random numbers of the process begin as the harness has them begin; afterwards they go on as before."""
+    first, other = (FIRST_SEED, SEED) if seed is None else (seed, seed)
+    before = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=()):
+        random.seed(first)
+        numpy.random.seed(other % 2**32)
+        torch.manual_seed(other)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])
 
 
 def _configure(task: Any, settings: TaskSettings) -> None:
@@ -112,7 +126,8 @@ def _check_yaml(file: Path) -> None:
 
 
 def _manager(wanted: Sequence[str], include_path: Path | None) -> Any:
-    """What knows the tasks: of the folder alone where that has all of them, since the harness' own take seconds."""
+    """The manager that knows the tasks: of the folder alone where that has all of them, as the harness' own take
+    seconds."""
     folder = None if include_path is None else str(include_path)
     own = TaskManager(include_path=folder, include_defaults=False)
     if all(_is_file(name) or own.match_tasks([name]) for name in wanted):

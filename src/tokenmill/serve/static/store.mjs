@@ -3,10 +3,9 @@
 // Nothing that cannot be read, or for which there is no room, is thrown away.
 
 import { contradict, merge, newId } from "./conversation.mjs";
-import { parse, readConversation, write } from "./record.mjs";
+import { parse, write } from "./record.mjs";
 
 const PREFIX = "tokenmill.conversation.";
-const OLD = "tokenmill.conversations"; // until November 2026 the page kept a list of all under this one key
 const EVERY_MS = 1000; // how often an answer that grows is written
 
 // A storage of the browser, or null: where it is told to keep nothing, naming it throws.
@@ -111,13 +110,11 @@ export class Store {
 
   #look() {
     for (const id of [...this.#known.keys()]) this.#hear(PREFIX + id, storage.getItem(PREFIX + id));
-    for (const key of Object.keys(storage)) if (key !== OLD) this.#hear(key, storage.getItem(key));
-    this.#carryOver(storage.getItem(OLD));
+    for (const key of Object.keys(storage)) this.#hear(key, storage.getItem(key));
   }
 
   // What stands under a key, or null. It may be what this page has written, or knows already.
   #hear(key, text) {
-    if (key === OLD) this.#carryOver(text);
     if (!key.startsWith(PREFIX)) return;
     const id = key.slice(PREFIX.length), mine = this.conversations.get(id);
     if (text === this.#known.get(id)) return;
@@ -150,31 +147,6 @@ export class Store {
     this.heard?.changed(mine);
   }
 
-  // Move what stands under the old key to keys of its own. What cannot be moved stays there.
-  #carryOver(text) {
-    this.unreadable.delete(OLD);
-    if (text === null) return;
-    const found = listIn(text), damaged = [];
-    if (found === null) return void this.unreadable.set(OLD, text);
-    const moved = found.flatMap((given, place) => {
-      const one = readConversation({ begun: Date.now() - place, ...given });
-      if (one === null) damaged.push(given);
-      return one === null || this.#erased.has(one.id) ? [] : [{ given, one: this.include(one) }];
-    });
-    const keep = (left) => keepOld([...damaged, ...left.map(({ given }) => given)]);
-    let left = moved.filter(({ one }) => !this.#write(one));
-    keep(left);
-    for (const each of left) { // there may be room for one that does not stand there twice
-      const others = left.filter((other) => other !== each);
-      keep(others);
-      if (this.#write(each.one)) left = others;
-      else keep(left);
-    }
-    for (const { one } of left) this.#wants(one);
-    for (const { one } of moved) this.heard?.changed(one);
-    if (damaged.length) this.unreadable.set(OLD, storage.getItem(OLD));
-  }
-
   // Take in a conversation from elsewhere; returns the one that holds it now. Nothing is written.
   include(given) {
     const mine = this.conversations.get(given.id);
@@ -194,19 +166,5 @@ function put(key, text) {
     return storage.getItem(key) === text;
   } catch {
     return false; // no room, or no storage
-  }
-}
-
-function keepOld(list) {
-  if (list.length) put(OLD, JSON.stringify(list));
-  else storage.removeItem(OLD);
-}
-
-function listIn(text) {
-  try {
-    const found = JSON.parse(text);
-    return Array.isArray(found) ? found : null;
-  } catch {
-    return null;
   }
 }

@@ -71,7 +71,7 @@ class LlamaBench:
 
 
 def _run(command: list[str]) -> tuple[str, str]:
-    """What it prints, on stdout and on stderr."""
+    """Run a command; the texts that it prints on stdout and on stderr."""
     done = subprocess.run(command, capture_output=True, text=True)  # noqa: S603, PLW1510  (the user named it)
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["nothing on stderr"]

@@ -75,7 +75,7 @@ class LlamaCpp:
         return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self.vocab_size,))))
 
     def _kind(self) -> str:
-        """As "llama 134M Q4_1"."""
+        """The kind of the model, such as "llama 134M Q4_1"."""
         text = ctypes.create_string_buffer(128)
         llama_cpp.llama_model_desc(self.model, text, len(text))
         return str(text.value.decode())
@@ -86,7 +86,7 @@ def _versions() -> dict[str, str]:
 
 
 def _instruction_sets() -> str:
-    """Those of the build that this processor has: "AVX512 = 1 | …" → the names alone."""
+    """The instruction sets of the build that this processor has: "AVX512 = 1 | …" → the names alone."""
     found = llama_cpp.llama_print_system_info().decode().replace("CPU :", "|").split("|")
     names = [part.split("=")[0].strip() for part in found if part.strip().endswith("= 1")]
     return " ".join(name for name in names if name.startswith(("AVX", "NEON", "ARM", "SVE", "AMX")))

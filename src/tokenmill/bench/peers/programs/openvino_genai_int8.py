@@ -17,7 +17,7 @@ CACHE_GB = 2
 
 
 class OpenVino:
-    """Its continuous-batching pipeline, all prompts submitted at once."""
+    """OpenVINO's continuous-batching pipeline, all prompts submitted at once."""
 
     def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
         plain = plain_folder(model)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["gguf_arguments", "kept_folder", "plain_folder"]
-
 KEPT = Path(sys.prefix) / "converted"
 
 
@@ -20,7 +18,7 @@ def plain_folder(model: str) -> Path:
 
 
 def gguf_arguments(file: Path) -> dict[str, Any]:
-    """For transformers' from_pretrained, so that the weights come as plain matrices."""
+    """Arguments of transformers' from_pretrained by which the weights come as plain matrices."""
     import transformers  # noqa: PLC0415  (as below)
 
     if not hasattr(transformers, "GgufConfig"):

@@ -22,7 +22,7 @@ import vllm  # type: ignore[import-not-found]
 
 
 class Vllm:
-    """Its own engine loop; the prefix cache is off."""
+    """vLLM's own engine loop; the prefix cache is off."""
 
     def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int) -> dict[str, Any]:
         torch.set_num_threads(threads)

@@ -10,14 +10,12 @@ import time
 import traceback
 from typing import Any, Protocol
 
-__all__ = ["Peer", "serve", "times"]
-
 answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
 os.dup2(2, 1)
 
 
 class Peer(Protocol):
-    """What a peer program defines."""
+    """The interface that a peer program defines."""
 
     def load(self, model: str, threads: int, dtype: str, max_length: int, batch: int, **options: Any) -> dict[str, Any]:
         """Make ready for `batch` sequences of `max_length` tokens; gives versions and note."""

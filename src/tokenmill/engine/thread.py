@@ -1,0 +1,256 @@
+"""The engine's thread: it alone moves the scheduler and makes steps; everyone else hands it functions, and waits.
+
+Python delivers signals to the main thread, so Ctrl-C ends somebody's waiting and never breaks off a step. Functions are
+called in the order in which they came, between two steps. Steps are made while somebody waits for what they bring.
+
+The waiting is done with bare locks, because a signal handler may use the engine while its own thread waits for it.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+__all__ = ["EngineThread"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Step = Callable[[], None]
+_threads: "WeakSet[EngineThread]" = WeakSet()
+_held: "list[EngineThread]" = []  # whose turn the thread has that forks
+_forking: list[bool] = []  # not empty while a thread wants to fork
+FORK_WAITS_S = 0.002
+
+
+class _Task(Generic[T]):
+    """A function that is called once, or between steps until it returns something other than None.
+
+    step: what is called meanwhile; None for a function that is called once. on_error: called with what the function or
+    a step has raised, in the place of somebody who waits.
+    """
+
+    def __init__(
+        self, poll: Callable[[], T | None], step: Step | None, on_error: Callable[[BaseException], None] | None
+    ):
+        self._poll, self.step, self._on_error = poll, step, on_error
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._has_ended = False
+        self._claim, self._end = threading.Lock(), threading.Lock()
+        self._end.acquire()
+
+    def attempt(self, error: BaseException | None = None) -> bool:
+        """Call it, unless the step before has raised an error; whether it is over. Called in the engine's thread."""
+        is_once = self.step is None
+        if self._claim.locked() or (is_once and not self._claimed()):
+            return True  # nobody waits for it any more
+        result = None
+        if error is None:
+            try:
+                result = self._poll()
+            except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
+                error = raised
+        is_over = is_once or result is not None or error is not None
+        if is_over and (is_once or self._claimed()):
+            if error is not None and self._on_error is not None:
+                self._on_error(error)
+            self._result, self._error, self._has_ended = result, error, True
+            self._end.release()
+        return is_over
+
+    def _claimed(self) -> bool:
+        """Whether this is the first who claims it: the thread that calls it, or whoever takes it back."""
+        return self._claim.acquire(blocking=False)
+
+    def wait(self) -> T:
+        """Wait for the result, once."""
+        self._end.acquire()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result  # type: ignore[return-value]  # None only from a function that returns it
+        finally:
+            del self._error, self._result  # whose traceback holds this frame
+
+    def take_back(self) -> None:
+        """Have it not be called any more; if it is being called, wait for its end."""
+        if not self._claimed() and not self._has_ended:
+            self._end.acquire()
+
+
+class EngineThread:
+    """One thread, begun by the first call, which ends after `stop`. After a fork the child has one of its own.
+
+    finalized: functions that are called before anything else is. Finalizers append to it, because they may wait for
+    nothing, and because an interrupt within one that is written in Python would be lost with what it had to do.
+    """
+
+    def __init__(self) -> None:
+        self.finalized: deque[Callable[[], None]] = deque()
+        self.begin_anew()
+        _threads.add(self)
+
+    def begin_anew(self) -> None:
+        """In a process that was just forked, which has neither the thread nor anybody who waited for it."""
+        self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
+        self._tasks: list[_Task[Any]] = []  # that wait for steps
+        self.turn = threading.RLock()  # held in a step or a function, so that a fork finds neither half done
+        self._runs = threading.Lock()  # held by the thread, so that there is one
+        self._ident: int | None = None
+        self._is_stopping = self._is_quitting = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is asked in the engine's thread."""
+        return self._ident == threading.get_ident()
+
+    def call(self, do: Callable[[], T]) -> T:
+        """Call a function between two steps; what it returns or raises. Not from the engine's thread."""
+        return self._ask(_Task(do, None, None))
+
+    def wait(self, poll: Callable[[], T | None], step: Step) -> T:
+        """Make steps until a function returns something other than None, and return that. It is called after each."""
+        return self._ask(_Task(poll, step, None))
+
+    def post(
+        self,
+        do: Callable[[], Any],
+        step: Step | None = None,
+        on_error: Callable[[BaseException], None] = lambda error: log.error("in the engine's thread", exc_info=error),
+    ) -> None:
+        """As `call`, or with `step` as `wait`, and nobody waits."""
+        self._inbox.put(_Task(do, step, on_error))
+
+    def stop(self) -> None:
+        """End the thread once nobody waits for steps. A later call begins another one."""
+        self._inbox.put(None)
+
+    def quit(self) -> None:
+        """End the thread after the step that is being made, and wait for that; for the end of the process."""
+        self._is_quitting = True
+        self._inbox.put(None)
+        with self._runs:
+            pass
+
+    def _ask(self, task: _Task[T]) -> T:
+        try:
+            self._inbox.put(task)
+            self.start()
+            return task.wait()
+        except BaseException:
+            task.take_back()  # this may be an interrupt
+            raise
+
+    def start(self) -> None:
+        """Begin the thread if it does not run. What was posted before is done then."""
+        if not self._runs.locked():
+            threading.Thread(target=self._run, name="tokenmill-engine", daemon=True).start()
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        """Two that were begun at once: one ends here. What comes while this one ends is done by it, or by the next."""
+        while self._runs.acquire(blocking=False):
+            self._ident = threading.get_ident()
+            while self._take():
+                self._move()
+            self._ident = None
+            self._runs.release()
+            if self._inbox.empty() or self._is_quitting:
+                return
+
+    def _take(self) -> bool:
+        """Call what was handed in; without anybody who waits for a step, wait for that. False when it is to end."""
+        while not self._is_quitting and (not self._tasks or not self._inbox.empty()):
+            if self._is_stopping and self._inbox.empty():
+                self._is_stopping = False
+                return False
+            self._accept(self._inbox.get())
+        return not self._is_quitting
+
+    def _accept(self, task: _Task[Any] | None) -> None:
+        if task is None:
+            self._is_stopping = True
+            return
+        with self._my_turn():
+            self._finalize()
+            if not task.attempt():
+                self._tasks.append(task)
+            elif task.step is None:  # it may have changed what others wait for
+                self._tasks = [each for each in self._tasks if not each.attempt()]
+
+    def _move(self) -> None:
+        """One step, and a look at what those wait for who wait."""
+        with self._my_turn():
+            self._finalize()
+            for step in {task.step for task in self._tasks if task.step is not None}:
+                error: BaseException | None = None
+                try:
+                    step()
+                except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
+                    error = raised
+                self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
+
+    def _finalize(self) -> None:
+        while self.finalized:
+            self.finalized.popleft()()
+
+    def _my_turn(self) -> AbstractContextManager[object]:
+        """A lock is not fair: whoever forks gets a moment in which to take it."""
+        if _forking:
+            time.sleep(FORK_WAITS_S)
+        return self.turn
+
+
+# ---- forks: all threads stand between two steps then
+
+
+def _hold_all() -> None:
+    """Hold the turn of every thread, and none while another is waited for, which may wait for that one itself."""
+    threads = list(_threads)
+    _forking.append(True)
+    while True:
+        held, busy = list[EngineThread](), None
+        for each in threads:
+            if not each.turn.acquire(blocking=False):
+                busy = each
+                break
+            held.append(each)
+        if busy is None:
+            _held.extend(held)
+            return
+        for each in held:
+            each.turn.release()
+        with busy.turn:
+            pass
+
+
+def _let_all_go() -> None:
+    _forking.clear()
+    while _held:
+        _held.pop().turn.release()
+
+
+def _begin_all_anew() -> None:
+    _forking.clear()
+    _held.clear()
+    for each in list(_threads):
+        each.begin_anew()
+
+
+os.register_at_fork(before=_hold_all, after_in_parent=_let_all_go, after_in_child=_begin_all_anew)
+
+
+@atexit.register
+def _quit_all() -> None:
+    """No thread may be within a library when the interpreter takes itself apart."""
+    for thread in list(_threads):
+        thread.quit()
