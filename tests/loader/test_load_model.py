@@ -9,11 +9,10 @@ import torch
 
 from tests.tiny_models import save
 from tokenmill.cache.spec import RowsSpec
-from tokenmill.errors import CapacityError, ConfigError, PackageMismatch, RequestError
+from tokenmill.errors import CapacityError, ConfigError, PackageMismatch
 from tokenmill.kernels import native_library
 from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
-from tokenmill.loader import loaded as of_loaded
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
@@ -83,17 +82,12 @@ def test_a_name_that_is_no_path_stays_one(path, monkeypatch, tmp_path):
     assert loaded_of(path, model="llama").compatibility["model"] == str(path.resolve())
 
 
-def test_a_forked_process_lacks_torch_s_threads(path, monkeypatch):
-    loaded = loaded_of(path, threads=2)
-    with loaded.torch_threads():
-        assert torch.get_num_threads() == 2
-    monkeypatch.setattr(of_loaded, "usable_threads", lambda count: 1)
-    with pytest.raises(
-        RequestError, match=r"^program eager computes in 2 threads of torch, which a forked process does"
-    ):
-        loaded.torch_threads()
-    with loaded_of(path, threads=1).torch_threads():
-        assert torch.get_num_threads() == 1
+def test_torch_computes_in_the_threads_of_the_settings(path):
+    for threads in (1, 2):
+        before = torch.get_num_threads()
+        with loaded_of(path, threads=threads).torch_threads():
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == before
 
 
 @needs_library
@@ -233,17 +227,10 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_warned_of(path, caplog, 
 def test_a_proposer_that_there_is_not_is_refused_before_anything_is_read(path, monkeypatch):
     checkpoint, resolved = resolved_of(path)
     resolved = replace(resolved, config=replace(resolved.config, speculate="off"))
-    monkeypatch.setattr(module, "match_tensors", lambda *_: pytest.fail("tensors are compared"))
+    monkeypatch.setattr(module, "WeightSource", lambda *_: pytest.fail("tensors are compared"))
     monkeypatch.setattr(module, "choose_proposer", lambda config, _: replace(config, speculate="auto"))
     with pytest.raises(ConfigError, match="speculate = 'auto' is not allowed: use one of "):
         load_model(checkpoint, resolved)
-
-
-def test_a_shape_without_files_is_compared_with_nothing(path):
-    checkpoint, resolved = resolved_of(path)
-    checkpoint.shapes = {}
-    loaded = load_model(checkpoint, resolved, fill=lambda *_: module.filled)
-    assert loaded.program_name == "eager"
 
 
 def test_what_a_package_is_written_from(path, monkeypatch, tmp_path):

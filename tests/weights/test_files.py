@@ -98,6 +98,12 @@ def test_a_stale_index_is_named_with_the_files_that_are_there(bare, tensors):
     )
 
 
+def test_an_index_without_a_map_is_refused(bare, tensors):
+    put(bare, "model*.safetensors", tensors, 1)
+    (bare / "model.safetensors.index.json").write_text('{"metadata": {}}')
+    refused(bare, r"index.json has no 'weight_map', which is required")
+
+
 def test_a_missing_shard_is_named_once_without_an_index_too(bare, tensors):
     put(bare, "model*.safetensors", tensors, 1)
     (bare / "model.safetensors.index.json").unlink()

@@ -8,6 +8,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests import gguf_files
 from tests.tiny_models import prompt, save
 from tokenmill import CheckpointError, load
 from tokenmill.hub.progress import Silent
@@ -132,3 +133,34 @@ def test_two_files_of_the_same_numbers_are_compared_by_their_bytes(tied, monkeyp
     for change, is_tied in ((equal_head, True), (another_head, False)):
         edit(tied, change)
         assert open_checkpoint(tied).config["tie_word_embeddings"] is is_tied
+
+
+@pytest.mark.parametrize("row", [None, 0, 4, 210])
+@pytest.mark.parametrize("is_bin", [True, False])
+def test_every_row_of_two_matrices_counts(tied, monkeypatch, row, is_bin):
+    """Of files whose bytes are not compared: torch's own, and two types."""
+    monkeypatch.setattr("tokenmill.weights.tied.ROWS", 4)
+    tensors = load_file(tied / "model.safetensors")
+    tensors[EMBEDDING] = tensors[EMBEDDING].bfloat16().float()
+    head = tensors[EMBEDDING].clone() if is_bin else tensors[EMBEDDING].bfloat16()
+    if row is not None:
+        head[row, 3] += 1
+    (tied / "model.safetensors").unlink()
+    if is_bin:
+        torch.save(tensors | {HEAD: head}, tied / "pytorch_model.bin")
+    else:
+        save_file(tensors | {HEAD: head}, tied / "model.safetensors")
+    assert open_checkpoint(tied).config["tie_word_embeddings"] is (row is None)
+
+
+def test_what_is_no_directory_is_opened_for_its_config(tmp_path):
+    path = gguf_files.write(tmp_path / "x.gguf", "llama-tied")
+    assert foreseen_config(path) == open_checkpoint(path).config
+    with pytest.raises(CheckpointError, match=r"y.gguf is a .gguf file, not a model"):
+        foreseen_config(tmp_path / "y.gguf")
+
+
+def test_a_model_that_is_not_tied_is_not_opened_for_its_config(tmp_path, monkeypatch):
+    path = save("llama", tmp_path)
+    monkeypatch.setattr("tokenmill.weights.checkpoint.open_checkpoint", lambda _: pytest.fail("it is opened"))
+    assert foreseen_config(path)["tie_word_embeddings"] is False

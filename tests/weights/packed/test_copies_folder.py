@@ -72,7 +72,12 @@ def test_the_name_of_a_copy(model, monkeypatch):
 
 
 def test_what_is_listed(three):
-    others = {"mine.packed": None, NAMES[0][:-1]: NAMES[0][:-1], f"d-{3:016x}.packed": None, f"e-{4:016X}.packed": "e"}
+    others = {
+        "mine.packed": None,
+        NAMES[0][:-1]: NAMES[0][:-1],
+        f"d-{3:016x}.packed": None,
+        f"e-{0xABC:016X}.packed": "e",
+    }
     for name, copy in others.items():
         written(three / name, copy=copy)
     (three / f"f-{5:016x}.packed").write_bytes(MAGIC + b"damaged")
@@ -92,13 +97,14 @@ def there(folder):
 
 
 def test_copies_go_by_their_last_use_until_there_is_room(three, monkeypatch):
-    size = copies()[0].num_bytes
-    make_room(1, 3 * size + 1)
+    sizes = [copy.num_bytes for copy in copies()]
+    make_room(1, sum(sizes) + 1)
     assert there(three) == NAMES
-    make_room(2, 3 * size + 1)
+    make_room(2, sum(sizes) + 1)
     assert there(three) == NAMES[1:]
-    make_room(size + 1, 2 * size + 1)
+    make_room(sizes[1], sizes[1] + sizes[2])
     assert there(three) == NAMES[2:]
+    size = sizes[2]
     said = r"^packed_limit for a packed copy: .* needed, .* available; change packed_limit$"
     with pytest.raises(CapacityError, match=said) as raised:
         make_room(size + 1, size)

@@ -44,7 +44,9 @@ def fill(writer, *counts: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "counts", [(64,), (1,), (128,), (129,), (100, 28), (63, 1, 64), (300, 7, 640, 64), (1280,), (64,) * 20], ids=str
+    "counts",
+    [(64,), (1,), (128,), (129,), (100, 28), (63, 1, 64), (300, 7, 640, 64), (64, 640, 300), (1280,), (64,) * 20],
+    ids=str,
 )
 def test_what_was_handed_out_is_in_the_file(file, counts):
     with closing(PackedWriter(file)) as writer:
