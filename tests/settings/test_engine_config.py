@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tokenmill.errors import ConfigError
-from tokenmill.settings.engine_config import DTYPES, EngineConfig
+from tokenmill.settings import engine_config as module
+from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, DTYPES, EngineConfig, ResolvedConfig
+from tokenmill.settings.field import settings_of
 
 CORES = os.cpu_count() or 1
 MOST = max(16, 4 * CORES)
@@ -198,3 +200,18 @@ def test_what_an_engine_is_without_settings():
         "aot_fallback": False,
         "generation_config": False,
     }
+
+
+@pytest.mark.parametrize(("cores", "most"), [(None, 16), (1, 16), (4, 16), (5, 20), (8, 32)])
+def test_threads_by_the_cores_of_the_machine(monkeypatch, cores, most):
+    monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
+    assert EngineConfig(threads=most).threads == most
+    said = f"threads = {most + 1} is not allowed: at most {most} on this machine of {cores or 1} cores"
+    with pytest.raises(ConfigError, match=said):
+        EngineConfig(threads=most + 1)
+
+
+def test_what_the_help_says_of_lengths_is_so():
+    assert f"at most {DEFAULT_MAX_LENGTH}." in settings_of(EngineConfig)["max_length"].help
+    resolved = ResolvedConfig()
+    assert (resolved.threads, resolved.num_draft_tokens, resolved.block_size) == (1, 4, DEFAULT_MAX_LENGTH)

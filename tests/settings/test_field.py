@@ -78,7 +78,7 @@ class Two:
 
     name: str = setting("auto", "One of {names}.", names={"a": "first", "b": "second"}, aliases=("title", "label"))
     sizes: tuple[int, ...] = setting(tuple, "Some.", options=("-s",), page=Shown("Sizes", 2))
-    width: int | None = setting(None, "Inches.", maximum=9)
+    width: int | None = setting(None, "Inches.", maximum=9000, aliases=("inches",))
     part: float = setting(0.5, "", minimum=0, maximum=1, exclusive=True)
     plain: int = 3
 
@@ -91,20 +91,21 @@ def test_what_a_field_tells():
     assert list(told) == ["name", "sizes", "width", "part", "plain"]
     assert told["name"].help == "One of auto, a or b." and told["name"].aliases == ("title", "label")
     assert told["sizes"] == Setting("Some.", options=("-s",), page=Shown("Sizes", 2, "server's"))
-    assert told["width"].limits == {"maximum": 9}
+    assert told["width"].limits == {"maximum": 9000}
     assert told["part"].limits == {"minimum": 0, "maximum": 1, "exclusive": True}
     assert told["plain"] == Setting() == setting_of(fields(Two)[4])
     assert Setting().in_chat is True and Setting().page is None and Setting().http == ""
-    assert aliases_of(Two) == {"title": "name", "label": "name"}
+    assert aliases_of(Two) == {"title": "name", "label": "name", "inches": "width"}
 
 
 def test_fields_are_stored_as_their_checks_give_them():
     two = Two(sizes=[1, 0], width=None, plain=7)
     assert (two.sizes, two.width, two.plain, two.name) == ((1, 0), None, 7, "auto")
     assert Two("b") == Two(label="b") == Two(name="b", label="b")
+    assert Two(width=5000, inches=int("5000")).width == 5000, "the same value twice"
     for wrong, said in (
         ({"part": 0}, "part = 0 is not allowed: a number above 0 and up to 1"),
-        ({"width": 10}, "width = 10 is not allowed: a whole number from 1 to 9"),
+        ({"width": 9001}, "width = 9001 is not allowed: a whole number from 1 to 9000"),
         ({"plain": 0}, "plain = 0 is not allowed: a whole number, 1 or more"),
         ({"plain": None}, "plain = None is not allowed: a whole number, 1 or more"),
         ({"name": "c"}, "name = 'c' is not allowed: use one of auto, a, b"),

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from tokenmill.errors import ConfigError
+from tokenmill.settings.field import Shown, settings_of
 from tokenmill.settings.sampling_params import ALIASES, HTTP_FIELDS, SamplingParams
 
 # The lowest and the highest that is allowed, and what lies just outside; None where there is no such limit.
@@ -130,3 +131,34 @@ def test_other_names():
         "include_stop": "include_stop_str_in_output",
     }
     assert "logprobs" not in HTTP_FIELDS and len(HTTP_FIELDS) == len(SamplingParams.__dataclass_fields__) - 1
+
+
+TOLD = settings_of(SamplingParams)
+
+
+def test_where_each_setting_is_shown():
+    """On the page the few that people change most come first; /set takes what fits on a line of a chat."""
+    assert {name: told.page for name, told in TOLD.items() if told.page is not None} == {
+        "temperature": Shown("Temperature", 0),
+        "top_p": Shown("Top p", 0),
+        "top_k": Shown("Top k", 1),
+        "min_p": Shown("Min p", 1),
+        "repetition_penalty": Shown("Repetition penalty", 1),
+        "max_new_tokens": Shown("Most new tokens", 2, "what fits"),
+        "seed": Shown("Seed", 2, "random"),
+    }
+    not_in_chat = """logit_bias allowed_token_ids stop_token_ids skip_special_tokens logprobs n""".split()
+    assert [name for name, told in TOLD.items() if not told.in_chat] == not_in_chat
+
+
+def test_what_depends_on_drawing_and_on_earlier_tokens():
+    stages = {stage: [name for name, told in TOLD.items() if told.stage == stage] for stage in ("draw", "penalty")}
+    assert stages["draw"] == ["temperature", "top_k", "top_p", "min_p"]
+    assert stages["penalty"] == ["repetition_penalty", "presence_penalty", "frequency_penalty"]
+
+
+def test_what_files_of_a_model_may_recommend():
+    """The keys of llama.cpp's general.sampling."""
+    found = {name: told.model_files for name, told in TOLD.items() if told.model_files}
+    keys = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    assert found == keys | {"repetition_penalty": "penalty_repeat"}
