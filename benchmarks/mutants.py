@@ -24,6 +24,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from dataclasses import asdict, dataclass
@@ -244,6 +245,25 @@ def run_tests(copy: Path, arguments: list[str], plugins: list[object]) -> int:
     return pytest.main([*OPTIONS, *arguments], plugins=plugins)
 
 
+def leave_forks_untraced() -> None:
+    """No process that a test forks is traced: another thread may have held coverage's lock at that moment, and the
+    child would wait for it for ever.
+    """
+    tracers = []
+
+    def stop() -> None:
+        tracers.append((sys.gettrace(), threading.gettrace()))  # of this thread, and of those that are begun
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def go_on() -> None:
+        own, of_others = tracers.pop()
+        threading.settrace(of_others)
+        sys.settrace(own)
+
+    os.register_at_fork(before=stop, after_in_parent=go_on)
+
+
 def reach(room: str, limit: float) -> dict[str, list[str]]:
     """`file:line` → tests of the room that run this line in their own process, fastest first."""
     with copied() as copy:
@@ -256,6 +276,7 @@ def reach(room: str, limit: float) -> dict[str, list[str]]:
             cover = coverage.Coverage(data_file=None, source=[str(package)], config_file=False)
             watch = Watch(cover)
             cover.start()
+            leave_forks_untraced()
             status = run_tests(copy, [str(tests_of(room))], [watch])
             cover.stop()
             data, lines = cover.get_data(), {}
