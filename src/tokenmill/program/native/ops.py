@@ -119,7 +119,13 @@ class Ops:
         self._linear(downs, block.down, epilogue, MLP_INNER, **mixture)
 
     def _linear(
-        self, matrices: Sequence[Place], matrix: Projection, epilogue: int, source: int, unit: int = GROUP, **fields: Any
+        self,
+        matrices: Sequence[Place],
+        matrix: Projection,
+        epilogue: int,
+        source: int,
+        unit: int = GROUP,
+        **fields: Any,
     ) -> None:
         """One matrix, or the same one of every expert."""
         assert not matrix.bias or len(matrices) == 1, "refused: experts with biases"
