@@ -97,3 +97,11 @@ def test_no_room_for_one_token(model, monkeypatch):
         fitted(model, monkeypatch, 1000)
     with pytest.raises(CapacityError, match=r"memory for the cache: .* change model or scheme"):
         fitted(model, monkeypatch, refused.value.needed + 100)
+
+
+def test_weights_that_fill_the_memory_leave_no_room(model, monkeypatch):
+    with pytest.raises(CapacityError) as refused:
+        fitted(model, monkeypatch, 1000)
+    for available in (refused.value.needed, refused.value.needed - 1):
+        with pytest.raises(CapacityError, match="memory for the weights"):
+            fitted(model, monkeypatch, available)

@@ -200,7 +200,7 @@ def test_what_was_chosen_instead_of_something_faster_is_noted(path, caplog):
     resolved = replace(resolved, program_refusals={"native": "has no such kernel"})
     with caplog.at_level(logging.INFO):
         load_model(checkpoint, resolved)
-    assert "program eager runs, which is slower than native; that one has no such kernel" in caplog.messages
+    assert caplog.messages == ["program eager runs, which is slower than native; that one has no such kernel"]
     caplog.clear()
     model = replace(resolved.model, dtype="float16")
     with caplog.at_level(logging.INFO):
@@ -248,3 +248,4 @@ def test_what_a_package_is_written_from(path, monkeypatch, tmp_path):
     assert (folder, phases, progress) == (tmp_path / "out", "both", told)
     assert facts["source"] == str(path.resolve()) and facts["tokenmill"] == __version__
     assert decoder.config.num_layers == 2 and pool.spec.block_size == 128 and padded is not None
+    assert pool.spec.num_blocks == 1, "for one sequence, whatever was asked for"

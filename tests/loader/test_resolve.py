@@ -138,7 +138,8 @@ def test_the_number_of_drafts(settings, wanted):
 
 
 def test_threads_are_those_of_the_caller_unless_they_are_given():
-    assert config_of(threads=5).threads == 5 and config_of().threads == 1
+    assert config_of(threads=5).threads == 5
+    assert resolve(EngineConfig(program="eager", scheme="dense"), model_of()).config.threads == 1
     assert resolve(EngineConfig(program="eager", scheme="dense", threads=2), model_of(), 5).config.threads == 2
 
 
