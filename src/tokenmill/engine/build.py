@@ -66,7 +66,8 @@ def with_loop(
 def _scheduler(loaded: LoadedModel) -> Scheduler:
     config, spec = loaded.config, loaded.pool.spec
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+    limits = config.max_sequences, config.max_step_tokens
+    return Scheduler(allocator, *limits, config.prefix_cache, config.cache, loaded.resolved.window)
 
 
 def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:
@@ -95,7 +96,8 @@ def _load_draft(
         threads=config.threads,
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
-        cache_tokens=config.cache_tokens,
+        # With windows the cache is made for them, and those of the draft model are others.
+        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
         prefix_cache=config.prefix_cache,
         fingerprint=config.fingerprint,
         packed_cache=config.packed_cache,
