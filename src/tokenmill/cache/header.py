@@ -28,7 +28,7 @@ __all__ = [
     "shared_fields",
 ]
 
-FORMAT = 2
+FORMAT = 3
 KEY = "tokenmill"  # in the file's metadata: our header, in JSON
 FRONT = json.dumps({"__metadata__": {KEY: '{"facts": {'}})[:-3].encode()
 """What lies between the length of a file's header and its facts, where `serialise_bytes` has made the file."""

@@ -27,5 +27,6 @@ def checked_header(path: Path, facts: Mapping[str, Any]) -> ValueReader:
         raise reader.refuse("tokens", facts["tokens"], "a list of token ids")
     num_tokens = len(reader.token_ids("tokens"))
     reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the last token is what the next step feeds
+    reader.count("first_row", minimum=0, maximum=facts["num_rows"])
     reader.count("answer_from", minimum=0, maximum=num_tokens)
     return reader

@@ -97,7 +97,8 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
 def _scheduler(loaded: LoadedModel) -> Scheduler:
     config, spec = loaded.config, loaded.pool.spec
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+    limits = config.max_sequences, config.max_step_tokens
+    return Scheduler(allocator, *limits, config.prefix_cache, config.cache, loaded.resolved.window)
 
 
 def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:

@@ -35,7 +35,8 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Prog
         threads=config.threads,
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
-        cache_tokens=config.cache_tokens,
+        # With windows the cache is made for them, and those of the draft model are others.
+        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
         prefix_cache=config.prefix_cache,
         fingerprint=config.fingerprint,
         packed_cache=config.packed_cache,

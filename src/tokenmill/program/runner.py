@@ -66,7 +66,7 @@ class Runner:
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts in plan.work:
-            end, first, blocks = start + count, len(token_ids), sequence.rows.blocks
+            end, first, blocks = start + count, len(token_ids), sequence.rows.table(size)
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts
