@@ -12,7 +12,7 @@ from tokenmill.kernels.native_structs import layout
 
 __all__ = ["BUILDS", "LANES", "best_build", "is_usable", "library", "library_digest", "why_not"]
 
-ABI = 11
+ABI = 12
 LANES = 16  # of its vectors
 BUILDS = ("amx", "avx512", "avx2", "portable")
 FILE = Path(os.environ.get("TOKENMILL_NATIVE_LIBRARY") or Path(__file__).parent / "libtokenmill.so")
