@@ -6,8 +6,6 @@ import torch
 from tests.tiny_models import prompt
 from tests.unequal_model import KV_HEADS, WIDTHS, save_unequal, written_out
 from tokenmill.engine.load import load
-from tokenmill.errors import ConfigError
-from tokenmill.kernels import native_library
 
 START = prompt(29, seed=4)
 
@@ -60,10 +58,3 @@ def test_its_bytes_are_the_sum_of_its_layers(path):
     assert engine.core.loaded.compatibility["shape"] == {
         "num_layers": 3, "num_kv_heads": list(KV_HEADS), "head_dim": list(WIDTHS),
     }  # fmt: skip
-
-
-@pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
-def test_the_native_program_says_that_it_has_no_such_layers(path):
-    with pytest.raises(ConfigError, match="native: has no head widths that differ from layer to layer"):
-        load(path, program="native")
-    assert load(path).program_name == "eager"

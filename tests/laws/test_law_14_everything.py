@@ -242,7 +242,7 @@ def test_every_text_of_a_model_that_gives_blocks_back(program, models, tmp_path)
     everything_at_once(save("mistral", models), PROGRAMS[program], tmp_path)
 
 
-@pytest.mark.parametrize("program", slow_but(("eager",), ("eager", "eager, async", "eager, drafts")))
+@pytest.mark.parametrize("program", slow_but(("eager",)))
 def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatch):
     everything_at_once(save_unequal(tmp_path / "unequal", monkeypatch), PROGRAMS[program], tmp_path)
 

@@ -54,8 +54,6 @@ class Native(Program):
         self._spec = native_structs.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if cosines is None else 2 * cosines.shape[1],
