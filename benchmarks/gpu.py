@@ -109,9 +109,8 @@ def _step_s(generate: Callable[[int], object], device: str, new: int) -> tuple[f
 
 def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
     """Program compiled, static shapes."""
-    from tokenmill.bench.random_weights import fill_random
     from tokenmill.bench.shapes import find_shape
-    from tokenmill.engine.build import build
+    from tokenmill.engine.load import load_checkpoint
     from tokenmill.settings.engine_config import EngineConfig
 
     config = EngineConfig(
@@ -123,7 +122,7 @@ def tokenmill(shape: str, batch: int, device: str, new: int) -> dict[str, Any]:
         max_sequences=batch,
         prefix_cache=False,
     )
-    engine = build(find_shape(shape), config, None, fill_random)
+    engine = load_checkpoint(find_shape(shape), config)
     prompts = [[(7 * row + place) % 1000 for place in range(PROMPT)] for row in range(batch)]
     step_s, ready_s = _step_s(
         lambda count: engine.generate(prompts, max_new_tokens=count, ignore_eos=True), device, new

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from tokenmill.bench.plot.frame import GREY, legend, legend_inches, new_figure, plain, save, style, styled
 from tokenmill.calibrate.run import quantize_calibrated
 from tokenmill.calibrate.texts import written_texts
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Silent
 from tokenmill.measure.memory import peak_bytes, reset_peak
@@ -75,7 +75,7 @@ def permuted(source: Path, out: Path) -> Path:
 
 def engine(path: Path, scheme: str = "auto", at_once: int = 1) -> Engine:
     settings = {"scheme": scheme, "max_sequences": at_once, "prefix_cache": False, "packed_cache": False}
-    return build(open_checkpoint(path), EngineConfig(model=str(path), max_length=WINDOW, **settings))
+    return load_checkpoint(open_checkpoint(path), EngineConfig(model=str(path), max_length=WINDOW, **settings))
 
 
 def made(source: Path, folder: Path, groups: list[int], texts: Any) -> Iterator[tuple[dict[str, Any], Path]]:

@@ -30,12 +30,11 @@ from turns import Contender, Group, Run, Runs, Turns, ratios
 
 import tokenmill
 from tokenmill.bench.points import Point
-from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import provenance
 from tokenmill.bench.run import make_prompts
 from tokenmill.bench.shapes import find_shape
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.engine.outputs import hash_tokens
 from tokenmill.registry import PROPOSERS, lookup
 from tokenmill.schedule.sequence import Plan, Sequence
@@ -65,7 +64,7 @@ def make_engine(options: argparse.Namespace, speculate: str, **more: Any) -> Eng
         "prefix_cache": False,
     }
     if options.shape:
-        return build(find_shape(options.shape), EngineConfig(model=options.shape, **settings), None, fill_random)
+        return load_checkpoint(find_shape(options.shape), EngineConfig(model=options.shape, **settings))
     return tokenmill.load(options.model, **settings)
 
 

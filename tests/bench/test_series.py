@@ -12,11 +12,10 @@ from tokenmill.bench import series
 from tokenmill.bench.card import card_of, card_rows
 from tokenmill.bench.ladder import climb, rungs
 from tokenmill.bench.points import Point
-from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import COLUMNS
 from tokenmill.bench.series import Series
-from tokenmill.bench.shapes import SHAPES, find_shape
-from tokenmill.engine.build import build
+from tokenmill.bench.shapes import SHAPES, Shape, find_shape
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.errors import CapacityError, ConfigError, WrongText
 from tokenmill.hub.progress import Silent
 from tokenmill.measure import machine
@@ -145,9 +144,8 @@ def test_every_shape_is_a_config_that_can_be_read(name):
 
 
 def test_a_shape_runs_with_random_weights(monkeypatch):
-    shape = find_shape("gpt2")
-    shape.config |= {"n_layer": 2, "vocab_size": 500, "n_embd": 96}
-    engine = build(shape, EngineConfig(max_length=64, dtype="float32"), None, fill_random)
+    shape = Shape("gpt2", n_layer=2, vocab_size=500, n_embd=96)
+    engine = load_checkpoint(shape, EngineConfig(max_length=64, dtype="float32"))
     done = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     assert len(done.tokens) == 8 and torch.isfinite(engine.logits([1, 2, 3])).all()
     monkeypatch.setattr(series, "limits", lambda device, threads: LIMITS)

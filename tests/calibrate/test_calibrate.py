@@ -23,7 +23,8 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import open_checkpoint, read_config_json
-from tokenmill.weights.load import empty_decoder, load_decoder
+from tokenmill.weights.load import load_decoder
+from tokenmill.weights.source import WeightSource
 
 GRIDS = ["minimum", "zero_point", "symmetric"]
 
@@ -114,8 +115,8 @@ def test_layers_see_what_the_model_computes(models, family):
         walk.through(number, unchanged)
     assert {name for number in range(walk.num_layers) for name in walk.names(number)} == set(seen)
     assert max(seen.values()) == sum(map(len, TEXTS))
-    decoder = empty_decoder(read_config(read_config_json(source)), Scheme(), 24, FUSIBLE)
-    load_decoder(open_checkpoint(source), decoder, torch.float32, torch.device("cpu"), lambda done, total: None)
+    weights = WeightSource(open_checkpoint(source), read_config(read_config_json(source)), Scheme(), torch.float32)
+    decoder = load_decoder(weights, 24, FUSIBLE)
     logits_TV = decoder.end(walk.hidden_TD)
     engine = tokenmill.load(source, program="eager", dtype="float32", scheme="dense")
     expected_TV = torch.cat([engine.logits(text) for text in TEXTS])

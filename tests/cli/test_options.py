@@ -97,7 +97,7 @@ def test_a_text_without_a_verb_says_what_to_type(tm):
 
 def test_a_prefix_dir_that_is_a_file_is_refused_before_the_weights_are_read(tm, model, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("important")
-    monkeypatch.setattr("tokenmill.loader.load_model.empty_decoder", None)
+    monkeypatch.setattr("tokenmill.loader.load_model.WeightSource", None)
     code, _, err = tm("generate", model, "-p", "w1", "--prefix-dir", tmp_path / "notes.txt")
     assert code == 2 and "(set in --prefix-dir) is not allowed: a directory, which may be new" in err
 

@@ -10,7 +10,7 @@ from tokenmill.measure import memory
 from tokenmill.measure.memory import peak_bytes, reset_peak, resident_bytes
 
 COUNT = """
-import json, sys, torch, tokenmill, tokenmill.engine.build
+import json, sys, torch, tokenmill, tokenmill.engine.load
 
 def resident():
     lines = [line for line in open("/proc/self/status") if line.startswith(("RssAnon", "RssFile"))]

@@ -130,23 +130,3 @@ def test_a_tied_head_has_a_matrix_of_its_own_where_the_scheme_is_not_plain():
     coded = find_scheme(next(name for name in SCHEMES if not find_scheme(name).is_plain))
     assert Decoder(replace(PLAIN, tie_embeddings=True), coded, P, FUSIBLE).head is not None
     assert decoder(tie_embeddings=False).head is not None
-
-
-@pytest.mark.parametrize(
-    ("tied", "bits", "keeps", "fills", "expected"),
-    [
-        (False, 0.0, True, None, False),
-        (False, 4.5, False, None, True),
-        (True, 4.5, None, None, False),  # without a head of its own
-        (True, 4.5, True, None, True),
-        (True, 0.0, True, None, False),
-        (True, 4.5, False, None, False),
-        (True, 4.5, True, torch.float32, False),
-    ],
-)
-def test_whether_tokens_are_looked_up_in_codes(tied, bits, keeps, fills, expected):
-    made = decoder(tie_embeddings=tied, embedding_bits=bits)
-    if keeps is not None:
-        made.head = torch.nn.Identity()
-        made.head.keeps_codes, made.head.fills_in = keeps, fills
-    assert made.has_coded_embedding is expected

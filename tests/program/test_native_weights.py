@@ -116,7 +116,7 @@ def test_a_tile_has_its_rows_as_they_are_described(bits, how, halves, num_inputs
 
 
 def linear(**how):
-    given = {"op": None, "matrices": [], "tied": None, "count": 16, "firsts": [], "gates": [], "whole": False}
+    given = {"op": None, "matrices": [(0, "x")], "count": 16, "firsts": [], "gates": [], "whole": False}
     return Linear(**{**given, **how})
 
 
@@ -187,12 +187,13 @@ def test_what_was_kept_is_given_again_in_its_order():
     )
     assert (packed.num_bytes, packed.num_matrix_bytes) == (7, 5)
     base = PAYLOAD.data_ptr()
-    assert packed.keep(torch.zeros(4)) == base + 8 and packed.keep(torch.zeros(1)) == base + end - 4
+    keep = lambda kept, count: kept.keep("x.weight", (count,), torch.float32)  # noqa: E731
+    assert keep(packed, 4) == base + 8 and keep(packed, 1) == base + end - 4
     for wanted, held in ((1, 4), (1, 4), (1, 8), (1, -1)):
         with pytest.raises(PackedModelError, match=f"holds {held} bytes where its config wants {4 * wanted}: make it"):
-            packed.keep(torch.zeros(wanted))
+            keep(packed, wanted)
     empty = Packed(PAYLOAD, described(kept=[[0, 0]]))
-    assert empty.keep(torch.zeros(0)) == base
+    assert keep(empty, 0) == base
 
 
 FULL = [[0, 1, 0, -1], [4096, 2, 0, -1]]

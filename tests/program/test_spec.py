@@ -1,5 +1,7 @@
 """What is known of a program before it is made: bytes by hand and as allocated, and how one is chosen."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.tiny_models import save
@@ -8,7 +10,7 @@ from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program import choose, find_spec, preferred_schemes
-from tokenmill.program.native.spec import NativeSpec, first_rows
+from tokenmill.program.native.spec import NativeSpec, first_rows, has_coded_embedding
 from tokenmill.program.spec import AotSpec, CompiledSpec, EagerSpec, ProgramSpec
 from tokenmill.quant.schemes import find_scheme
 from tokenmill.registry import PROGRAMS, Entry
@@ -20,6 +22,22 @@ MODEL = ModelConfig(
 )  # fmt: skip
 MATRICES = (64 + 2 * 32) * 64 + 64 * 64 + 2 * 96 * 64 + 64 * 96  # of a layer
 SMALL = 3 * 64 + 10 * 64  # three norms and the embedding
+
+
+@pytest.mark.parametrize(
+    ("tied", "bits", "scheme", "expected"),
+    [
+        (False, 0.0, "file", False),
+        (False, 4.5, "dense", True),
+        (True, 4.5, "dense", False),  # without a head of its own
+        (True, 4.5, "file", True),
+        (True, 0.0, "file", False),
+        (True, 4.5, "q8", False),
+    ],
+)
+def test_whether_tokens_are_looked_up_in_codes(tied, bits, scheme, expected):
+    model = replace(MODEL, tie_embeddings=tied, embedding_bits=bits)
+    assert has_coded_embedding(model, find_scheme(scheme)) is expected
 
 
 def test_bytes_by_hand():

@@ -6,6 +6,7 @@ import torch
 from tokenmill.quant import packed as module
 from tokenmill.quant.packed import PackedLinear
 from tokenmill.quant.schemes import Packed
+from tokenmill.quant.stored import Stored
 
 SHAPES = [(24, 17), (64, 576), (576, 1536), (256, 2048)]
 
@@ -15,12 +16,11 @@ def packed(
 ) -> tuple[PackedLinear, torch.Tensor]:
     matrix = PackedLinear(in_features, out_features, bias).to(dtype)
     generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in matrix.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    assert matrix.weight is not None
-    weight = matrix.weight.detach().clone()
-    matrix.finish()
+    weight = torch.randn(out_features, in_features, generator=generator).to(dtype)
+    if matrix.bias is not None:
+        with torch.no_grad():
+            matrix.bias.copy_(torch.randn(out_features, generator=generator))
+    matrix.fill([Stored.plain(weight)])
     return matrix, weight
 
 

@@ -158,50 +158,12 @@ def coded(bits, num_rows, num_inputs):
     return Stored.of_groups(bits, codes, 32, torch.linspace(0.01, 0.02, num_rows)[:, None])
 
 
-def filled(in_features, out_features, bits, bias=False):
-    matrix = QuantizedLinear(in_features, out_features, bias, bits)
-    with torch.no_grad():
-        for number, parameter in enumerate(matrix.parameters()):
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
-    return matrix
-
-
-def test_only_codes_that_are_no_wider_are_kept():
-    for bits, keeps_eight in ((4, False), (8, True), (None, True)):
-        assert QuantizedLinear(32, 2, False, bits).keep(0, coded(4, 2, 32)) is True
-        assert QuantizedLinear(32, 2, False, bits).keep(0, coded(8, 2, 32)) is keeps_eight
-
-
-def test_rows_are_filled_in_float32_where_they_are_rounded():
-    assert QuantizedLinear(32, 2, False, 8).fills_in == torch.float32
-    assert QuantizedLinear(32, 2, False).fills_in is None
-
-
-@pytest.mark.parametrize("taken", ["filled", "finished"])
-def test_rows_between_kept_ones_are_rounded(taken):
-    """Rows 2 to 4 and 7 are codes of a file, given in any order; 0, 1, 5, 6, 8 and 9 are rounded in three parts."""
-    matrix = filled(32, 10, 8)
-    numbers = matrix.weight.detach().clone()
-    assert matrix.keep(7, coded(8, 1, 32)) and matrix.keep(2, coded(4, 3, 32))
-    if taken == "finished":
-        matrix.finish()
-        assert matrix.weight is None
-    parts = matrix.take_parts()
-    assert [(part.bits, part.num_rows) for part in parts] == [(8, 2), (4, 3), (8, 2), (8, 1), (8, 2)]
-    for part, rows in ((0, slice(0, 2)), (2, slice(5, 7)), (4, slice(8, 10))):
-        assert torch.equal(parts[part].codes, round_to_nearest(numbers[rows], 8, quick=True).codes)
-    assert torch.equal(parts[1].codes, coded(4, 3, 32).codes)
-    assert matrix.parts() == [] and not list(matrix.buffers())
-
-
 def test_rows_that_no_scheme_rounds_stay_numbers():
-    matrix = filled(3, 2, None)
-    numbers = matrix.weight.detach().clone()
-    matrix.finish()
+    matrix, numbers = QuantizedLinear(3, 2, False), torch.randn(2, 3)
+    matrix.fill([Stored.plain(numbers)])
     (part,) = matrix.parts()
     assert (part.bits, part.codes) == (32, None) and torch.equal(part.numbers, numbers)
-    with pytest.raises(AssertionError, match="finish is called once"):
-        matrix.finish()
+    assert matrix.weight is None and not list(matrix.parameters())
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -210,13 +172,13 @@ def test_rows_that_no_scheme_rounds_stay_numbers():
 def test_the_product_of_parts_of_every_kind(num_inputs, traced, bias, monkeypatch):
     """Of codes with and without minimums and of numbers: that with the values, which a compiler gets as sums."""
     monkeypatch.setattr(dense, "is_traced", lambda: traced)
-    matrix = filled(num_inputs, 6, None, bias)
-    numbers = matrix.weight.detach()[4:].clone()
+    matrix, numbers = QuantizedLinear(num_inputs, 6, bias).requires_grad_(False), torch.randn(2, num_inputs)
+    if bias:
+        matrix.bias.copy_(torch.randn(6))
     scales = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
     codes = (torch.arange(2 * num_inputs).view(2, -1) % 16).to(torch.uint8)
     eights, fours = Stored.of_groups(8, codes + 100, 32, scales), Stored.of_groups(4, codes, 32, scales, -scales)
-    assert matrix.keep(0, eights) and matrix.keep(2, fours)
-    matrix.finish()
+    matrix.fill([eights, fours, Stored.plain(numbers)])
     spread = scales.repeat_interleave(32, 1)[:, :num_inputs]
     weight = torch.cat([(codes.float() - 28) * spread, codes * spread - spread, numbers])
     x = torch.randn(1, num_inputs, generator=torch.Generator().manual_seed(9))
@@ -230,8 +192,8 @@ def test_the_product_of_parts_of_every_kind(num_inputs, traced, bias, monkeypatc
 
 def test_one_traced_row_is_summed_from_its_codes(monkeypatch):
     """A compiler makes one pass over the codes of this; no matrix of their values is made."""
-    matrix = filled(32, 2, 8)
-    matrix.finish()
+    matrix = QuantizedLinear(32, 2, False)
+    matrix.fill([coded(8, 2, 32)])
     x = torch.ones(1, 32)
     wanted = matrix(x)
     monkeypatch.setattr(dense, "is_traced", lambda: True)

@@ -22,8 +22,8 @@ LONG = prompt(60, seed=5)
 class HalfLinear(Matrix):
     """A matrix in float16, multiplied in the dtype of its input."""
 
-    def finish(self):
-        self.weight = torch.nn.Parameter(self.weight.detach().half(), requires_grad=False)
+    def fill(self, parts):
+        self.weight = torch.nn.Parameter(parts[0].numbers.half(), requires_grad=False)
 
     def forward(self, x_TD):
         return torch.nn.functional.linear(x_TD, self.weight.to(x_TD.dtype), self.bias)

@@ -16,12 +16,11 @@ import torch
 from tokenmill.bench.figures import point_columns, row_of
 from tokenmill.bench.golden import check_text, reference_for
 from tokenmill.bench.points import Point
-from tokenmill.bench.random_weights import fill_random
 from tokenmill.bench.rows import VERSION, provenance
 from tokenmill.bench.run import Measured, chunk_for, measure_point
 from tokenmill.bench.shapes import Shape
-from tokenmill.engine.build import build
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.load import load_checkpoint
 from tokenmill.errors import CapacityError, ConfigError, TokenmillError
 from tokenmill.hub.progress import Progress
 from tokenmill.kernels.devices import find_device, free_bytes
@@ -34,7 +33,6 @@ from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.units import counted
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import load_decoder
 
 __all__ = ["Series"]
 
@@ -147,8 +145,7 @@ class Series:
 
     def _engine(self, config: EngineConfig) -> Engine:
         self._check_memory(config)
-        fill = fill_random if isinstance(self.checkpoint, Shape) else load_decoder
-        return build(self.checkpoint, config, self.progress.advance, fill)
+        return load_checkpoint(self.checkpoint, config, self.progress.advance)
 
     def _check(self, engine: Engine) -> str:
         if isinstance(self.checkpoint, Shape):

@@ -18,8 +18,8 @@ from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.load import Loader, allocate, empty_decoder, read_values
-from tokenmill.weights.names import TRANSFORMS, part_of
+from tokenmill.weights.load import empty_decoder, fill_small
+from tokenmill.weights.source import WeightSource
 
 __all__ = ["Choose", "LayerWalk"]
 
@@ -51,12 +51,10 @@ class LayerWalk:
     """
 
     def __init__(self, checkpoint: Checkpoint, texts: list[list[int]], rounded: set[str]) -> None:
-        longest = max(map(len, texts))
-        self._checkpoint, self._rounded = checkpoint, rounded
-        self._decoder = empty_decoder(read_config(checkpoint.config), Scheme(), longest, FUSIBLE)
-        device = torch.device("cpu")
-        self._loader = Loader(checkpoint, self._decoder, torch.float32, device, lambda done, total: None)
-        self._loader.fill_small()
+        longest, model, self._rounded = max(map(len, texts)), read_config(checkpoint.config), rounded
+        self._weights = WeightSource(checkpoint, model, Scheme(), torch.float32)
+        self._decoder = empty_decoder(model, Scheme(), longest, FUSIBLE)
+        fill_small(self._decoder, self._weights)
         self._decoder.finish()
         self._step = _step(texts)
         self._x_TD, self._angles = self._decoder.begin(self._step)
@@ -72,21 +70,24 @@ class LayerWalk:
 
     def names(self, number: int) -> Iterator[str]:
         """The tensors of a layer that are rounded."""
-        for matrix in _matrices(self._decoder.layers[number]):
-            yield from (name for name, _ in self._loader.weights_of(matrix) if name in self._rounded)
+        for role in self._matrices(number):
+            yield from (name for name in self._weights.tensors(number, role) if name in self._rounded)
 
     @torch.no_grad()
     def through(self, number: int, choose: Choose) -> None:
         """Compute a layer: the hidden states become those after it."""
-        layer = self._decoder.layers[number]
-        waiting = _matrices(layer)
-        hooks = [each.register_forward_pre_hook(partial(self._reach, choose, waiting)) for each in waiting]
+        waiting = self._matrices(number)
+
+        def reach(role: str, matrix: nn.Module, inputs: tuple[Tensor]) -> None:
+            self._fill(number, role, waiting.pop(role), choose, inputs[0])
+
+        hooks = [matrix.register_forward_pre_hook(partial(reach, role)) for role, matrix in waiting.items()]
         self._x_TD = self._apply(number, self._x_TD)
         for hook in hooks:
             hook.remove()
-        for matrix in waiting:  # experts that no token went to
-            self._fill(matrix, choose, None)
-        _empty(layer)
+        for role, matrix in waiting.items():  # experts that no token went to
+            self._fill(number, role, matrix, choose, None)
+        self._empty(number)
 
     @torch.no_grad()
     def through_with(
@@ -101,12 +102,12 @@ class LayerWalk:
         Returns these after it and, for each key of `changes`, the hidden states after a layer in which the values
         [R, K] of the tensors of these names are `changed`.
         """
-        layer = self._decoder.layers[number]
         places: dict[str, Tensor] = {}
-        for matrix in _matrices(layer):
-            self._fill(matrix, lambda name, values, inputs: values, None)
-            for name, target in self._loader.weights_of(matrix):
-                places[name] = part_of(matrix.get_parameter("weight"), target, self._decoder.config)
+        for role, matrix in self._matrices(number).items():
+            matrix.fill(self._weights.matrix(number, role))
+            weight = matrix.get_parameter("weight")
+            for name, rows in self._weights.tensors(number, role).items():
+                places[name] = weight[rows.start : rows.stop]
         found = {key: self._apply(number, x_TD) for key, x_TD in states.items()}
         for key, names in changes.items():
             kept = {name: places[name].clone() for name in names}
@@ -116,7 +117,7 @@ class LayerWalk:
             for name in names:
                 places[name].copy_(kept[name])
         self._x_TD = self._apply(number, self._x_TD)
-        _empty(layer)
+        self._empty(number)
         return found
 
     @torch.no_grad()
@@ -124,37 +125,28 @@ class LayerWalk:
         """[T, V], of hidden states after the last layer."""
         head = self._decoder.head
         if head is not None and head.get_parameter("weight").is_meta:
-            self._loader.fill(head)
+            head.fill(self._weights.matrix(None, "head"))
         return self._decoder.end(x_TD)
 
     def _apply(self, number: int, x_TD: Tensor) -> Tensor:
         found: Tensor = self._decoder.layers[number](x_TD, self._angles[number], _Rows(), self._step, Gather())
         return found
 
-    def _reach(self, choose: Choose, waiting: list[Matrix], matrix: Matrix, inputs: tuple[Tensor]) -> None:
-        waiting.remove(matrix)
-        self._fill(matrix, choose, inputs[0])
+    def _matrices(self, number: int) -> dict[str, Matrix]:
+        """Those of a layer, by their roles."""
+        modules = self._decoder.layers[number].named_modules()
+        return {role: module for role, module in modules if isinstance(module, Matrix)}
 
-    def _fill(self, matrix: Matrix, choose: Choose, inputs_TK: Tensor | None) -> None:
-        allocate(matrix, torch.float32, torch.device("cpu"), only=("weight",))
-        for name, target in self._loader.weights_of(matrix):
-            values = read_values(self._checkpoint, name, torch.float32).float()
-            is_transposed = target.transform == "transpose"
-            values = values.t() if is_transposed else values
-            if name in self._rounded:
-                values = choose(name, values, inputs_TK)
-            place = part_of(matrix.get_parameter("weight"), target, self._decoder.config)
-            place.copy_(TRANSFORMS["" if is_transposed else target.transform](values, self._decoder.config))
+    def _fill(self, number: int, role: str, matrix: Matrix, choose: Choose, inputs_TK: Tensor | None) -> None:
+        def change(name: str, values_RK: Tensor) -> Tensor:
+            return choose(name, values_RK, inputs_TK) if name in self._rounded else values_RK
 
+        matrix.fill(self._weights.matrix(number, role, change=change))
 
-def _matrices(layer: nn.Module) -> list[Matrix]:
-    return [module for module in layer.modules() if isinstance(module, Matrix)]
-
-
-def _empty(layer: nn.Module) -> None:
-    """Give back the memory of its matrices."""
-    for matrix in _matrices(layer):
-        matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+    def _empty(self, number: int) -> None:
+        """Give back the memory of a layer's matrices."""
+        for matrix in self._matrices(number).values():
+            matrix.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
 
 def _step(texts: list[list[int]]) -> Step:

@@ -1,21 +1,35 @@
-"""An engine for the name of a model: from its packed copy if there is one; otherwise one is kept for the next start."""
+"""An engine for the name of a model, its files or a checkpoint: the loop around the model, and its draft model."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from tokenmill.engine.build import with_loop
+from tokenmill.cache.header import shared_fields
+from tokenmill.cache.prefix_store import PrefixStore
+from tokenmill.engine.core import Core
+from tokenmill.engine.draft import DraftCore, check_vocabulary
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.hub.progress import Progress, Silent
+from tokenmill.loader.draft_model import load_draft_model
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import load_with_copy, open_model
+from tokenmill.registry import PROPOSERS, lookup
+from tokenmill.schedule.blocks import BlockAllocator
+from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.settings.engine_config import EngineConfig, EngineKeywords
+from tokenmill.speculate.multi_step import MultiStep
+from tokenmill.speculate.proposer import Facts, NoProposer, Proposer
+from tokenmill.speculate.speculation import Speculation
+from tokenmill.speculate.suffix_store import SuffixStore
+from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader
 
-__all__ = ["load", "load_files"]
+__all__ = ["load", "load_checkpoint", "load_files"]
 
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
@@ -41,12 +55,58 @@ def load(
 def load_files(
     path: Path, config: EngineConfig, progress: Progress, reader: PackedReader | None = None
 ) -> tuple[Engine, Checkpoint]:
-    """An engine for the files of a model, and the checkpoint that it was built from.
+    """An engine for the files of a model, and the checkpoint that it was loaded from: its packed copy if there is one;
+    otherwise one is kept for the next start.
 
     `reader` is what start_reading gave for them, if that was called before.
     """
     loaded, checkpoint = load_with_copy(*open_model(path, config, reader), progress.advance)
-    return with_loop(loaded, checkpoint, progress.advance), checkpoint
+    return _with_loop(loaded, checkpoint, progress.advance), checkpoint
+
+
+def load_checkpoint(checkpoint: Checkpoint, config: EngineConfig, progress: Told | None = None) -> Engine:
+    """An engine for a checkpoint that is open already, from which its weights are read."""
+    loaded = load_model(checkpoint, resolve_checkpoint(checkpoint, config), progress)
+    return _with_loop(loaded, checkpoint, progress)
+
+
+def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | None) -> Engine:
+    config, scheduler = loaded.config, _scheduler(loaded)
+    if config.prefix_dir is not None:
+        limit_bytes = config.prefix_limit * 1_000_000
+        store = PrefixStore(path_of(config.prefix_dir), loaded.pool, shared_fields(loaded.compatibility), limit_bytes)
+        scheduler.prefixes.find_stored, loaded.runner.prefix_store = store.find, store
+    draft = None if config.draft_model is None else _draft(loaded, load_draft_model(checkpoint, loaded, progress))
+    facts = Facts(loaded.spec.finds_drafts, draft, None if config.suffix_dir is None else _suffix_store(loaded))
+    proposer = lookup(PROPOSERS, config.speculate, "speculate")(facts)
+    return Engine(Core(loaded, scheduler, _speculation(proposer, loaded, facts)))
+
+
+def _draft(target: LoadedModel, loaded: LoadedModel) -> DraftCore:
+    """The draft model with a loop of its own."""
+    sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
+    check_vocabulary(str(target.config.draft_model), loaded.tokenizer, target.tokenizer, sizes)
+    facts = Facts(loaded.spec.finds_drafts)
+    proposer = MultiStep(facts, clock=lambda: 0.0) if facts.finds_drafts else NoProposer(facts)  # all steps in one call
+    return DraftCore(Core(loaded, _scheduler(loaded), _speculation(proposer, loaded, facts)))
+
+
+def _scheduler(loaded: LoadedModel) -> Scheduler:
+    config, spec = loaded.config, loaded.pool.spec
+    allocator = BlockAllocator(spec.num_blocks, spec.block_size)
+    return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+
+
+def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:
+    config, vocab_size = loaded.config, loaded.model_config.vocab_size
+    return Speculation(proposer, config.num_draft_tokens, config.max_step_tokens, vocab_size, facts)
+
+
+def _suffix_store(loaded: LoadedModel) -> SuffixStore:
+    """Texts of all models with the same vocabulary."""
+    config, vocab_size = loaded.config, loaded.model_config.vocab_size
+    identity = f"{vocab_size} {loaded.fingerprint.get('tokenizer')}"
+    return SuffixStore(path_of(str(config.suffix_dir)), identity, vocab_size, config.suffix_limit * 1_000_000)
 
 
 class _Told(Progress):

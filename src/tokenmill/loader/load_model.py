@@ -4,7 +4,6 @@ Settings that cannot be combined are refused here, before a weight is read.
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +31,8 @@ from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.fingerprint import fingerprint, is_full
 from tokenmill.weights.generation import recommended
-from tokenmill.weights.load import Fill, Progress, empty_decoder, filled, load_decoder, match_tensors, return_memory
 from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.source import Progress, WeightSource, return_memory
 
 __all__ = ["load_model", "resolve_checkpoint"]
 
@@ -51,24 +50,19 @@ def load_model(
     checkpoint: Checkpoint,
     resolved: ResolvedModel,
     progress: Progress | None = None,
-    fill: Callable[..., Fill] = load_decoder,
     allocate: Allocate = unreserved,
 ) -> LoadedModel:
-    """A model with its program and its own cache.
-
-    `fill` gives the empty decoder its weights, `allocate` the memory for weights that the program packs.
-    """
+    """A model with its program and its own cache. `allocate` gives the memory for weights that the program packs."""
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     with torch_threads(resolved.config.threads), naming(checkpoint.path):
-        return _load(checkpoint, resolved, progress, fill, allocate)
+        return _load(checkpoint, resolved, progress, allocate)
 
 
 def _load(
     checkpoint: Checkpoint,
     resolved: ResolvedModel,
     progress: Progress | None,
-    fill: Callable[..., Fill],
     allocate: Allocate,
 ) -> LoadedModel:
     packed = checkpoint if isinstance(checkpoint, PackedCheckpoint) else None
@@ -91,18 +85,11 @@ def _load(
             config = replace(config, aot_package=None, program="eager")
     resolved = resolve_with(resolved, config)
     _tell(resolved)
-    decoder = empty_decoder(model, resolved.scheme, config.max_length, _fused(config))
-    if checkpoint.shapes:  # a shape without files, for benchmarks, has none
-        match_tensors(checkpoint, decoder)
+    _check_fused(config)
+    told = None if packed else progress  # weights that are packed already are not read
+    source = WeightSource(checkpoint, model, resolved.scheme, getattr(torch, config.dtype), device, told)
     pool = _allocate(resolved.cache, device)  # before the weights, so that what does not fit is refused at once
-    dtype = getattr(torch, config.dtype)
-    fill_matrix: Fill = filled
-    if packed is None:
-        told = progress or (lambda done, total: None)
-        fill_matrix = fill(checkpoint, decoder, dtype, device, told, resolved.program.packs)
-    else:
-        decoder.to(dtype)  # its parameters have no memory
-    parts = ModelParts(decoder, pool, kernel, packed, package, config, fill_matrix, allocate)
+    parts = ModelParts(source, pool, kernel, packed, package, config, allocate)
     program = find_program(resolved.program_name)(parts)
     kernel_name = resolved.program_name if resolved.program.attends else kernel_name
     runner, defaults = Runner(program, pool, device), recommended(checkpoint, config.generation_config)
@@ -140,12 +127,11 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
     return tokenizer
 
 
-def _fused(config: ResolvedConfig) -> tuple[str, ...]:
-    """The fused operations; only plain matrices can be left unfused."""
+def _check_fused(config: ResolvedConfig) -> None:
+    """ConfigError where matrices are to be left unfused that are not plain."""
     if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
         allowed = f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
         raise ConfigError("fuse", config.fuse, allowed)
-    return config.fused
 
 
 def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:

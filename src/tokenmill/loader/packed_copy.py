@@ -14,7 +14,6 @@ from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.memory.arena import Allocation, unreserved
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.load import Progress, return_memory
 from tokenmill.weights.packed.copies import (
     SMALLEST,
     copies_folder,
@@ -28,6 +27,7 @@ from tokenmill.weights.packed.copies import (
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.packed.writer import PackedWriter
+from tokenmill.weights.source import Progress, return_memory
 
 __all__ = ["load_with_copy", "open_model"]
 
@@ -100,8 +100,8 @@ class _Keeper:
 
     def __init__(self, checkpoint: Checkpoint, resolved: ResolvedModel) -> None:
         self._checkpoint, self._resolved, self._config = checkpoint, resolved, resolved.given
-        is_wanted = self._config.packed_cache and not isinstance(checkpoint, PackedCheckpoint)
-        self._name = copy_name(checkpoint.path, self._config) if is_wanted else None
+        has_files = not isinstance(checkpoint, PackedCheckpoint) and checkpoint.path.exists()  # a shape has none
+        self._name = copy_name(checkpoint.path, self._config) if has_files and self._config.packed_cache else None
         self._writer: PackedWriter | None = None
         self._until_kept = ExitStack()
 

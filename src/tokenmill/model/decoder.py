@@ -86,14 +86,6 @@ class Decoder(nn.Module):
             self.rotary.append(RotaryTable(rope, self.num_positions, embedding.dtype, embedding.device))
 
     @property
-    def has_coded_embedding(self) -> bool:
-        """Whether tokens can be looked up in the checkpoint's codes of them: in those of the head, if it is tied."""
-        if self.config.tie_embeddings:
-            keeps = self.head is not None and self.head.keeps_codes and self.head.fills_in is None
-            return keeps and self.config.embedding_bits > 0
-        return self.config.embedding_bits > 0
-
-    @property
     def num_bytes(self) -> int:
         """Bytes of all weights, in the form that is multiplied with."""
         tables = sum(buffer.nbytes for buffer in self.rotary.buffers())

@@ -26,7 +26,6 @@ from tokenmill.model.rope import Angles, apply_rotary, apply_rotary_in_halves
 from tokenmill.quant.dense import is_traced, product
 from tokenmill.quant.matrix import Matrix, make_matrix
 from tokenmill.quant.schemes import Scheme
-from tokenmill.quant.stored import Stored
 
 __all__ = ["MLP", "Attention", "Embedding", "MoE", "make_linear", "make_norm"]
 
@@ -43,16 +42,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Embedding(nn.Embedding):
-    """codes: the rows as a checkpoint has them, in the place of the weight, for a program that reads codes."""
+    """torch's, without numbers of its own."""
 
     weight: nn.Parameter
-    codes: Stored | None = None
-
-    def take_parts(self) -> list[Stored]:
-        """The rows, as a Matrix gives them."""
-        assert self.codes is not None, "filled as codes"
-        parts, self.codes = [self.codes], None
-        return parts
 
     def reset_parameters(self) -> None:
         """Nothing. Random numbers on the meta device import torch's reference library: 1 s and 78 MB at every start."""
@@ -107,7 +99,7 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     """The module of a matrix, in one product or in as many as it has parts."""
     if len(matrix.parts) > 1 and matrix.role not in fused:
         return Unfused(matrix)
-    return make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias, rounded=matrix.role != "router")
+    return make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias)
 
 
 class Attention(nn.Module):

@@ -4,6 +4,7 @@ import torch
 
 from tokenmill.cache.step import Step
 from tokenmill.program.forward import ModelParts, Output, Program
+from tokenmill.weights.load import load_decoder
 
 __all__ = ["Eager"]
 
@@ -14,9 +15,9 @@ class Eager(Program):
     def __init__(self, parts: ModelParts) -> None:
         if parts.packed is not None:
             self.packed_weights()  # refused
-        self.decoder, self._layers, self._attend = parts.decoder, parts.pool.layers, parts.attend
+        self.decoder = decoder = load_decoder(parts.weights, parts.config.max_length, parts.config.fused)
+        self._layers, self._attend = parts.pool.layers, parts.attend
         self._num_threads = parts.config.threads  # of the settings: the process may compute in others meanwhile
-        decoder = parts.decoder
         tables = [decoder.position_embedding, None if decoder.head is None else decoder.embedding]
         self.num_weight_bytes = decoder.num_bytes
         self.num_matrix_bytes = decoder.num_bytes - sum(each.weight.nbytes for each in tables if each is not None)

@@ -13,12 +13,11 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.attend.kernel import Attend
 from tokenmill.memory.arena import Allocate
-from tokenmill.model.decoder import Decoder
 from tokenmill.program.aot.package import Package
 from tokenmill.registry import PROGRAMS, lookup
-from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.load import Fill
+from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.weights.packed.model import PackedCheckpoint
+from tokenmill.weights.source import WeightSource
 
 __all__ = ["ModelParts", "Output", "Program", "find_program"]
 
@@ -33,18 +32,16 @@ class Output(NamedTuple):
 class ModelParts(NamedTuple):
     """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
 
-    packed: a packed model, which was made for this program; the decoder then has no weights. package: for program aot.
-    config: resolved. fill: reads the weights of one matrix of the decoder, for programs that pack weights themselves;
-    for other programs the decoder already has its weights. allocate: returns memory for packed weights.
+    packed: a packed model, which was made for this program; `weights` then knows names and shapes alone. package: for
+    program aot. config: resolved. allocate: returns memory for packed weights.
     """
 
-    decoder: Decoder
+    weights: WeightSource
     pool: Pool
     attend: Attend
     packed: PackedCheckpoint | None
     package: Package | None
-    config: EngineConfig
-    fill: Fill
+    config: ResolvedConfig
     allocate: Allocate
 
 

@@ -70,6 +70,10 @@ class Stored:
         tensors = (self.numbers, self.codes, self.scales, self.minimums, self.halves)
         return Stored(self.bits, *(None if tensor is None else transform(tensor) for tensor in tensors))
 
+    def rows(self, which: range) -> "Stored":
+        """Those rows, one after the other."""
+        return self.map(lambda tensor: tensor[which.start : which.stop])
+
     def unpacked(self) -> "Stored":
         """With a byte for each code."""
         if self.halves is None:

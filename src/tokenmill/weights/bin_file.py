@@ -30,9 +30,9 @@ class BinFile:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._loaded.items()}
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._loaded.items()}
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str, rows: range | None = None) -> Tensor:
         tensor: Tensor = self._loaded[name]
-        return tensor
+        return tensor if rows is None else tensor[rows.start : rows.stop]
 
     def stored_bytes(self, name: str) -> None:
         return None  # a tensor may be a view with strides

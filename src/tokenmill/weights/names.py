@@ -16,7 +16,7 @@ from tokenmill.model.families import Family
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "part_of"]
+__all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "rows_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,16 @@ def is_ignored(family: Family, name: str) -> bool:
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
 
 
-def part_of(parameter: "Tensor", target: Target, config: ModelConfig) -> "Tensor":
-    """The view of a merged parameter that one tensor of the file fills."""
+def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
+    """The rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
     if not target.part:
-        return parameter
+        return range(num_rows)
     if target.part in ("gate", "up"):
-        half = parameter.shape[0] // 2
-        rows = {"gate": (0, half), "up": (half, half)}
-    else:
-        layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
-        q, kv, _ = describe(config).layers[layer].attention.qkv.parts
-        rows = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
-    return parameter.narrow(0, *rows[target.part])
+        half = num_rows // 2
+        return range(half) if target.part == "gate" else range(half, num_rows)
+    layer = int(target.parameter.split(".")[1])  # layers.{i}.attention.qkv
+    q, kv, _ = describe(config).layers[layer].attention.qkv.parts
+    return {"q": range(q), "k": range(q, q + kv), "v": range(q + kv, num_rows)}[target.part]
 
 
 def _heads_to_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":

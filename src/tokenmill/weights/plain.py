@@ -33,10 +33,10 @@ _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_
 class TensorReader(Protocol):
     """Reads the tensors that a checkpoint describes."""
 
-    def read(self, name: str, dtype: "torch.dtype | None") -> "Tensor":
+    def read(self, name: str, dtype: "torch.dtype | None", rows: range | None) -> "Tensor":
         """See Checkpoint."""
 
-    def read_codes(self, name: str) -> "Stored | None":
+    def read_codes(self, name: str, rows: range | None) -> "Stored | None":
         """See Checkpoint."""
 
 
@@ -57,12 +57,16 @@ class Checkpoint:
         """The name of the dtype that `read` gives a tensor in, where the caller names none."""
         raise NotImplementedError
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        """One tensor, in the file's own floating type. dtype: that of quantised ones, float32 if it is not given."""
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
+        """One tensor, in the file's own floating type. dtype: that of quantised ones, float32 if it is not given.
+
+        rows: these alone; where they lie one after the other in the file, nothing else of it is read.
+        """
         raise NotImplementedError
 
-    def read_codes(self, name: str) -> "Stored | None":
-        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round.
+    def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
+        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round, or the
+        codes of those outputs.
 
         None if it is stored in floating point, or as codes that are not kept.
         """
@@ -134,10 +138,10 @@ class PlainCheckpoint(Checkpoint):
         stored = self._stored[name]
         return stored.file.dtypes[stored.name]
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """The tensor is a view of the mapped file, whose pages are read when they are used."""
         stored = self._stored[name]
-        return stored.file.read(stored.name)
+        return stored.file.read(stored.name, rows)
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         stored = self._stored[name]

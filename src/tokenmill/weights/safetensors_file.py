@@ -42,9 +42,9 @@ class SafetensorsFile:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {brief(str(error))}") from error
 
-    def read(self, name: str) -> "Tensor":
+    def read(self, name: str, rows: range | None = None) -> "Tensor":
         with held_interrupts(), safe_open(self.path, framework="pt") as opened:
-            tensor: Tensor = opened.get_tensor(name)
+            tensor: Tensor = opened.get_tensor(name) if rows is None else opened.get_slice(name)[rows.start : rows.stop]
             return tensor
 
     def stored_bytes(self, name: str) -> Iterator[bytes]:

@@ -29,8 +29,8 @@ class TensorFile(Protocol):
 
     def __init__(self, path: Path) -> None: ...
 
-    def read(self, name: str) -> "Tensor":
-        """One tensor, a view of the mapped file where it can be mapped."""
+    def read(self, name: str, rows: range | None = None) -> "Tensor":
+        """One tensor, or rows of it: a view of the mapped file where it can be mapped."""
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         """A tensor's bytes, in pieces; None where they do not lie in one place of the file."""

@@ -174,10 +174,10 @@ def read_tokens(written: str, file: str, checkpoint: "Checkpoint", model: str, m
 
 
 def load_to_read(checkpoint: "Checkpoint", config: EngineConfig, progress: Progress) -> "Engine":
-    from tokenmill.engine.build import build
+    from tokenmill.engine.load import load_checkpoint
 
     progress.stage(f"loading {checkpoint.path.name}")
-    return build(checkpoint, config, progress.advance)
+    return load_checkpoint(checkpoint, config, progress.advance)
 
 
 def _rows(

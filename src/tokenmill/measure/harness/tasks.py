@@ -5,7 +5,8 @@ model is loaded.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,21 +71,34 @@ def evaluate(model: LM, tasks: Sequence[Any], settings: TaskSettings) -> dict[st
     loaded = TaskManager(include_defaults=False).load(list(tasks))
     for task in loaded["tasks"].values():
         _configure(task, settings)
-    first, other = (FIRST_SEED, SEED) if settings.seed is None else (settings.seed, settings.seed)
-    random.seed(first)
-    numpy.random.seed(other % 2**32)
-    torch.manual_seed(other)
-    found = lm_eval.evaluate(
-        lm=model,
-        task_dict=loaded,
-        limit=settings.limit,
-        apply_chat_template=settings.template,
-        fewshot_as_multiturn=settings.template,
-        system_instruction=settings.system_instruction,
-        log_samples=settings.log_samples,
-    )
+    with _seeded(settings.seed):
+        found = lm_eval.evaluate(
+            lm=model,
+            task_dict=loaded,
+            limit=settings.limit,
+            apply_chat_template=settings.template,
+            fewshot_as_multiturn=settings.template,
+            system_instruction=settings.system_instruction,
+            log_samples=settings.log_samples,
+        )
     assert found is not None, "there is one process"
     return dict(found)
+
+
+@contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Inside, random numbers of the process begin as the harness has them begin; afterwards they go on as before."""
+    first, other = (FIRST_SEED, SEED) if seed is None else (seed, seed)
+    before = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(devices=()):
+        random.seed(first)
+        numpy.random.seed(other % 2**32)
+        torch.manual_seed(other)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])
 
 
 def _configure(task: Any, settings: TaskSettings) -> None:

@@ -139,7 +139,7 @@ class MicroBatched(Eager):
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
-        decoder, pool = parts.decoder, parts.pool
+        decoder, pool = self.decoder, parts.pool
         self.cache = [layer.tensors for layer in pool.layers]
         self.device, self.block_size = self.cache[0][0].device, pool.spec.block_size
         self._max_sequences = parts.config.max_sequences

@@ -40,7 +40,7 @@ class Compiled(MicroBatched):
 
     def __init__(self, parts: ModelParts) -> None:
         super().__init__(parts)
-        decoder, pool, config = parts.decoder, parts.pool, parts.config
+        decoder, pool, config = self.decoder, parts.pool, parts.config
         self._config, self._mode, on_gpu = config, config.compile, self.device.type == "cuda"
         if self._mode == "auto":
             self._mode = "static" if on_gpu else "dynamic"

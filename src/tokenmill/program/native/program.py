@@ -17,7 +17,7 @@ from tokenmill.cache.step import Step
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library, native_structs
 from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.decoder import Decoder
+from tokenmill.model.description import DecoderDescription, describe
 from tokenmill.model.rope import RotaryTable
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
@@ -41,16 +41,16 @@ class Native(Program):
     """Of the library: one of kernels.native_library.BUILDS, "" for the best that this processor has."""
 
     def __init__(self, parts: ModelParts) -> None:
-        decoder, pool, packed = parts.decoder, parts.pool, parts.packed
-        shape = decoder.config
+        source, pool, packed, config = parts.weights, parts.pool, parts.packed, parts.config
+        shape, description = source.model, describe(source.model)
         self._pool, self._vocab_size = pool, shape.vocab_size
         if packed is None:
-            self._weights: Packing | Packed = Packing(parts.fill, parts.allocate, LAYOUTS[parts.config.dtype])
+            self._weights: Packing | Packed = Packing(source, parts.allocate, LAYOUTS[config.dtype])
         else:
             self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"])
-        self._ops = Ops(decoder, pool.layers, self._weights)
+        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
-        self._angles = cosines, sines = _angles(decoder)
+        self._angles = cosines, sines = _angles(description, config.max_length)
         self._spec = native_structs.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
@@ -64,9 +64,9 @@ class Native(Program):
             sines=None if sines is None else sines.data_ptr(),
             ops=self._ops.array,
             num_ops=len(self._ops.array),
-            num_threads=parts.config.threads,
+            num_threads=config.threads,
             build=self.build.encode(),
-            num_positions=decoder.num_positions,
+            num_positions=config.max_length,
             num_slots=pool.spec.num_slots,
         )
         self._start()
@@ -117,12 +117,12 @@ class Native(Program):
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
 
 
-def _angles(decoder: Decoder) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def _angles(decoder: DecoderDescription, num_positions: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """cos and sin of each pair at every position, [P, rotary / 2] float32 whatever the model's dtype."""
-    ropes = decoder.description.ropes
+    ropes = decoder.ropes
     if not ropes:
         return None, None
     (rope,) = ropes  # several are refused
     with torch_threads(1):  # others of torch's would go on spinning for a while, in the way of our own
-        table = RotaryTable(rope, decoder.num_positions, torch.float32, torch.device("cpu"))
+        table = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu"))
     return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

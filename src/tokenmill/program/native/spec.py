@@ -12,7 +12,7 @@ from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
-__all__ = ["ACTIVATIONS", "NativeSpec", "first_rows"]
+__all__ = ["ACTIVATIONS", "NativeSpec", "first_rows", "has_coded_embedding"]
 
 COMPUTED = ("float32", "bfloat16")
 ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
@@ -52,6 +52,11 @@ def _refuse(decoder: DecoderDescription) -> str | None:
     return f"has no {missing[0]}" if missing else None
 
 
+def has_coded_embedding(model: ModelConfig, scheme: Scheme) -> bool:
+    """Whether tokens are looked up in the checkpoint's codes of them: in those of the head, if it is tied."""
+    return model.embedding_bits > 0 and (scheme.keeps_codes or not model.tie_embeddings)
+
+
 def first_rows(matrix: Projection, unit: int) -> Iterator[int]:
     """The first row of each unit of so many rows; a unit lies within one part."""
     begin = 0
@@ -82,7 +87,7 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
     tables = parts["embedding"] + parts["positions"]
     tied = decoder.head.num_weights if model.tie_embeddings else 0
     table_bytes = tables * itemsize
-    if model.embedding_bits and (scheme.keeps_codes or not tied):  # as in Decoder.has_coded_embedding
+    if has_coded_embedding(model, scheme):
         coded = 0 if tied else int(parts["embedding"] * model.embedding_bits / 8)
         table_bytes = parts["positions"] * itemsize + coded
     return packed + table_bytes + 4 * (sum(parts.values()) + tied - numbers - tables)

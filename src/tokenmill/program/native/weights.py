@@ -1,4 +1,4 @@
-"""The addresses of the native program's weights: in an arena that is packed from a decoder, or in a packed model.
+"""The addresses of the native program's weights: in an arena that is packed from a checkpoint, or in a packed model.
 
 Ops asks either for the same things in the order of the model: small tensors and tables one by one, then all matrices.
 Packing can describe the addresses that it gave as offsets in a file; Packed gives them again from such a file.
@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -19,13 +20,11 @@ from tokenmill.kernels.native_library import library
 from tokenmill.kernels.native_structs import Op
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.memory.arena import Allocate, Allocation, Arena
-from tokenmill.model.layers import Embedding
 from tokenmill.program.native.layouts import LAYOUTS, TILE
 from tokenmill.program.native.pack import layout_of, pack
-from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
-from tokenmill.weights.load import Fill, return_memory
+from tokenmill.weights.source import WeightSource, return_memory
 
 __all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Run"]
 
@@ -48,15 +47,15 @@ class Run(NamedTuple):
 
 @dataclass
 class Linear:
-    """One matrix to place, or the same one of every expert. They are filled, or are when `Packing` asks for it.
+    """One matrix to place, or the same one of every expert.
 
-    `firsts`: the first row of each unit; `gates`: the first row of each unit's gate, or empty. Every unit has `count`
-    rows; unless `whole`, the last one may have fewer. `matrices` is empty for a tied head: that is the embedding.
+    `matrices`: the layer and the role of each; see WeightSource.matrix. `firsts`: the first row of each unit; `gates`:
+    the first row of each unit's gate, or empty. Every unit has `count` rows; unless `whole`, the last one may have
+    fewer.
     """
 
     op: Op
-    matrices: Sequence[Matrix | Embedding]
-    tied: Tensor | None
+    matrices: Sequence[tuple[int | None, str]]
     count: int
     firsts: list[int]
     gates: list[int]
@@ -65,11 +64,11 @@ class Linear:
     @property
     def is_embedding(self) -> bool:
         """Whether tokens are looked up in it, and not multiplied by it."""
-        return any(isinstance(matrix, Embedding) for matrix in self.matrices)
+        return self.matrices == [(None, "embedding")]
 
     @property
     def unit_rows(self) -> list[int]:
-        return self.firsts * max(1, len(self.matrices))
+        return self.firsts * len(self.matrices)
 
     def unit_bytes(self, layout: int) -> int:
         """Bytes of a unit of that layout; it is a number of whole tiles."""
@@ -80,33 +79,27 @@ class Linear:
         """Bytes from one unit of a run to the next."""
         return self.unit_bytes(run.layout) + self.unit_bytes(run.gate_layout)
 
-    def parts(self, fill: Fill) -> Iterator[list[Stored]]:
-        """Those of each matrix, which is filled just before; it keeps none."""
-        if self.tied is not None:
-            yield [Stored.plain(self.tied)]
-        for matrix in self.matrices:
-            fill(matrix)
-            yield matrix.take_parts()
-
 
 class Packing:
-    """Weights packed from a decoder in the order in which they are read; its matrices are released meanwhile.
+    """Weights packed in the order in which the program reads them.
 
-    fill: gives a matrix its weights, if it has none yet. allocate: gives the memory to pack into. widest: the layout
-    that takes the most of it.
+    source: where they come from. allocate: gives the memory to pack into. widest: the layout that takes the most of it.
     """
 
-    def __init__(self, fill: Fill, allocate: Allocate, widest: int) -> None:
-        self._fill, self._allocate, self._widest = fill, allocate, widest
+    def __init__(self, source: WeightSource, allocate: Allocate, widest: int) -> None:
+        self._source: WeightSource | None = source  # until all is packed
+        self._allocate, self._widest = allocate, widest
         self._kept: list[Tensor] = []
         self._placed: list[list[Run]] = []  # with offsets in the place of addresses
         self._memory: Allocation = Arena(0)
         self._payload = self._memory.bytes
         self.num_bytes = self.num_matrix_bytes = 0
 
-    def keep(self, tensor: Tensor) -> int:
-        """Address of a tensor that is read without packing."""
-        held = tensor.detach().contiguous()
+    def keep(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
+        """Address of a tensor that is read without packing, plus `offset`."""
+        assert self._source is not None, "asked before the matrices are placed"
+        held = self._source.tensor(parameter).to(dtype)
+        held = held + offset if offset else held
         self._kept.append(held)
         self.num_bytes += held.nbytes
         return held.data_ptr()
@@ -116,14 +109,16 @@ class Packing:
         # As large as it can become, since layouts depend on codes that are not read yet.
         num_bytes = sum(self._max_bytes(linear) for linear in linears)
         self._memory = self._allocate(num_bytes, sum(len(linear.unit_rows) for linear in linears))
-        matrices = chain.from_iterable(linear.parts(self._fill) for linear in linears)
+        source, self._source = self._source, None
+        assert source is not None, "called once"
+        matrices = (source.matrix(*place) for place in chain.from_iterable(linear.matrices for linear in linears))
         reading = closing(_ahead(matrices, torch.get_num_threads()))  # it holds the last matrix until it is closed
         with reading as parts, torch_threads(1):
             for number, linear in enumerate(linears):
                 if number % 16 == 0:
                     return_memory()  # of the matrices that were released
                 begin = self._memory.used
-                self._placed.append(self._pack(linear, islice(parts, max(len(linear.matrices), 1))))
+                self._placed.append(self._pack(linear, islice(parts, len(linear.matrices))))
                 if not linear.is_embedding:
                     self.num_matrix_bytes += self._memory.used - begin
         self._payload = self._memory.bytes
@@ -179,14 +174,15 @@ class Packed:
             raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
         self._payload, self._kept = payload, iter(kept)
 
-    def keep(self, tensor: Tensor) -> int:
-        """See Packing. The tensor has no memory; its size must be that of the one that was kept."""
-        offset, size = next(self._kept, (0, -1))
-        if size != tensor.nbytes or not 0 <= offset <= self._payload.nbytes - size:
+    def keep(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
+        """See Packing. The size of what was kept must be that of this tensor."""
+        begin, size = next(self._kept, (0, -1))
+        wanted = prod(shape) * dtype.itemsize
+        if size != wanted or not 0 <= begin <= self._payload.nbytes - size:
             raise PackedModelError(
-                f"the packed model holds {size} bytes where its config wants {tensor.nbytes}: make it again"
+                f"the packed model holds {size} bytes where its config wants {wanted}: make it again"
             )
-        return self._payload.data_ptr() + int(offset)
+        return self._payload.data_ptr() + int(begin)
 
     def place(self, linears: Sequence[Linear]) -> list[list[Run]]:
         base = self._payload.data_ptr()
@@ -216,10 +212,15 @@ def _are_ints(value: Any, *lengths: int | None) -> bool:
 
 def _ahead(matrices: Iterator[list[Stored]], num_threads: int) -> Generator[list[Stored]]:
     """The same, while a thread reads the one that comes next; torch computes in so many threads there."""
-    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(num_threads,)) as thread:
-        following = thread.submit(next, matrices, None)
+
+    def read() -> list[Stored] | None:
+        with torch_threads(num_threads):
+            return next(matrices, None)
+
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(read)
         while (parts := following.result()) is not None:
-            following = thread.submit(next, matrices, None)
+            following = thread.submit(read)
             yield parts
 
 

@@ -63,12 +63,12 @@ class QuantizedCheckpoint(Checkpoint):
     def dtype_of(self, name: str) -> str:
         return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
-        return self.find_reader("codes").read(name, dtype)
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
+        return self.find_reader("codes").read(name, dtype, rows)
 
-    def read_codes(self, name: str) -> "Stored | None":
+    def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
         """8 bits are kept where their zero is 128 and their scales are half floats."""
-        return self.find_reader("codes").read_codes(name)
+        return self.find_reader("codes").read_codes(name, rows)
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:

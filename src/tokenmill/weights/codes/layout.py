@@ -18,9 +18,9 @@ class Layout:
     """How a directory stores its codes.
 
     bits: of GPTQ and AWQ; our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for
-    all of a row. zero_offset: what is added to a stored zero.
-    parts: the names of the tensors that hold a matrix, the codes first. word: the dtype of those that are not floating
-    point. settings: what each setting of the method may be: its default first, where ... means that it has none.
+    all of a row. zero_offset: what is added to a stored zero. parts: the names of the tensors that hold a matrix, the
+    codes first. word: the dtype of those that are not floating point. has_rows: whether each part has a row for each
+    row of the matrix. settings: what each setting of the method may be, its default first, or ... where it has none.
     """
 
     bits: int
@@ -30,6 +30,7 @@ class Layout:
     method: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
     word: ClassVar[str] = "int32"
+    has_rows: ClassVar[bool] = False
     settings: ClassVar[Mapping[str, tuple[Any, ...]]]
 
     @classmethod

@@ -17,7 +17,7 @@ class Own(Layout):
 
     method = "tokenmill"
     parts = ("codes", "scales", "minimums")
-    word = "uint8"
+    word, has_rows = "uint8", True
     settings: ClassVar = {"bits": (..., 4, 8), "group_size": (..., *GROUPS), "version": (..., 1)}
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:

@@ -17,30 +17,32 @@ class CodesReader:
     def __init__(self, checkpoint: QuantizedCheckpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, name: str, dtype: torch.dtype | None) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
-        stored = self._unpack(name)
+        stored = self._unpack(name, rows)
         if stored is None:
-            return self._checkpoint.plain.read(name)
+            return self._checkpoint.plain.read(name, dtype, rows)
         return stored.values()[:, : self._checkpoint.shapes[name][1]].to(dtype or torch.float32)
 
-    def read_codes(self, name: str) -> Stored | None:
+    def read_codes(self, name: str, rows: range | None) -> Stored | None:
         """See Checkpoint."""
-        stored = self._unpack(name)
+        stored = self._unpack(name, rows)
         if stored is None or stored.bits == 4:
             return stored
         assert stored.scales is not None
         exact = stored.minimums is None and torch.equal(stored.scales.half().float(), stored.scales)
         return stored if exact else None
 
-    def _unpack(self, name: str) -> Stored | None:
+    def _unpack(self, name: str, rows: range | None) -> Stored | None:
+        """Where a row of the matrix is a row of every part, only those rows of the parts are read."""
         opened, layout, base = self._checkpoint, self._checkpoint.layout, name.removesuffix(".weight")
         if not opened.is_coded(name):
             return None
-        parts = {part: opened.plain.read(f"{base}.{part}") for part in opened.parts[base]}
+        read = rows if layout.has_rows else None
+        parts = {part: opened.plain.read(f"{base}.{part}", rows=read) for part in opened.parts[base]}
         for part, tensor in parts.items():
             is_number = part in ("scales", "minimums")
             if not (tensor.is_floating_point() if is_number else tensor.dtype == getattr(torch, layout.word)):
                 raise CheckpointError(f"{base}.{part} holds {tensor.dtype}, which is not what {layout.method} stores")
         stored: Stored = lookup(CODES, layout.method, "quant_method", computes=True)(layout, parts, base)
-        return stored
+        return stored if rows is None or read is not None else stored.rows(rows)

@@ -60,12 +60,12 @@ class GGUFCheckpoint(Checkpoint):
         info, _ = self._sources[name]
         return FLOATS.get(info.type, "float32")
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """May be a view that is not contiguous."""
-        return self.find_reader("gguf").read(name, dtype)
+        return self.find_reader("gguf").read(name, dtype, rows)
 
-    def read_codes(self, name: str) -> "Stored | None":
-        return self.find_reader("gguf").read_codes(name)
+    def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
+        return self.find_reader("gguf").read_codes(name, rows)
 
     def tokenizer(self) -> Tokenizer | None:
         return tokenizer_from_gguf(self.metadata) if has_vocabulary(self.metadata) else None

@@ -1,5 +1,7 @@
 """The tensors of a GGUF file in Hugging Face's names and layout, dequantised or as codes."""
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from tokenmill.weights.gguf.checkpoint import GGUFCheckpoint
 from tokenmill.weights.gguf.codes import decode
 from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS, KINDS
+from tokenmill.weights.gguf.names import Transform
 
 __all__ = ["GGUFReader"]
 
@@ -25,22 +28,41 @@ class GGUFReader:
     def __init__(self, checkpoint: GGUFCheckpoint) -> None:
         self._checkpoint = checkpoint
 
-    def read(self, name: str, dtype: torch.dtype | None) -> Tensor:
+    def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
         info, transform = self._checkpoint.source_of(name)
-        return transform.to_hf(self._load(info, dtype or torch.float32), self._checkpoint.config)
+        config, dtype = self._checkpoint.config, dtype or torch.float32
+        if rows is None:
+            return transform.to_hf(self._load(info, dtype), config)
+        if transform.transposes:
+            return transform.to_hf(self._load(info, dtype), config)[rows.start : rows.stop]
+        info, places_R = self._stretch(info, transform, rows)
+        return self._load(info, dtype)[places_R]
 
-    def read_codes(self, name: str) -> Stored | None:
+    def read_codes(self, name: str, rows: range | None) -> Stored | None:
         """See Checkpoint."""
         info, transform = self._checkpoint.source_of(name)
         if info.type in FLOATS or len(info.shape) != 2:
             return None
-        kept = info.type in KINDS
-        stored = (
-            decode(self._checkpoint.raw(info), info.type) if kept else round_to_nearest(self._load(info), 8, quick=True)
-        )
-        config = self._checkpoint.config
-        return stored if transform.transposes else stored.map(lambda part: transform.to_hf(part, config))
+        transform = Transform() if transform.transposes else transform  # codes lie as they are wanted
+        if rows is None:
+            return self._codes(info).map(lambda part: transform.to_hf(part, self._checkpoint.config))
+        info, places_R = self._stretch(info, transform, rows)
+        return self._codes(info).map(lambda part: part[places_R])
+
+    def _stretch(self, info: TensorInfo, transform: Transform, rows: range) -> tuple[TensorInfo, Tensor]:
+        """The rows of the file among which those rows lie, as a tensor, and their places in it."""
+        numbers_R1 = torch.arange(info.shape[0])[:, None]
+        order_R = transform.to_hf(numbers_R1, self._checkpoint.config)[rows.start : rows.stop, 0]
+        first, size = int(order_R.min()), info.num_bytes // info.shape[0]
+        count = int(order_R.max()) + 1 - first
+        shape, offset = (count, *info.shape[1:]), info.offset + first * size
+        return replace(info, shape=shape, offset=offset, num_bytes=count * size), order_R - first
+
+    def _codes(self, info: TensorInfo) -> Stored:
+        if info.type in KINDS:
+            return decode(self._checkpoint.raw(info), info.type)
+        return round_to_nearest(self._load(info), 8, quick=True)
 
     def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""

@@ -62,7 +62,7 @@ class PackedCheckpoint(Checkpoint):
         if stale:
             raise PackedModelError(f"{self.file} is stale: {' and '.join(stale)} of {source} have changed; {REMEDY}")
 
-    def read(self, name: str, dtype: "torch.dtype | None" = None) -> "Tensor":
+    def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         source = self.facts["source"]
         raise PackedModelError(f"{self.file} is a packed model, whose {name} cannot be read: give the model, {source}")
 

@@ -18,17 +18,17 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.hub.progress import Progress
 from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import describe
 from tokenmill.model.families import read_config
-from tokenmill.quant.matrix import Matrix
+from tokenmill.model.parameters import matrices_of
 from tokenmill.quant.rtn import round_to_nearest
-from tokenmill.quant.schemes import Scheme, find_scheme
+from tokenmill.quant.schemes import find_scheme
 from tokenmill.quant.stored import Stored
 from tokenmill.registry import SCHEMES
 from tokenmill.settings.checks import check_choice, check_flag
-from tokenmill.settings.engine_config import FUSIBLE
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.codes.layout import GROUPS
-from tokenmill.weights.load import empty_decoder, match_tensors
+from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.write.convert import weights_of
 from tokenmill.weights.write.export import Export, Plan, find_export
 
@@ -145,17 +145,16 @@ def _plan(
     checkpoint: Checkpoint, model: ModelConfig, to: Export, scheme: str, group: int, head: str | None, symmetric: bool
 ) -> Plan:
     """Which tensors become codes of how many bits."""
-    decoder = empty_decoder(model, Scheme(), model.context, FUSIBLE)
     # A router is small, and its choices are all or nothing.
-    paths = {path for path, module in decoder.named_modules() if isinstance(module, Matrix)}
-    schemes = {f"{path}.weight": scheme for path in paths if not path.endswith(".router")}
+    matrices = matrices_of(describe(model)).items()
+    schemes = {f"{path}.weight": scheme for path, matrix in matrices if matrix.role != "router"}
     schemes["head.weight"] = head or ("none" if scheme == "none" else to.default_head)
     if model.tie_embeddings:
         if head in BITS and not to.codes_embedding:
             reason = "only for a head of its own; this model's is its embedding, which is not rounded"
             raise ConfigError("head", head, reason)
         schemes["embedding.weight"] = head or "none"
-    targets, shapes = match_tensors(checkpoint, decoder), weights_of(checkpoint)
+    targets, shapes = match_tensors(checkpoint, model), weights_of(checkpoint)
     bits = {
         name: number
         for name, target in targets.items()

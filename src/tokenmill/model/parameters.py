@@ -1,0 +1,73 @@
+"""The names and shapes of a decoder's parameters, as its modules have them: `layers.3.attention.qkv.weight`.
+
+They are made from the description, so that tensors of a file can be compared with them where no module is built.
+"""
+
+from collections.abc import Iterator
+
+from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock, Norm, Projection
+
+__all__ = ["join", "matrices_of", "parameter_shapes"]
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def join(layer: int | None, role: str) -> str:
+    """The path of a module of a layer, or of one that belongs to none: "layers.3.attention.qkv", "head"."""
+    return role if layer is None else f"layers.{layer}.{role}"
+
+
+def matrices_of(decoder: DecoderDescription) -> dict[str, Projection]:
+    """Every matrix by its path. A tied head has one too, but no parameters of its own."""
+    found = {
+        join(number, role): matrix
+        for number, layer in enumerate(decoder.layers)
+        for role, matrix in _matrices_of(layer).items()
+    }
+    return {**found, "head": decoder.head}
+
+
+def parameter_shapes(decoder: DecoderDescription) -> Shapes:
+    """Every parameter by its name, in the order of the modules."""
+    config, hidden = decoder.config, decoder.head.inputs
+    found: Shapes = {"embedding.weight": (config.vocab_size, hidden)}
+    if config.positions == "learned":
+        found["position_embedding.weight"] = (config.max_position_embeddings, hidden)
+    for number, layer in enumerate(decoder.layers):
+        for role, norm in _norms_of(layer):
+            found |= _of_norm(join(number, role), norm)
+        if layer.attention.shape.sinks:
+            found[join(number, "attention.sinks")] = (layer.attention.num_heads,)
+    for path, matrix in matrices_of(decoder).items():
+        if not (path == "head" and config.tie_embeddings):
+            found[f"{path}.weight"] = (matrix.outputs, matrix.inputs)
+            found |= {f"{path}.bias": (matrix.outputs,)} if matrix.bias else {}
+    return found | _of_norm("norm", decoder.norm)
+
+
+def _matrices_of(layer: LayerDescription) -> dict[str, Projection]:
+    found = {"attention.qkv": layer.attention.qkv, "attention.out": layer.attention.out}
+    mlp = layer.mlp
+    if isinstance(mlp, MlpBlock):
+        return found | _of_mlp("mlp", mlp)
+    found["mlp.router"] = mlp.router
+    for expert in range(mlp.num):
+        found |= _of_mlp(f"mlp.experts.{expert}", mlp.expert)
+    found |= {} if mlp.shared is None else _of_mlp("mlp.shared", mlp.shared)
+    return found | ({} if mlp.shared_gate is None else {"mlp.shared_gate": mlp.shared_gate})
+
+
+def _of_mlp(role: str, block: MlpBlock) -> dict[str, Projection]:
+    return {f"{role}.up": block.up, f"{role}.down": block.down}
+
+
+def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
+    for half in ("attention", "mlp"):
+        for role, norm in ((f"{half}_norm", layer.before), (f"{half}_after_norm", layer.after)):
+            if norm is not None:
+                yield role, norm
+    yield from zip(("attention.q_norm", "attention.k_norm"), layer.attention.qk_norms, strict=False)
+
+
+def _of_norm(path: str, norm: Norm) -> Shapes:
+    return dict.fromkeys([f"{path}.weight", f"{path}.bias"][: 1 + norm.bias], (norm.size,))

@@ -1,0 +1,198 @@
+"""The WeightSource: a model's weights as a program wants them, one matrix at a time, from the tensors of a checkpoint.
+
+Every program, a calibration, and later every rank reads its weights here: a matrix as parts that each cover some of its
+rows, codes as the file has them where the scheme keeps them, other rows in floating point or rounded. Small tensors
+come whole. Nothing is kept, so that beside what was packed or filled there is one matrix at a time; only the embedding
+of a tied model is held until the head was read too.
+"""
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tokenmill.errors import CheckpointError, naming
+from tokenmill.model.config import ModelConfig
+from tokenmill.model.description import describe
+from tokenmill.model.parameters import join, matrices_of, parameter_shapes
+from tokenmill.quant.rtn import round_to_nearest
+from tokenmill.quant.schemes import Scheme
+from tokenmill.quant.stored import Stored
+from tokenmill.weights.checkpoint import Checkpoint
+from tokenmill.weights.coverage import match_tensors
+from tokenmill.weights.names import TRANSFORMS, Target, rows_of
+
+__all__ = ["Change", "Progress", "WeightSource", "return_memory"]
+
+EMBEDDING, HEAD = "embedding", "head"
+Progress = Callable[[int, int], None]
+Change = Callable[[str, Tensor], Tensor]
+"""Given the name of a checkpoint's tensor and its values [outputs, inputs]: the values that take their place."""
+
+
+class WeightSource:
+    """The weights of one checkpoint. CheckpointError lists all tensors that do not fit the model.
+
+    scheme: how matrices are stored. dtype: of what is floating point and is not rounded. device: where all of it goes.
+    progress: is told how many numbers of the checkpoint's tensors were read, and how many there are.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: ModelConfig,
+        scheme: Scheme,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.model, self.scheme, self.dtype = model, scheme, dtype
+        self.device = device or torch.device("cpu")
+        self._checkpoint, self._progress = checkpoint, progress or (lambda done, total: None)
+        self._shapes, self._roles = parameter_shapes(describe(model)), matrices_of(describe(model))
+        self._targets: dict[str, list[tuple[str, Target]]] = defaultdict(list)
+        targets = match_tensors(checkpoint, model)
+        for name, target in targets.items():
+            self._targets[target.parameter].append((name, target))
+        self._unread, self._total, self._done = set(targets), sum(prod(checkpoint.shapes[name]) for name in targets), 0
+        self._table: Tensor | None = None
+        self._progress(0, self._total)
+
+    def tensor(self, parameter: str) -> Tensor:
+        """A norm, a bias or a table, by its name among the decoder's parameters."""
+        path, _, kind = parameter.rpartition(".")
+        rounds = path in self._roles and kind == "bias" and self._bits(path) is not None
+        dtype = torch.float32 if rounds else self.dtype
+        place = torch.empty(self._shapes[parameter], dtype=dtype, device=self.device)
+        for name, target, rows in self._parts(parameter):
+            place[rows.start : rows.stop].copy_(self._values(name, target, dtype))
+            self._count(name)
+        if path == EMBEDDING and self.model.tie_embeddings:
+            self._table = place
+        return place
+
+    def tensors(self, layer: int | None, role: str) -> dict[str, range]:
+        """The checkpoint's tensors that a matrix is made of, by their names there: the rows that each one fills."""
+        return {name: rows for name, _, rows in self._parts(f"{join(layer, role)}.weight")}
+
+    def matrix(
+        self, layer: int | None, role: str, rows: range | None = None, change: Change | None = None
+    ) -> list[Stored]:
+        """A matrix, or the embedding as codes, by its path within its layer: the parts that together are all of its
+        rows, in order, or those of `rows` alone.
+
+        Of a file only these rows are read, where they lie there one after the other. change: see Change; codes are
+        read as values then.
+        """
+        path = join(layer, role)
+        if path == HEAD and self.model.tie_embeddings:
+            return self._tied_head(rows)
+        outputs, inputs = self._shapes[f"{path}.weight"]
+        wanted, bits = range(outputs) if rows is None else rows, self._bits(path)
+        keeps = change is None and (self.scheme.is_integer or path == EMBEDDING)
+        dtype = self.dtype if bits is None else torch.float32  # so that values are rounded once, not twice
+        numbers, kept = None, dict[int, Stored]()
+        for name, target, own in self._parts(f"{path}.weight"):
+            first, last = max(own.start, wanted.start), min(own.stop, wanted.stop)
+            if first >= last:
+                continue
+            part = None if last - first == len(own) else range(first - own.start, last - own.start)
+            begin = first - wanted.start
+            stored = self._codes(name, target, part, bits) if keeps else None
+            if stored is not None:
+                kept[begin] = stored
+            else:
+                if numbers is None:
+                    numbers = torch.empty((len(wanted), inputs), dtype=dtype, device=self.device)
+                numbers[begin : begin + last - first].copy_(self._values(name, target, dtype, part, change))
+            self._count(name)
+        return list(self._joined(numbers, kept, bits, len(wanted)))
+
+    def _tied_head(self, rows: range | None) -> list[Stored]:
+        """The codes that the file has of the embedding, or its values as they are looked up."""
+        bits = self._bits(HEAD)
+        ((name, target, _),) = self._parts(f"{EMBEDDING}.weight")
+        stored = self._codes(name, target, rows, bits) if self.scheme.is_integer else None
+        if stored is not None:
+            self._count(name)
+            return [stored]
+        table, self._table = self.tensor(f"{EMBEDDING}.weight") if self._table is None else self._table, None
+        part = table if rows is None else table[rows.start : rows.stop]
+        return [Stored.plain(part) if bits is None else round_to_nearest(part, bits, quick=True)]
+
+    def _joined(self, numbers: Tensor | None, kept: dict[int, Stored], bits: int | None, end: int) -> Iterator[Stored]:
+        """What was kept and, between, rows of `numbers`, rounded."""
+        first = 0
+        for start in [*sorted(kept), end]:
+            if start > first:
+                assert numbers is not None, "rows that were not kept were read"
+                rows = numbers[first:start] if kept or bits is not None else numbers
+                if bits is None:
+                    yield Stored.plain(rows.clone() if kept else rows)
+                else:
+                    yield round_to_nearest(rows, bits, quick=True)
+            if start in kept:
+                yield kept[start]
+                first = start + kept[start].num_rows
+
+    def _bits(self, path: str) -> int | None:
+        """What the rows of a matrix are rounded to. A router is not: a small error may choose another expert."""
+        is_left = path == EMBEDDING or self._roles[path].role == "router"
+        return None if is_left else self.scheme.rounds_to
+
+    def _parts(self, parameter: str) -> Iterator[tuple[str, Target, range]]:
+        num_rows = self._shapes[parameter][0]
+        for name, target in self._targets[parameter]:
+            yield name, target, rows_of(target, num_rows, self.model)
+
+    def _codes(self, name: str, target: Target, rows: range | None, bits: int | None) -> Stored | None:
+        """A tensor's codes, unless they have more bits than those to which other rows are rounded."""
+        transform = "" if target.transform == "transpose" else target.transform  # codes are [outputs, inputs] anyway
+        with naming(self._checkpoint.path):
+            stored = self._checkpoint.read_codes(name, None if transform else rows)
+        if stored is None or (bits is not None and stored.bits > bits):
+            return None
+        stored = stored.map(lambda part: TRANSFORMS[transform](part, self.model).to(self.device))
+        return stored if rows is None or not transform else stored.rows(rows)
+
+    def _values(
+        self, name: str, target: Target, dtype: torch.dtype, rows: range | None = None, change: Change | None = None
+    ) -> Tensor:
+        """A tensor's values as the parameter has them, or those rows of it."""
+        is_direct = not target.transform and change is None
+        values, transform = self._read(name, dtype, rows if is_direct else None), TRANSFORMS[target.transform]
+        if change is not None:
+            is_transposed = target.transform == "transpose"
+            values = change(name, (values.t() if is_transposed else values).float())
+            transform = TRANSFORMS[""] if is_transposed else transform
+        values = transform(values, self.model)
+        return values if rows is None or is_direct else values[rows.start : rows.stop]
+
+    def _read(self, name: str, dtype: torch.dtype, rows: range | None) -> Tensor:
+        """Checkpoint.read; CheckpointError for a tensor that is not in floating point or whose shape has changed."""
+        where, shape = self._checkpoint.path, self._checkpoint.shapes[name]
+        with naming(where):
+            tensor = self._checkpoint.read(name, dtype, rows)
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{where}: {name} holds {tensor.dtype}: quantised exports of this kind are not supported yet"
+            )
+        if tensor.shape != (shape if rows is None else (len(rows), *shape[1:])):
+            raise CheckpointError(f"{where} was changed while it was in use: {name} has another shape now")
+        return tensor
+
+    def _count(self, name: str) -> None:
+        if name in self._unread:
+            self._unread.remove(name)
+            self._done += prod(self._checkpoint.shapes[name])
+            self._progress(self._done, self._total)
+
+
+def return_memory() -> None:
+    """Return freed memory to the system, which the C library would keep: 45 to 80 MB for SmolLM2."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc; other libraries return memory by themselves
+    if trim is not None:
+        trim(0)
