@@ -9,7 +9,7 @@ import torch
 
 from tests.tiny_models import save
 from tokenmill.cache.spec import RowsSpec
-from tokenmill.errors import CapacityError, ConfigError, PackageMismatch
+from tokenmill.errors import CapacityError, CheckpointError, ConfigError, PackageMismatch
 from tokenmill.kernels import native_library
 from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
@@ -71,9 +71,12 @@ def test_a_loaded_model_says_what_it_is(path):
 
 def test_layers_that_differ_are_listed(path):
     loaded = loaded_of(path)
-    cache = replace(loaded.resolved.cache, layers=(RowsSpec(2, 8), RowsSpec(4, 8)))
-    loaded.resolved = replace(loaded.resolved, cache=cache)
-    assert loaded.compatibility["shape"] == {"num_layers": 2, "num_kv_heads": [2, 4], "head_dim": 8}
+    for layers, wanted in (
+        ((RowsSpec(2, 8), RowsSpec(4, 8)), {"num_layers": 2, "num_kv_heads": [2, 4], "head_dim": 8}),
+        ((RowsSpec(2, 8),), {"num_layers": 1, "num_kv_heads": 2, "head_dim": 8}),
+    ):
+        loaded.resolved = replace(loaded.resolved, cache=replace(loaded.resolved.cache, layers=layers))
+        assert loaded.compatibility["shape"] == wanted
 
 
 def test_a_name_that_is_no_path_stays_one(path, monkeypatch, tmp_path):
@@ -130,6 +133,20 @@ def test_only_plain_matrices_are_left_unfused(path, fuse, scheme, is_refused):
 def test_the_fingerprint_is_as_it_was_asked_for(path, how):
     digests = loaded_of(path, fingerprint=how).fingerprint
     assert all(digest.startswith("full ") == (how == "full") for digest in digests.values())
+
+
+@needs_library
+def test_only_a_packed_model_is_overwritten(path, tmp_path):
+    config, file = EngineConfig(program="native", threads=1), tmp_path / "x.packed"
+    file.write_text("mine")
+    with pytest.raises(CheckpointError, match=r"x.packed is there and is no packed model: it is not overwritten$"):
+        save_packed_model(open_checkpoint(path), config, file, lambda *_: None)
+    assert file.read_text() == "mine"
+    file.unlink()
+    sizes = {save_packed_model(open_checkpoint(path), config, file, lambda *_: None) for _ in range(2)}
+    assert sizes == {file.stat().st_size}
+    with pytest.raises(ConfigError, match="program = 'eager' is not allowed: native: only its weights are packed"):
+        save_packed_model(open_checkpoint(path), EngineConfig(program="eager"), tmp_path / "y", lambda *_: None)
 
 
 @needs_library

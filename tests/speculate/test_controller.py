@@ -350,3 +350,23 @@ def test_a_draft_model_that_has_nothing_to_say_of_a_text_is_asked_for_one_token_
     for _ in range(500):
         clock.run(controller, [text], new)
     assert 3 <= len(limits) <= 6 and set(limits[1:]) == {1}
+
+
+class Learns:
+    """Notes what it is taught."""
+
+    def __init__(self):
+        self.taught = []
+
+    def learn(self, sequence, num_drafted, num_accepted):
+        self.taught.append((sequence.id, num_drafted, num_accepted))
+
+
+@pytest.mark.parametrize("by_model", [True, False])
+def test_the_draft_model_is_judged_by_its_own_drafts_alone(by_model):
+    controller, texts = Controller(Facts(False, draft=object())), [decoding([1, 2], number) for number in (1, 2, 3)]
+    controller._texts, controller._by_model = Learns(), by_model
+    drafts = [(5, 6), (), (5,)]
+    work = [Work(text, 1, 1 + len(own), 1 + len(own), own) for text, own in zip(texts, drafts, strict=True)]
+    controller.learn(Plan(work), [[5, 7], [9], []])
+    assert controller._texts.taught == ([(1, 2, 1)] if by_model else [])

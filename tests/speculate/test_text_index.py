@@ -10,6 +10,7 @@ import pytest
 from tokenmill.errors import SnapshotError
 from tokenmill.speculate import text_index as module
 from tokenmill.speculate.text_index import (
+    BYTES_PER_TOKEN,
     NGRAMS,
     WINDOW,
     PendingTexts,
@@ -179,6 +180,7 @@ def test_a_file_by_its_bytes(tmp_path):
     assert told == {"identity": "me", "num_tokens": 2565, "num_slots": num_slots}
     start = -(-(16 + length) // 64) * 64
     assert len(data) == start + 4 * (3 + 2565 + 2 * num_slots + 2 * 2565)
+    assert round(len(data) / 2565) == BYTES_PER_TOKEN
     sums = np.frombuffer(data, np.uint32, 3, start).tolist()
     assert sums == [zlib.crc32(tokens[1024 * i : 1024 * (i + 1)].tobytes()) for i in range(3)]
     assert np.array_equal(np.frombuffer(data, np.int32, 2565, start + 12), tokens)

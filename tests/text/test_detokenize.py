@@ -3,7 +3,9 @@
 import random
 
 import pytest
+import tokenizers
 
+from tests.text.test_gguf_vocab import sentencepiece
 from tests.text.test_tokenizer import trained
 from tests.text.test_vocab import sentencepiece_metadata
 from tokenmill.text.detokenize import Detokenizer
@@ -264,3 +266,27 @@ def test_the_first_word_keeps_its_space_after_a_text(of_bytes):
     assert Detokenizer(of_bytes, prompt=[1]).push(fox) == "fox", "a special token is no text"
     assert Detokenizer(of_bytes, prompt=fox).push(fox) == " fox"
     assert Detokenizer(of_bytes).push([]) == "" == Detokenizer(of_bytes).finish()
+
+
+def test_of_matches_in_one_token_the_one_that_ends_first_wins(tokenizer):
+    (the,) = ids_of(tokenizer, "the")
+    for stops in (["he", "h"], ["h", "he"]):
+        detokenizer = Detokenizer(tokenizer, stop=stops)
+        assert (detokenizer.push([the]), detokenizer.stopped) == ("t", "h")
+
+
+def test_without_settings_the_first_token_may_end_a_text(tokenizer):
+    detokenizer = Detokenizer(tokenizer, stop=["a"])
+    for _ in range(2):
+        assert detokenizer.push(letters(tokenizer, "a")) == "" and detokenizer.stopped == "a"
+        detokenizer.go_on(stop=["a"])
+
+
+def test_a_mark_that_is_a_piece_is_shown_at_once():
+    """Of a vocabulary with byte tokens; one without them says nothing of what its marks may become."""
+    tokenizer = sentencepiece(["\ufffd"])
+    detokenizer = Detokenizer(tokenizer, prompt=letters(tokenizer, "a"))
+    assert detokenizer.push([tokenizer.backend.token_to_id("\ufffd")]) == "\ufffd"
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"\ufffd": 0, "b": 1}, unk_token="b"))
+    held = Detokenizer(Tokenizer(words))
+    assert held.push([0]) == "" and held.push([1]) == "\ufffd b"

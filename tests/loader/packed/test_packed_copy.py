@@ -18,7 +18,10 @@ from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.loader import packed_copy
+from tokenmill.loader.load_model import resolve_checkpoint
+from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import open_checkpoint
 from tokenmill.weights.packed import copies, reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
@@ -50,6 +53,16 @@ def test_the_second_load_maps_what_the_first_kept(llama, folder, opened):
     assert first.config == second.config
     assert first.fingerprint == second.fingerprint
     assert first.memory == second.memory
+
+
+def test_a_packed_model_and_a_small_one_have_no_copy(llama, folder, tmp_path, monkeypatch):
+    save_packed_model(open_checkpoint(llama), EngineConfig(program="native"), tmp_path / "x.packed", lambda *_: None)
+    load(tmp_path / "x.packed")
+    size = resolve_checkpoint(open_checkpoint(llama), EngineConfig()).weight_bytes
+    for smallest, count in ((size + 1, 0), (size, 1)):
+        monkeypatch.setattr(packed_copy, "SMALLEST", smallest)
+        load(llama)
+        assert len(there(folder)) == count
 
 
 def test_settings_that_pack_otherwise_have_copies_of_their_own(llama, folder, opened):
