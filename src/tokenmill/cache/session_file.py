@@ -19,8 +19,6 @@ from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
-__all__ = ["SavedSession", "read_session"]
-
 
 @dataclass(frozen=True)
 class SavedSession:

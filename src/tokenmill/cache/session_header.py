@@ -8,8 +8,6 @@ from tokenmill.cache.header import read_facts
 from tokenmill.errors import SnapshotError
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["checked_header", "read_session_facts"]
-
 
 def read_session_facts(path: Path) -> dict[str, Any]:
     """The header, checked. SnapshotError names the field that is wrong."""

@@ -11,8 +11,6 @@ from typing import NamedTuple
 from tokenmill.cache.formats import find_format
 from tokenmill.errors import CheckpointError
 
-__all__ = ["CacheSpec", "LayerSpec", "RowsSpec", "StateSpec", "kv_bytes_per_token", "rows_of"]
-
 
 class RowsSpec(NamedTuple):
     """What a layer keeps of a token: K and V of so many heads. window: past tokens that a query sees, None for all."""

@@ -16,8 +16,6 @@ from torch import Tensor
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
-__all__ = ["AnyStep", "PaddedStep", "Span", "Step"]
-
 
 class Span(NamedTuple):
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.

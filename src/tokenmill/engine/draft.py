@@ -18,8 +18,6 @@ from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["DraftCore", "check_vocabulary"]
-
 log = logging.getLogger(__name__)
 
 

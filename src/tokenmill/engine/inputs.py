@@ -28,8 +28,6 @@ from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["InputProcessor"]
-
 log = logging.getLogger(__name__)
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

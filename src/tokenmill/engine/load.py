@@ -30,8 +30,6 @@ from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader
 
-__all__ = ["load", "load_checkpoint", "load_files"]
-
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 

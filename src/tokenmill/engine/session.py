@@ -25,8 +25,6 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
-__all__ = ["Session"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -15,8 +15,6 @@ from tokenmill.weights.packed.copies import start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress
 
-__all__ = ["load_draft_model"]
-
 DRAFT_SCHEMES = ("q8", "q4")  # as a draft model: this model with such weights
 
 

@@ -9,8 +9,6 @@ from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
 from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["fit_for_many"]
-
 SEQUENCES_PER_CORE, MOST_SEQUENCES = 8, 64
 SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answers and activations
 

@@ -20,8 +20,6 @@ from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig, R
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
 
-__all__ = ["FLOAT16_ON_CPU", "ResolvedModel", "default_blocks", "resolve", "resolve_with"]
-
 FLOAT16_ON_CPU = "float32"
 """What a CPU computes a float16 checkpoint in. float32 holds all of its numbers; bfloat16 would round them."""
 

@@ -15,8 +15,6 @@ from tokenmill.registry import CODES
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["MAX_LAYERS", "ConfigReader", "ModelConfig", "Rope", "quant_method"]
-
 MAX_LAYERS = 1 << 11
 
 

@@ -16,18 +16,6 @@ from tokenmill.cache.spec import LayerSpec, RowsSpec, kv_bytes_per_token, rows_o
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.config import ModelConfig, Rope
 
-__all__ = [
-    "AttentionBlock",
-    "DecoderDescription",
-    "ExpertsBlock",
-    "LayerDescription",
-    "MlpBlock",
-    "Norm",
-    "Projection",
-    "count_parameters",
-    "describe",
-]
-
 
 @dataclass(frozen=True)
 class Norm:

@@ -16,8 +16,6 @@ from tokenmill.errors import SnapshotError
 from tokenmill.program.forward import Program
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
-__all__ = ["Runner"]
-
 log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from tokenmill.schedule.blocks import BlockAllocator, chain_digest
 from tokenmill.schedule.sequence import Load, RowSource, Sequence
 from tokenmill.schedule.window import Window
 
-__all__ = ["PrefixCache"]
-
 
 class PrefixCache:
     """Finds and publishes the blocks of one allocator. If is_on is False it finds and publishes none.

@@ -21,8 +21,6 @@ from tokenmill.schedule.prefixes import PrefixCache
 from tokenmill.schedule.sequence import Plan, Sequence, Work
 from tokenmill.schedule.window import Window, give_back, keep_rows, max_fed
 
-__all__ = ["Scheduler"]
-
 _ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, lowest first
 
 

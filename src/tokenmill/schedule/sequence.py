@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Rows", "Sequence", "Work", "unread_mark"]
-
 RowSource = Callable[[int, int], Mapping[str, Any]]
 """Reads K and V rows that were computed earlier and lie on disk: tensors by name, for positions [first, last) of the
 source. SnapshotError if the file cannot be used."""

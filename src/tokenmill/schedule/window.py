@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.sequence import Rows
 
-__all__ = ["Window", "give_back", "keep_rows", "max_fed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

@@ -26,8 +26,6 @@ from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_emb
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import GROUP, Scheme
 
-__all__ = ["Ops"]
-
 Place = tuple[int | None, str]  # the layer and the role of a matrix
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)

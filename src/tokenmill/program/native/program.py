@@ -24,8 +24,6 @@ from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
 
-__all__ = ["Native"]
-
 WHY_BYTES = 500
 
 

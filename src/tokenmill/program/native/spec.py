@@ -12,8 +12,6 @@ from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
-__all__ = ["ACTIVATIONS", "NativeSpec", "first_rows", "has_coded_embedding"]
-
 COMPUTED = ("float32", "bfloat16")
 ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
 ABLE = {
