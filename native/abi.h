@@ -13,7 +13,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 11 };
+enum { TM_ABI = 12 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
 // adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
@@ -39,6 +39,7 @@ typedef struct {
   int32_t centred;        // of a norm: layer norm, not RMS norm
   int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
+  int32_t num_kv_heads, head_dim;  // of TM_QKV and TM_ATTEND: layers may differ
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm
   const float* bias;      // of a norm or a linear; null without
@@ -58,7 +59,7 @@ typedef struct {
 } TmOp;
 
 typedef struct {
-  int32_t hidden, num_heads, num_kv_heads, head_dim, intermediate, vocab;
+  int32_t hidden, num_heads, intermediate, vocab;
   int32_t rotary;         // entries of a head that rotary embedding rotates; 0 without
   int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head
   const float* cosines;   // [num_positions, rotary / 2]

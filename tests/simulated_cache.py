@@ -11,7 +11,8 @@ from functools import partial
 from tokenmill.errors import SnapshotError
 from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.scheduler import Scheduler
-from tokenmill.schedule.sequence import Plan, Rows, RowSource, Sequence, Work
+from tokenmill.schedule.sequence import Plan, Rows, RowSource, Sequence, Work, unread_mark
+from tokenmill.schedule.window import Window
 from tokenmill.speculate.verify import verify
 
 VOCABULARY = 5
@@ -52,7 +53,10 @@ class SimulatedStore:
 
 
 class SimulatedCache:
-    """Slots and the loop around a scheduler. store: a simulated disk for full blocks, if there is one."""
+    """Slots and the loop around a scheduler.
+
+    store: a simulated disk for full blocks, if there is one. window: what a query sees, in every layer.
+    """
 
     def __init__(
         self,
@@ -62,11 +66,13 @@ class SimulatedCache:
         budget: int,
         prefix_cache: bool,
         store: SimulatedStore | None = None,
+        window: int | None = None,
     ) -> None:
         self.block_size = block_size
-        self.scheduler = Scheduler(
-            BlockAllocator(num_blocks, block_size), max_sequences, max(budget, max_sequences), prefix_cache
-        )
+        self.window = Window(window, block_size)
+        allocator, budget = BlockAllocator(num_blocks, block_size), max(budget, max_sequences)
+        self.scheduler = Scheduler(allocator, max_sequences, budget, prefix_cache, window=self.window)
+        self.max_used = 0  # blocks that were in use at once
         self.store = store
         if store is not None:
             self.scheduler.prefixes.find_stored = store.find
@@ -78,10 +84,36 @@ class SimulatedCache:
 
         Returns the plan as the scheduler made it, with sequences whose rows could not be loaded.
         """
-        made = plan = self.scheduler.plan(drafts)
-        assert plan.work or self.scheduler.idle, "nothing was planned although something waits"
-        total = sum(work.count for work in plan.work)
-        assert total <= self.scheduler.max_step_tokens
+        made = self.scheduler.plan(drafts)
+        assert made.work or self.scheduler.idle, "nothing was planned although something waits"
+        self._end(*self._run(made))
+        return made
+
+    def overlapped(self, num_steps: int, leaves: int = 0) -> None:
+        """So many steps, each begun before the tokens of the one before are read, as far as that is possible.
+
+        leaves: bit n is set if, once step n is in flight, the first of its sequences is dropped.
+        """
+        current = self._run(self.scheduler.plan())
+        for number in range(num_steps):
+            plan, chosen = current
+            if any(work.sequence.score_from is not None for work in plan.work):
+                self._end(plan, chosen)
+                current = self._run(self.scheduler.plan())
+                continue
+            self.scheduler.advance(plan, [[unread_mark(row)] * len(tokens) for row, tokens in enumerate(chosen)])
+            following = self._run(self.scheduler.plan())
+            self._end(plan, chosen, is_advanced=True)
+            if leaves >> number & 1 and following[0].work:
+                self.scheduler.drop(following[0].work[0].sequence)
+            kept = [index for index, work in enumerate(following[0].work) if work.sequence.finish_reason is None]
+            current = Plan([following[0].work[index] for index in kept]), [following[1][index] for index in kept]
+        self._end(*current)
+
+    def _run(self, plan: Plan) -> tuple[Plan, list[list[int]]]:
+        """Copy, load, write, check what would be read, sample. The plan without sequences that could not be loaded."""
+        assert sum(work.count for work in plan.work) <= self.scheduler.max_step_tokens
+        self.max_used = max(self.max_used, self.scheduler.allocator.num_blocks - self.scheduler.allocator.num_free)
         self._copy(plan)
         if failed := self._load(plan):
             plan = self.scheduler.withdraw(plan, failed)
@@ -93,12 +125,22 @@ class SimulatedCache:
         chosen = []
         for work in plan.work:
             assert work.num_logits <= work.count
-            known, end = [*work.sequence.tokens, *work.drafts], work.start + work.count
+            known, end = self._known(work), work.start + work.count
             places = range(end - work.num_logits, end) if work.sequence.score_from is None else ()
             chosen.append([next_token(known[: p + 1]) for p in places])
-        self._store(self.scheduler.commit(plan, verify(plan, chosen)))
+        return plan, chosen
+
+    def _end(self, plan: Plan, chosen: list[list[int]], is_advanced: bool = False) -> None:
+        """Verify, commit, store."""
+        self._store(self.scheduler.commit(plan, verify(plan, chosen), is_advanced))
         self.scheduler.check_integrity()
-        return made
+
+    def _known(self, work: Work) -> list[int]:
+        """The tokens of a sequence, also one that it has not read yet, and its drafts."""
+        tokens = list(work.sequence.tokens)
+        if work.sequence.has_unread_token:
+            tokens[-1] = next_token(tokens[:-1])
+        return [*tokens, *work.drafts]
 
     def fork(self, parent: Sequence, new_id: int, keep: bool = False) -> Sequence:
         """A second sequence with the same past, queued or, with `keep`, parked as that of a session is."""
@@ -116,7 +158,8 @@ class SimulatedCache:
         raise AssertionError("the scheduler makes no progress")
 
     def _slot(self, sequence: Sequence, position: int) -> int:
-        return sequence.rows.blocks[position // self.block_size] * self.block_size + position % self.block_size
+        block = sequence.rows.table(self.block_size)[position // self.block_size]
+        return block * self.block_size + position % self.block_size
 
     def _copy(self, plan: Plan) -> None:
         for source, target in plan.copies:
@@ -146,13 +189,13 @@ class SimulatedCache:
                 self.store.blocks[digest] = [self.slots[slot] for slot in range(first, first + self.block_size)]
 
     def _write(self, work: Work) -> None:
-        known = [*work.sequence.tokens, *work.drafts]
+        known = self._known(work)
         for position in range(work.start, work.start + work.count):
             self.slots[self._slot(work.sequence, position)] = hash(tuple(known[: position + 1]))
 
     def _check_reads(self, work: Work) -> None:
-        sequence, known = work.sequence, [*work.sequence.tokens, *work.drafts]
-        for position in range(work.start + work.count):
+        sequence, known = work.sequence, self._known(work)
+        for position in range(self.window.first_row(work.start), work.start + work.count):
             assert self.slots[self._slot(sequence, position)] == hash(tuple(known[: position + 1])), (
                 f"sequence {sequence.id} would read somebody else's row at position {position}"
             )

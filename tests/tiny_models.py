@@ -62,6 +62,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         _LLAMA | {"max_position_embeddings": 32} | _rope("yarn", factor=4.0, original_max_position_embeddings=32),
     ),
     "mistral": ("mistral", _LLAMA | {"sliding_window": 7}),
+    "mistral-long": ("mistral", _LLAMA | {"sliding_window": 8, "max_position_embeddings": 512}),
     "mistral-no-window": ("mistral", _LLAMA | {"sliding_window": None}),
     "mixtral": ("mixtral", _LLAMA | {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2": ("qwen2", _LLAMA),

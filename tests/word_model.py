@@ -11,9 +11,9 @@ TEMPLATE = """{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfo
 {% if add_generation_prompt %}assistant{% endif %}"""
 
 
-def save_word_model(directory, template=None, last=()):
+def save_word_model(directory, template=None, last=(), tiny="llama"):
     """The model's directory. Its context has 128 tokens, and it never ends an answer by itself."""
-    path = save("llama", directory)
+    path = save(tiny, directory)
     names = [*(f"w{number}" for number in range(VOCABULARY - len(last))), *last]
     vocabulary = {name: number for number, name in enumerate(names)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
@@ -24,6 +24,6 @@ def save_word_model(directory, template=None, last=()):
     return path
 
 
-def save_chat_model(directory):
+def save_chat_model(directory, tiny="llama"):
     """The path of a word model with a chat template; its last three tokens are the words for the roles."""
-    return str(save_word_model(directory, TEMPLATE, ROLES))
+    return str(save_word_model(directory, TEMPLATE, ROLES, tiny))

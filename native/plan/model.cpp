@@ -41,12 +41,14 @@ const Kernels& find_kernels(const char* wanted) {
 Model::Model(const TmModel& description)
     : shape(description),
       ops(description.ops, description.ops + description.num_ops),
-      kernels(find_kernels(description.build)),
-      head_width((int)rounded(description.head_dim, TILE)),
-      group(description.num_heads / description.num_kv_heads) {
+      kernels(find_kernels(description.build)) {
   lay_out_buffers();
   for (const TmOp& op : ops) {
     shares.push_back(op.kind == TM_LINEAR ? divide(op) : std::vector<std::vector<int>>());
+    if (op.kind == TM_ATTEND) {
+      max_head_dim = std::max(max_head_dim, op.head_dim), max_group = std::max(max_group, group(op));
+      if (std::find(kv_heads.begin(), kv_heads.end(), op.num_kv_heads) == kv_heads.end()) kv_heads.push_back(op.num_kv_heads);
+    }
     max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);
   }
   next_attention.resize(ops.size() + 1);

@@ -21,19 +21,25 @@ struct Model {
   TmModel shape;
   std::vector<TmOp> ops;
   const Kernels& kernels;
-  int head_width;  // head_dim, padded to a multiple of TILE
-  int group;       // query heads of one kv head
+  int max_head_dim = 0, max_group = 0;  // of all layers
+  std::vector<int> kv_heads;            // the different numbers of kv heads
   int max_experts = 0, max_chosen = 0;
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null
 
   int64_t hidden_stride() const { return rounded(shape.hidden, PAD); }
-  int64_t attended_width() const { return (int64_t)shape.num_heads * shape.head_dim; }
-  int64_t attended_stride() const { return rounded(attended_width(), PAD); }
 
-  // Bytes of one head in a cached row.
-  int64_t head_bytes() const { return format_bytes(shape.cache_format) * (int64_t)shape.head_dim; }
+  // Of the layer whose queries, keys and values `op` computes, or whose attention it is: query heads of one kv head; head_dim,
+  // padded to a multiple of TILE; entries of all heads; bytes of one head in a cached row.
+  int group(const TmOp& op) const { return shape.num_heads / op.num_kv_heads; }
+  static int head_width(const TmOp& op) { return (int)rounded(op.head_dim, TILE); }
+  int64_t attended_width(const TmOp& op) const { return (int64_t)shape.num_heads * op.head_dim; }
+  int64_t head_bytes(const TmOp& op) const { return format_bytes(shape.cache_format) * (int64_t)op.head_dim; }
+
+  // The most over all layers.
+  int max_head_width() const { return (int)rounded(max_head_dim, TILE); }
+  int64_t attended_stride() const { return rounded((int64_t)shape.num_heads * max_head_dim, PAD); }
 
   // The first position that a query at `position` attends to.
   static int64_t first_visible(const TmOp& op, int64_t position) {

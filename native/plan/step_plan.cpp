@@ -12,7 +12,8 @@ void StepPlan::make(const Model& model, const TmStep& next_step, const int64_t* 
   step = &next_step, logit_rows = rows;
   small = step->num_tokens <= SMALL_STEP;
   place_spans(model);
-  list_tasks(model);
+  tasks.resize(model.kv_heads.size());
+  for (size_t i = 0; i < tasks.size(); i++) list_tasks(model.kv_heads[i], tasks[i]);
   assign_tasks(model);
 }
 
@@ -35,15 +36,14 @@ void StepPlan::place_spans(const Model& model) {
 
 // The tasks of a span that take longest come first. Where there are many splits, a task takes all kv heads of one, so that the
 // cache is read in one stream.
-void StepPlan::list_tasks(const Model& model) {
-  const int kv_heads = model.shape.num_kv_heads;
-  tasks.clear();
+void StepPlan::list_tasks(int kv_heads, std::vector<AttentionTask>& list) const {
+  list.clear();
   for (size_t i = 0; i < spans.size(); i++) {
     const Span& span = spans[i];
     const int each = many_splits_ && span.count <= MAX_DECODE_TOKENS ? kv_heads : 1;
     const int64_t count = span.partials >= 0 ? span.num_splits : (span.count + QUERY_TILE - 1) / QUERY_TILE;
     for (int64_t index = count; index-- > 0;)
-      for (int head = 0; head < kv_heads; head += each) tasks.push_back({(int)i, head, each, index});
+      for (int head = 0; head < kv_heads; head += each) list.push_back({(int)i, head, each, index});
   }
 }
 
@@ -54,13 +54,13 @@ void StepPlan::assign_tasks(const Model& model) {
   tasks_of.resize(num_threads), slots_of.resize(num_threads);
   for (auto& list : tasks_of) list.clear();
   for (auto& list : slots_of) list.clear();
-  tasks_assigned = small && many_splits_ && step->num_tokens >= MIN_PREFETCH_TOKENS;
+  tasks_assigned = small && !tasks.empty() && many_splits_ && step->num_tokens >= MIN_PREFETCH_TOKENS;
   for (const Span& span : spans) tasks_assigned &= span.count <= MAX_DECODE_TOKENS;
   if (!tasks_assigned) return;
   std::vector<int64_t> loads(num_threads, 0);
-  for (size_t number = 0; number < tasks.size(); number++) {
+  for (size_t number = 0; number < tasks[0].size(); number++) {
     const size_t thread = (size_t)(std::min_element(loads.begin(), loads.end()) - loads.begin());
-    const AttentionTask& task = tasks[number];
+    const AttentionTask& task = tasks[0][number];
     const Span& span = spans[(size_t)task.span];
     loads[thread] += std::min<int64_t>(SPLIT, span.start + span.count - task.index * SPLIT);
     assign(task, (int)number, thread);

@@ -5,6 +5,7 @@
 // flash decoding): any thread takes a split, and the partial results are merged afterwards in the order of the splits. A long
 // span attends in tiles of QUERY_TILE queries: one thread takes a tile and merges its splits as it goes, in the same order.
 #pragma once
+#include <algorithm>
 #include <vector>
 
 #include "abi.h"
@@ -36,21 +37,28 @@ struct StepPlan {
   std::vector<Span> spans;
   std::vector<int> span_of;  // [token]
   int64_t num_partials = 0;
-  std::vector<AttentionTask> tasks;  // the same for every attention of the step
-  bool tasks_assigned = false;       // each thread knows its tasks beforehand, and what it will read of the cache:
+  std::vector<std::vector<AttentionTask>> tasks;  // for each of Model::kv_heads: the same for all layers with so many
+  bool tasks_assigned = false;  // each thread knows its tasks beforehand, and what it will read of the cache. A task then
+                                // takes all kv heads of a split, so that this is the same for all layers:
   std::vector<std::vector<int>> tasks_of;         // [thread]
   std::vector<std::vector<SlotRange>> slots_of;   // [thread]
 
   void make(const Model& model, const TmStep& next_step, const int64_t* rows);
 
-  // Partial results of one split and one kv head lie together: by token, then by query head of the group.
-  int64_t partial_at(const Model& model, const Span& span, int64_t split, int head) const {
-    return span.partials + (split * model.shape.num_kv_heads + head) * span.count * model.group;
+  // Partial results of one split and one kv head lie together: by token, then by query head of the group, of which `first` is
+  // the first.
+  int64_t partial_at(const Model& model, const Span& span, int64_t split, int first) const {
+    return span.partials + (split * model.shape.num_heads + first) * span.count;
+  }
+
+  const std::vector<AttentionTask>& tasks_for(const Model& model, const TmOp& op) const {
+    const auto at = std::find(model.kv_heads.begin(), model.kv_heads.end(), op.num_kv_heads);
+    return tasks[(size_t)(at - model.kv_heads.begin())];
   }
 
  private:
   void place_spans(const Model& model);
-  void list_tasks(const Model& model);
+  void list_tasks(int kv_heads, std::vector<AttentionTask>& list) const;
   void assign_tasks(const Model& model);
   void assign(const AttentionTask& task, int number, size_t thread);
 

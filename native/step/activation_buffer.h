@@ -1,4 +1,5 @@
-// The activations that linears read, [tokens, width] in every format that one of them reads. Widths are padded to PAD.
+// The activations that linears read, [tokens, width] in every format that one of them reads. Widths are padded to PAD. The width
+// is that of what is in the buffer now, at most the one for which memory was reserved.
 #pragma once
 #include "kernels/kernels.h"
 #include "plan/model.h"
@@ -17,15 +18,15 @@ class ActivationBuffer {
     }
   }
 
-  Activations as(int format) const {
-    return {format,        width_,         floats_.get(), bfloats_.get(), codes_.get(),
+  Activations as(int format, int width) const {
+    return {format,        width,          floats_.get(), bfloats_.get(), codes_.get(),
             scales_.get(), scaled_sums_.get(), offsets_.get(), nullptr};
   }
 
   // Writes columns [from, to) of the tokens [first, first + count) in every format. Rows of x begin at column `from`.
-  void store(const Kernels& kernels, const float* x, int64_t stride, int first, int count, int from, int to) const {
+  void store(const Kernels& kernels, const float* x, int64_t stride, int first, int count, int from, int to, int width) const {
     for (int format = 0; format < 3; format++)
-      if (has(format)) kernels.convert(x, stride, as(format), first, count, from, to);
+      if (has(format)) kernels.convert(x, stride, as(format, width), first, count, from, to);
   }
 
   // Copies a row of a buffer that has the same width and at least these formats.

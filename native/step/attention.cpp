@@ -2,7 +2,7 @@
 #include "step/worker.h"
 
 void Worker::attend(const TmOp& op, size_t number) {
-  while (const AttentionTask* task = next_task(number)) {
+  while (const AttentionTask* task = next_task(op, number)) {
     const Span& span = plan_.spans[(size_t)task->span];
     if (span.partials < 0)
       attend_tile(op, span, task->index * QUERY_TILE, task->head);
@@ -16,21 +16,21 @@ void Worker::attend(const TmOp& op, size_t number) {
   start_prefetch(model_.next_attention[number + 1]);
 }
 
-const AttentionTask* Worker::next_task(size_t number) {
+const AttentionTask* Worker::next_task(const TmOp& op, size_t number) {
+  const std::vector<AttentionTask>& tasks = plan_.tasks_for(model_, op);
   if (plan_.tasks_assigned) {
     const WorkItem item = queues_.take(number, thread_);
-    return item.owner < 0 ? nullptr : &plan_.tasks[(size_t)plan_.tasks_of[(size_t)item.owner][item.index]];
+    return item.owner < 0 ? nullptr : &tasks[(size_t)plan_.tasks_of[(size_t)item.owner][item.index]];
   }
   const size_t at = queues_.take_shared(number);
-  return at < plan_.tasks.size() ? &plan_.tasks[at] : nullptr;
+  return at < tasks.size() ? &tasks[at] : nullptr;
 }
 
 AttentionJob Worker::job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end) const {
-  const TmModel& shape = model_.shape;
   AttentionJob job{};
   job.k = op.k_rows, job.v = op.v_rows, job.k_scales = op.k_scales, job.v_scales = op.v_scales;
-  job.cache_format = shape.cache_format, job.head_dim = shape.head_dim;
-  job.head = head, job.num_heads = 1, job.num_kv_heads = shape.num_kv_heads;
+  job.cache_format = model_.shape.cache_format, job.head_dim = op.head_dim;
+  job.head = head, job.num_heads = 1, job.num_kv_heads = op.num_kv_heads;
   job.base = span.base, job.slots = span.slots;
   job.begin = begin, job.end = end, job.scale = op.scale, job.softcap = op.softcap;
   job.scratch = scratch_.attention.kernel.get();
@@ -39,25 +39,25 @@ AttentionJob Worker::job_for(const TmOp& op, const Span& span, int head, int64_t
 
 // One split of a short span: all its queries, for the kv heads of the task.
 void Worker::attend_split(const TmOp& op, const Span& span, const AttentionTask& task) {
-  const int64_t begin = task.index * SPLIT, at = plan_.partial_at(model_, span, task.index, task.head);
+  const int64_t begin = task.index * SPLIT, at = plan_.partial_at(model_, span, task.index, task.head * model_.group(op));
   AttentionJob job = job_for(op, span, task.head, begin, std::min(begin + SPLIT, span.start + span.count));
   AttentionPartials& partials = memory_.partials;
   job.num_heads = task.num_heads;
   job.max_score = partials.max_score.get() + at, job.exp_sum = partials.exp_sum.get() + at;
-  job.value_sum = partials.value_sum.get() + at * model_.head_width;
+  job.value_sum = partials.value_sum.get() + at * Model::head_width(op);
   attend_queries(op, span, 0, span.count, job);
 }
 
 // The queries of the span's tokens [from, from + count) that belong to the job's kv heads.
 void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int64_t count, AttentionJob& job) {
-  const int group = model_.group;
+  const int group = model_.group(op), width = Model::head_width(op);
   AttentionScratch& scratch = scratch_.attention;
   const int64_t rows = count * group;
   for (int64_t r = 0; r < rows; r++) {
     const int64_t i = from + r / group, position = span.start + i;
     const int64_t first_head = (span.first + i) * model_.shape.num_heads + r % group;
     for (int h = 0; h < job.num_heads; h++)
-      scratch.queries[(size_t)(h * rows + r)] = memory_.queries.get() + (first_head + (job.head + h) * group) * model_.head_width;
+      scratch.queries[(size_t)(h * rows + r)] = memory_.queries.get() + (first_head + (job.head + h) * group) * width;
     scratch.visible_begin[(size_t)r] = Model::first_visible(op, position), scratch.visible_end[(size_t)r] = position + 1;
   }
   job.num_rows = (int)rows, job.q = scratch.queries.data();
@@ -67,7 +67,7 @@ void Worker::attend_queries(const TmOp& op, const Span& span, int64_t from, int6
 
 // A tile of QUERY_TILE tokens of a long span, one kv head: split after split, merged as they are computed.
 void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int head) {
-  const int group = model_.group, width = model_.head_width;
+  const int group = model_.group(op), width = Model::head_width(op);
   const int64_t count = std::min<int64_t>(QUERY_TILE, span.count - from), rows = count * group;
   const int64_t first = Model::first_visible(op, span.start + from), end = span.start + from + count;
   AttentionScratch& scratch = scratch_.attention;
@@ -82,39 +82,37 @@ void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int hea
                      width);
   }
   for (int64_t r = 0; r < rows; r++)
-    write_head(head * group + (int)(r % group), value_sum + r * width, exp_sum[r], attended(span.first + from + r / group));
+    write_head(op, head * group + (int)(r % group), value_sum + r * width, exp_sum[r], attended(span.first + from + r / group));
 }
 
-void Worker::write_head(int head, const float* value_sum, float exp_sum, float* row) const {
-  const int dim = model_.shape.head_dim;
+void Worker::write_head(const TmOp& op, int head, const float* value_sum, float exp_sum, float* row) const {
+  const int dim = op.head_dim;
   for (int i = 0; i < dim; i++) row[head * dim + i] = value_sum[i] / exp_sum;
 }
 
 // All heads of one token of a short span.
 void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* row) {
-  const int group = model_.group, width = model_.head_width;
+  const int group = model_.group(op), width = Model::head_width(op);
   const AttentionPartials& partials = memory_.partials;
   float* value_sum = scratch_.attention.value_sum.get();
   const int64_t i = token - span.first, first_split = Model::first_visible(op, span.start + i) / SPLIT;
   for (int h = 0; h < model_.shape.num_heads; h++) {
     float max_score = 0, exp_sum = 0;
     for (int64_t split = first_split; split < span.num_splits; split++) {
-      const int64_t at = plan_.partial_at(model_, span, split, h / group) + i * group + h % group;
+      const int64_t at = plan_.partial_at(model_, span, split, h - h % group) + i * group + h % group;
       kernels_.merge(&max_score, &exp_sum, value_sum, partials.max_score.get()[at], partials.exp_sum.get()[at],
                      partials.value_sum.get() + at * width, width);
     }
-    write_head(h, value_sum, exp_sum, row);
+    write_head(op, h, value_sum, exp_sum, row);
   }
 }
 
 // What a token attended to, in the formats that the next linear reads.
 void Worker::store_attended(const TmOp& op, int token) {
   const Span& span = plan_.spans[(size_t)plan_.span_of[(size_t)token]];
-  const int64_t width = model_.attended_width(), padded = model_.attended_stride();
+  const int64_t width = model_.attended_width(op), padded = rounded(width, PAD);
   float* row = span.partials < 0 ? attended(token) : scratch_.row.get();
-  if (span.partials >= 0) {
-    memset(row + width, 0, sizeof(float) * (size_t)(padded - width));
-    merge_splits(op, span, token, row);
-  }
-  input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded);
+  memset(row + width, 0, sizeof(float) * (size_t)(padded - width));  // a wider layer's results may lie there
+  if (span.partials >= 0) merge_splits(op, span, token, row);
+  input(op.to).store(kernels_, row, 0, token, 1, 0, (int)padded, (int)padded);
 }

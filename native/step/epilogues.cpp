@@ -37,7 +37,8 @@ void Worker::activate(const TmOp& op, const PendingProduct& product, float* out,
   }
   kernels_.activate(inner, gated ? out : nullptr, product.count * stride, op.activation);
   for (int t = 0; t < product.count; t++) std::fill(inner + t * stride + unit.count, inner + (t + 1) * stride, 0.0f);
-  memory_.buffers[op.to].store(kernels_, inner, stride, product.first, product.count, unit.first, unit.first + stride);
+  memory_.buffers[op.to].store(kernels_, inner, stride, product.first, product.count, unit.first, unit.first + stride,
+                               (int)rounded(op.outputs, PAD));
 }
 
 void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float* out) {
@@ -67,26 +68,25 @@ void Worker::store_logits(const TmOp& op, const TmUnit& unit, int token, float* 
 // A unit is one head of q, k or v.
 void Worker::store_head(const TmOp& op, const TmUnit& unit, int token, float* out) {
   const TmModel& shape = model_.shape;
-  const int head = unit.first / shape.head_dim, half = shape.rotary / 2;
-  const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + shape.num_kv_heads;
+  const int head = unit.first / op.head_dim, half = shape.rotary / 2;
+  const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + op.num_kv_heads;
   if (!is_v) {
     const float* weight = is_q ? op.q_norm : op.k_norm;
     const int64_t position = plan_.step->positions[token];
-    if (weight) kernels_.norm(out, out, shape.head_dim, weight, nullptr, op.eps, 0);
+    if (weight) kernels_.norm(out, out, op.head_dim, weight, nullptr, op.eps, 0);
     if (half) kernels_.rotate(out, shape.cosines + position * half, shape.sines + position * half, half);
   }
+  const int width = Model::head_width(op);
+  std::fill(out + op.head_dim, out + width, 0.0f);
   if (is_q)
-    memcpy(memory_.queries.get() + ((int64_t)token * shape.num_heads + head) * model_.head_width, out,
-           sizeof(float) * (size_t)shape.head_dim);
+    memcpy(memory_.queries.get() + ((int64_t)token * shape.num_heads + head) * width, out, sizeof(float) * (size_t)width);
   else
-    store_kv(op, token, head - shape.num_heads - (is_v ? shape.num_kv_heads : 0), is_v, out);
+    store_kv(op, token, head - shape.num_heads - (is_v ? op.num_kv_heads : 0), is_v, out);
 }
 
 void Worker::store_kv(const TmOp& op, int token, int head, bool is_v, float* out) {
-  const TmModel& shape = model_.shape;
-  const int64_t at = plan_.step->slots[token] * shape.num_kv_heads + head;
-  std::fill(out + shape.head_dim, out + model_.head_width, 0.0f);
+  const int64_t at = plan_.step->slots[token] * op.num_kv_heads + head;
   uint8_t* rows = (uint8_t*)(is_v ? op.v_rows : op.k_rows);
   float* scales = is_v ? op.v_scales : op.k_scales;
-  kernels_.store_kv(out, shape.head_dim, shape.cache_format, rows + at * model_.head_bytes(), scales ? scales + at : nullptr);
+  kernels_.store_kv(out, op.head_dim, model_.shape.cache_format, rows + at * model_.head_bytes(op), scales ? scales + at : nullptr);
 }

@@ -31,7 +31,8 @@ int64_t tokens_per_round(const TmOp& op) {
 void Worker::linear(const TmOp& op, size_t number) {
   // The inner activations of an MLP and the rows of the experts are computed by all threads together, even in a small step.
   const bool together = op.from == TM_MLP_INNER || op.from == TM_GATHERED;
-  Activations x = (together ? memory_.buffers[op.from] : input(op.from)).as(format_of(op.units[0].scheme));
+  const int width = (int)rounded(op.inputs, PAD);
+  Activations x = (together ? memory_.buffers[op.from] : input(op.from)).as(format_of(op.units[0].scheme), width);
   const int tokens = op.epilogue == TM_LOGITS ? plan_.step->num_rows : plan_.step->num_tokens;
   for (WorkItem item; (item = queues_.take(number, thread_)).owner >= 0;) {
     const std::vector<int>& units = model_.shares[number][(size_t)item.owner];

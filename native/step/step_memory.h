@@ -11,7 +11,7 @@ struct AttentionPartials {
 
 struct StepMemory {
   AlignedBuffer<float> residual;  // [tokens, hidden_stride]
-  AlignedBuffer<float> queries;   // [tokens, query heads, head_width]
+  AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
   AttentionPartials partials;
   ActivationBuffer buffers[NUM_BUFFERS];
@@ -19,10 +19,10 @@ struct StepMemory {
   void reserve(const Model& model, const StepPlan& plan) {
     const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen;
     residual.reserve(tokens * model.hidden_stride());
-    queries.reserve(tokens * model.shape.num_heads * model.head_width);
+    queries.reserve(tokens * model.shape.num_heads * model.max_head_width());
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);
-    partials.value_sum.reserve(plan.num_partials * model.head_width);
+    partials.value_sum.reserve(plan.num_partials * model.max_head_width());
     for (int i = 0; i < NUM_BUFFERS; i++) {
       const int64_t rows = i == TM_GATHERED ? pairs : i == TM_MLP_INNER ? std::max(tokens, pairs) : tokens;
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], rows);

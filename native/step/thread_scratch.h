@@ -52,13 +52,13 @@ struct ThreadScratch {
     const TmModel& shape = model.shape;
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
-    row.reserve(rounded(std::max({shape.hidden, shape.num_heads * shape.head_dim, shape.intermediate}), PAD));
-    pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.head_width, GROUP)));
+    row.reserve(rounded(std::max({shape.hidden, shape.num_heads * model.max_head_dim, shape.intermediate}), PAD));
+    pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));
     pending.gate.reserve(MAX_PENDING);
-    const int64_t rows = std::max(QUERY_TILE * model.group, MAX_DECODE_TOKENS * shape.num_heads);
-    attention.value_sum.reserve(2 * rows * model.head_width);
+    const int64_t rows = std::max(QUERY_TILE * model.max_group, MAX_DECODE_TOKENS * shape.num_heads);
+    attention.value_sum.reserve(2 * rows * model.max_head_width());
     attention.max_score.reserve(2 * rows), attention.exp_sum.reserve(2 * rows);
-    attention.kernel.reserve(attention_scratch_bytes(shape.head_dim, rows));
+    attention.kernel.reserve(attention_scratch_bytes(model.max_head_dim, rows));
     attention.queries.resize((size_t)rows);
     attention.visible_begin.resize((size_t)rows), attention.visible_end.resize((size_t)rows);
   }

@@ -31,7 +31,7 @@ void Worker::norm(const TmOp& op) {
   for (int t = from; t < to; t++) {
     const int64_t token = before_head && step.rows ? step.rows[t] : t;
     kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
-    input(op.to).store(kernels_, row, 0, t, 1, 0, padded);
+    input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();
 }

@@ -67,12 +67,12 @@ class Worker {
 
   // attention.cpp
   void attend(const TmOp& op, size_t number);
-  const AttentionTask* next_task(size_t number);
+  const AttentionTask* next_task(const TmOp& op, size_t number);
   AttentionJob job_for(const TmOp& op, const Span& span, int head, int64_t begin, int64_t end) const;
   void attend_split(const TmOp& op, const Span& span, const AttentionTask& task);
   void attend_tile(const TmOp& op, const Span& span, int64_t from, int head);
   void attend_queries(const TmOp& op, const Span& span, int64_t from, int64_t count, AttentionJob& job);
-  void write_head(int head, const float* value_sum, float exp_sum, float* row) const;
+  void write_head(const TmOp& op, int head, const float* value_sum, float exp_sum, float* row) const;
   void merge_splits(const TmOp& op, const Span& span, int token, float* row);
   void store_attended(const TmOp& op, int token);
 

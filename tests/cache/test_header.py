@@ -77,7 +77,7 @@ def test_the_fronts_are_those_of_the_two_writers(tmp_path):
 def test_a_header_is_read(tmp_path):
     save_file({"x": torch.zeros(1)}, tmp_path / "x", metadata={KEY: seal({"a": 1}, FORMAT)})
     assert read_facts(tmp_path / "x") == {"a": 1, "format": FORMAT, "byteorder": sys.byteorder}
-    assert FORMAT == 2  # files of today are read by tomorrow's tokenmill, or refused by their number
+    assert FORMAT == 3  # files of today are read by tomorrow's tokenmill, or refused by their number
 
 
 def test_what_has_no_header_is_refused_by_what_it_is(tmp_path):
@@ -98,7 +98,7 @@ def test_what_has_no_header_is_refused_by_what_it_is(tmp_path):
     assert refused(tmp_path / "text").startswith("is no saved cache, or is damaged: ")
     for name in ("none", "other"):
         assert refused(tmp_path / name) == "is a safetensors file, but no saved cache: it has no 'tokenmill' header"
-    assert refused(tmp_path / "old") == "has format 1, and this tokenmill reads 2"
+    assert refused(tmp_path / "old") == "has format 2, and this tokenmill reads 3"
 
 
 def test_rows_may_be_shared_where_everything_that_counts_is_equal():

@@ -16,6 +16,7 @@ GOOD = {
     **dict.fromkeys(("model", "rope", "cache_format", "dtype", "scheme", "program"), "text"),
     **{name: {} for name in ("fingerprint", "shape", "versions", "sampling", "notes")},
     "tokens": [5, 6, 7],
+    "first_row": 1,
     "num_rows": 2,
     "answer_from": 3,
 }
@@ -29,9 +30,10 @@ def check(**changes):
     "changes",
     [
         {},
-        {"num_rows": 0, "answer_from": 0},
-        {"tokens": [], "num_rows": 0, "answer_from": 0},
-        {"tokens": [1], "num_rows": 0, "answer_from": 1},
+        {"first_row": 0, "num_rows": 0, "answer_from": 0},
+        {"tokens": [], "first_row": 0, "num_rows": 0, "answer_from": 0},
+        {"tokens": [1], "first_row": 0, "num_rows": 0, "answer_from": 1},
+        {"first_row": 2},
         {"unknown": 1},
     ],
 )
@@ -53,6 +55,7 @@ def test_what_is_allowed(changes):
             for value in ([], "x", None)
         ),
         *(("tokens", value) for value in (5, None, "5", [-1], ["5"], [1.5], [True])),
+        *(("first_row", value) for value in (-1, 3, "2", None, 1.5, True)),
         *(("num_rows", value) for value in (-1, 3, "2", None, 1.5, True)),
         *(("answer_from", value) for value in (-1, 4, "2", None, 1.5, True)),
     ],

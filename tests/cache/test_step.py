@@ -47,7 +47,7 @@ def test_the_length_of_a_span():
     [
         (0, 3, None, ["x..", "xx.", "xxx"]),
         (2, 2, None, ["xxx.", "xxxx"]),
-        (2, 2, 2, [".xx.", "..xx"]),
+        (2, 2, 2, ["xx.", ".xx"]),  # from position 1 on, the first that is seen
         (0, 3, 1, ["x..", ".x.", "..x"]),
         (3, 1, 9, ["xxxx"]),
     ],

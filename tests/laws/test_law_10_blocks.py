@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.simulated_cache import VOCABULARY, SimulatedCache, SimulatedStore, next_token, solo
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
+from tokenmill.schedule.window import Window
 
 MAX_TOKENS = 24
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)  # two tokens only: prompts often share a prefix
@@ -22,14 +23,22 @@ class Operations(RuleBasedStateMachine):
         budget=st.integers(1, 16),
         prefix_cache=st.booleans(),
         has_store=st.booleans(),
+        window=st.sampled_from([None, None, 1, 2, 5, 9]),
     )
     def build(
-        self, block_size: int, spare: int, max_sequences: int, budget: int, prefix_cache: bool, has_store: bool
+        self,
+        block_size: int,
+        spare: int,
+        max_sequences: int,
+        budget: int,
+        prefix_cache: bool,
+        has_store: bool,
+        window: int | None,
     ) -> None:
-        num_blocks = -(-MAX_TOKENS // block_size) + spare
+        num_blocks = Window(window, block_size).max_blocks(MAX_TOKENS) + spare
         self.store = SimulatedStore()
         store = self.store if has_store else None
-        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache, store)
+        self.cache = SimulatedCache(num_blocks, block_size, max_sequences, budget, prefix_cache, store, window)
         self.scheduler = self.cache.scheduler
         self.sequences: dict[int, tuple[Sequence, list[int]]] = {}
         self.next_id = 0
@@ -62,6 +71,15 @@ class Operations(RuleBasedStateMachine):
                 known.append(next_token(known))
             drafts[sequence.id] = known[len(sequence.tokens) :] + [VOCABULARY - 2] * wrong
         self.cache.step(drafts)
+
+    @rule(num_steps=st.integers(1, 6), leaves=st.integers(0, 63))
+    def overlap(self, num_steps: int, leaves: int) -> None:
+        """Async scheduling, with sequences that are dropped while a step is in flight."""
+        self.cache.overlapped(num_steps, leaves)
+        unfinished = [*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.parked]
+        for sequence, _ in list(self.sequences.values()):
+            if sequence.finish_reason == "abort" and sequence not in unfinished:
+                del self.sequences[sequence.id]
 
     @precondition(lambda self: any(s.score_from is None for s in self.scheduler.running))
     @rule(data=st.data())

@@ -17,7 +17,8 @@ import torch
 
 from tests.calibrate.runs import calibrated
 from tests.interrupts import lines
-from tests.tiny_models import VOCABULARY, prompt
+from tests.tiny_models import VOCABULARY, prompt, save
+from tests.unequal_model import save_unequal
 from tokenmill import CapacityError, RequestError, SamplingParams, load
 from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
@@ -228,6 +229,22 @@ class Worker:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_text_is_that_of_a_quiet_engine(program, llama, tmp_path):
     everything_at_once(llama, PROGRAMS[program], tmp_path)
+
+
+def slow_but(quick, programs=tuple(PROGRAMS)):
+    """The programs, of which the default run tries those that are named."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in programs]
+
+
+@pytest.mark.parametrize("program", slow_but(("native, draft model", "eager, async")))
+def test_every_text_of_a_model_that_gives_blocks_back(program, models, tmp_path):
+    """The window of every layer has 7 tokens, and blocks have 4: whatever goes back by more is computed anew."""
+    everything_at_once(save("mistral", models), PROGRAMS[program], tmp_path)
+
+
+@pytest.mark.parametrize("program", slow_but(("eager",)))
+def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatch):
+    everything_at_once(save_unequal(tmp_path / "unequal", monkeypatch), PROGRAMS[program], tmp_path)
 
 
 def test_every_text_of_a_model_with_matrices_of_4_and_of_8_bits(llama, tmp_path):

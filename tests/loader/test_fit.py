@@ -1,5 +1,7 @@
 """Settings of a server are chosen from memory and processors; what does not fit is refused with what would."""
 
+from dataclasses import replace
+
 import pytest
 
 from tokenmill.errors import CapacityError
@@ -52,6 +54,17 @@ def fewer(model, monkeypatch, tokens, **settings):
 def test_a_cache_that_fits(model, monkeypatch):
     memory = fewer(model, monkeypatch, 200)
     assert fitted(model, monkeypatch, memory).cache_tokens == 200
+
+
+def test_a_long_text_fits_where_its_window_does(model, monkeypatch):
+    """With a window of 8 and blocks of 8 a text of 96 tokens holds (8 + 24 - 3 + 1) // 8 = 3 blocks at least."""
+    windowed = replace(model, windows=(8, 8))
+    memory = fewer(model, monkeypatch, 24, max_length=24)
+    assert fitted(windowed, monkeypatch, memory).cache_tokens == 24
+    with pytest.raises(CapacityError, match="max_length that fits in memory: 96 needed, 24 available"):
+        fitted(model, monkeypatch, memory)
+    with pytest.raises(CapacityError, match="max_length that fits in memory: 96 needed, 16 available"):
+        fitted(windowed, monkeypatch, fewer(model, monkeypatch, 16, max_length=16))
 
 
 def test_what_does_not_fit_names_what_would(model, monkeypatch):

@@ -130,9 +130,9 @@ def test_the_traffic_without_a_cache_is_that_of_a_prefill():
     ("batch", "num_tokens", "depth", "seen"), [(1, 4, 0, 2 + 2), (2, 10, 0, 5 + 3), (2, 10, 20, 25 + 3), (1, 1, 0, 1)]
 )
 def test_the_traffic_of_prefill(batch, num_tokens, depth, seen):
-    """A token sees half of the new ones on average; logits are computed of the last."""
+    """A token sees half of the new ones on average, and those before as far as windows let it; the last has logits."""
     found = prefill_traffic(SMALL, PLAIN, batch, num_tokens, depth)
-    assert found.read_bytes == READ * 4 + batch * depth * ROW
+    assert found.read_bytes == READ * 4 + batch * (depth + min(depth, 3)) / 2 * ROW
     assert found.operations == batch * (num_tokens * (2 * (READ - 800) + attention(seen)) + 2 * 800)
 
 

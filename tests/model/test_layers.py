@@ -15,9 +15,7 @@ from tokenmill.model import layers
 from tokenmill.model.description import AttentionBlock, ExpertsBlock, MlpBlock, Norm, Projection
 from tokenmill.model.layers import ACTIVATIONS, MLP, Attention, Embedding, MoE, make_linear, make_norm
 from tokenmill.quant.matrix import Matrix
-from tokenmill.quant.schemes import Scheme, find_scheme
-from tokenmill.quant.stored import Stored
-from tokenmill.registry import SCHEMES
+from tokenmill.quant.schemes import Scheme
 
 ALL = ("qkv", "gate_up", "norm", "rotary")
 close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
@@ -67,16 +65,11 @@ def test_layer_norms_are_torchs():
 # ---- embeddings and matrices
 
 
-def test_an_embedding_is_filled_by_others_and_gives_its_codes_once():
+def test_an_embedding_draws_no_numbers_of_its_own():
     table = Embedding(3, 2)
     before = table.weight.detach().clone()
     table.reset_parameters()
     assert torch.equal(table.weight.detach().view(torch.int32), before.view(torch.int32))
-    rows = Stored.plain(torch.zeros(3, 2))
-    table.codes = rows
-    assert table.take_parts() == [rows]
-    with pytest.raises(AssertionError, match="filled as codes"):
-        table.take_parts()
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -92,15 +85,6 @@ def test_a_matrix_in_parts_is_the_same_matrix(bias):
 
 def test_a_matrix_without_parts_is_one_product():
     assert type(make_linear(Projection("out", 6, (4,)), Scheme(), ())) is Matrix
-
-
-@pytest.mark.parametrize(("role", "bits"), [("out", 8), ("router", None)])
-def test_routers_are_never_rounded(monkeypatch, role, bits):
-    asked = []
-    monkeypatch.setattr(layers, "make_matrix", lambda *given, rounded: asked.append((*given, rounded)))
-    scheme = find_scheme(next(name for name in SCHEMES if find_scheme(name).rounds_to == 8))
-    make_linear(Projection(role, 6, (4,), True), scheme, ALL)
-    assert asked == [(scheme, 6, 4, True, bits is not None)]
 
 
 # ---- MLP

@@ -51,6 +51,7 @@ struct Shape {
   int hidden, heads, kv_heads, head_dim, intermediate, rotary, cache_format, window, experts, chosen;
   bool gated, learned_positions, qk_norm;
   std::vector<int> schemes;  // of the units, in turn
+  int second_kv_heads = 0, second_head_dim = 0;  // of the second layer, if they differ
 };
 
 constexpr int VOCAB = 77, LAYERS = 2, POSITIONS = 300, SLOTS = 700;
@@ -70,10 +71,13 @@ struct TestModel {
     embed.table = keep(normals(VOCAB * s.hidden)), embed.scheme = FLOAT32;
     if (s.learned_positions) embed.positions = keep(normals(POSITIONS * s.hidden));
     ops.push_back(embed);
-    for (int layer = 0; layer < LAYERS; layer++) add_layer();
+    for (int layer = 0; layer < LAYERS; layer++) {
+      if (layer && s.second_head_dim) shape.kv_heads = s.second_kv_heads, shape.head_dim = s.second_head_dim;
+      add_layer();
+    }
     add_norm(TM_MLP_IN, TM_LOGITS);
     add_linear(TM_LOGITS, TM_MLP_IN, 0, s.hidden, VOCAB, GROUP);
-    model = {s.hidden, s.heads, s.kv_heads, s.head_dim, s.intermediate, VOCAB, s.rotary, s.cache_format, nullptr, nullptr,
+    model = {s.hidden, s.heads, s.intermediate, VOCAB, s.rotary, s.cache_format, nullptr, nullptr,
              ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
     if (s.rotary) model.cosines = keep(normals(POSITIONS * s.rotary / 2)), model.sines = keep(normals(POSITIONS * s.rotary / 2));
   }
@@ -119,6 +123,7 @@ struct TestModel {
     const int64_t size = (int64_t)SLOTS * shape.kv_heads * dim * format_bytes(shape.cache_format);
     TmOp attend = op(TM_ATTEND);
     attend.to = TM_ATTENDED, attend.scale = 1 / std::sqrt((float)dim), attend.window = shape.window;
+    attend.num_kv_heads = shape.kv_heads, attend.head_dim = dim;
     attend.softcap = shape.window ? 20.0f : 0;
     attend.k_rows = keep(std::vector<uint8_t>((size_t)size)), attend.v_rows = keep(std::vector<uint8_t>((size_t)size));
     if (shape.cache_format == AS_INT8) {
@@ -127,6 +132,7 @@ struct TestModel {
     }
     add_linear(TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, heads * dim, dim);
     TmOp& qkv = ops.back();
+    qkv.num_kv_heads = shape.kv_heads, qkv.head_dim = dim;
     qkv.k_rows = attend.k_rows, qkv.v_rows = attend.v_rows, qkv.k_scales = attend.k_scales, qkv.v_scales = attend.v_scales;
     if (shape.qk_norm) qkv.q_norm = keep(normals(dim, 0.1f, 1)), qkv.k_norm = keep(normals(dim, 0.1f, 1));
     ops.push_back(attend);
@@ -324,6 +330,8 @@ int main() {
       {"bfloat16", 64, 4, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {BFLOAT16}},
       {"learned positions", 48, 3, 3, 16, 100, 0, AS_BFLOAT16, 40, 0, 0, false, true, false, {BFLOAT16, FLOAT32}},
       {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR}},
+      {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},
+      {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
       {"experts", 64, 4, 2, 20, 70, 20, AS_INT8, 0, 5, 2, true, false, false, {Q8, Q4_MIN}},
   };
   const std::vector<std::string> builds = {"amx", "avx512", "avx2", "portable"};

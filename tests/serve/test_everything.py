@@ -16,6 +16,7 @@ import pytest
 from tests.empty import check_empty
 from tests.serve.conftest import served
 from tests.speculate.test_multi_step import needs_native
+from tests.word_model import save_chat_model
 from tokenmill import load
 
 SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "3"))
@@ -98,7 +99,10 @@ class Client:
 
 
 @needs_native
-def test_every_text_is_that_of_a_quiet_engine(chat_model, tmp_path):
+@pytest.mark.parametrize("tiny", ["llama", pytest.param("mistral", marks=pytest.mark.slow)])
+def test_every_text_is_that_of_a_quiet_engine(tiny, tmp_path):
+    """The second has a window of 7 tokens, and gives blocks back."""
+    chat_model = save_chat_model(tmp_path / "model", tiny)
     quiet = load(chat_model, dtype="float32", max_length=96, speculate="off", prefix_cache=False, threads=1)
     on_disk = {"prefix_dir": str(tmp_path / "blocks"), "suffix_dir": str(tmp_path / "texts"), "suffix_limit": 1}
     settings = {**SCARCE, **on_disk, "draft_model": "q8"}

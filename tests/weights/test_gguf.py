@@ -1,5 +1,6 @@
 """GGUF files: hostile headers, what llama.cpp did to the tensors undone, every type, the config in other words."""
 
+import re
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests import gguf_files
 from tokenmill import registry
-from tokenmill.errors import CheckpointError
+from tokenmill.errors import CheckpointError, ConfigError
 from tokenmill.model.families import InGGUF, read_config
 from tokenmill.model.families.llama import LLAMA
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -449,3 +450,16 @@ def test_a_family_that_is_read_as_llama_is_needs_its_own_file_alone(monkeypatch)
     infos = [TensorInfo(name, shape, Kind.F32, 0, 0) for name, shape in names.items()]
     check_read_back(Path("orion.gguf"), model, metadata, infos)  # raises ConfigError where a field differs
     assert hf_bases("orion")["blk.{i}.attn_q"] == "model.layers.{i}.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(("name", "value"), [("layer_kv_heads", (2, 1)), ("layer_head_dims", (4, 6))])
+def test_layers_that_differ_are_refused_by_name(name, value):
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
+    model = read_config({"model_type": "llama", "vocab_size": 10, "num_key_value_heads": 1, **sizes})
+    shapes = {"token_embd.weight": (10, 8), "output.weight": (10, 8)}
+    shapes |= {f"blk.{n}.attn_q.weight": (8, 8) for n in (0, 1)}
+    infos = [TensorInfo(each, shape, Kind.F32, 0, 0) for each, shape in shapes.items()]
+    check_read_back(Path("x.gguf"), model, metadata_of(model), infos)
+    model = replace(model, **{name: value})
+    with pytest.raises(ConfigError, match=re.escape(f"it has no key for {name} = {value}, read as ()")):
+        check_read_back(Path("x.gguf"), model, metadata_of(model), infos)

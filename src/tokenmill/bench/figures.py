@@ -126,8 +126,9 @@ def _shares(phase: str, traffic: Traffic, took_ms: float, read_gb_s: float, peak
 
 
 def _memory(measured: Measured, engine: Engine) -> dict[str, float | None]:
-    point = measured.point
-    used = point.batch * point.length * engine.core.loaded.resolved.cache.bytes_per_token
+    point, resolved = measured.point, engine.core.loaded.resolved
+    rows = min(point.length, resolved.window.max_blocks(point.length) * resolved.cache.block_size)
+    used = point.batch * rows * resolved.cache.bytes_per_token
     return {
         "weights_mb": engine.memory["weights_bytes"] / 1e6,
         "cache_mb": engine.memory["cache_bytes"] / 1e6,

@@ -17,18 +17,7 @@ from tokenmill.memory.atomic_file import unseal
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.value_reader import brief
 
-__all__ = [
-    "FORMAT",
-    "FRONT",
-    "KEY",
-    "SERIALISED",
-    "begins_with",
-    "check_compatible",
-    "read_facts",
-    "shared_fields",
-]
-
-FORMAT = 2
+FORMAT = 3
 KEY = "tokenmill"  # in the file's metadata: our header, in JSON
 FRONT = json.dumps({"__metadata__": {KEY: '{"facts": {'}})[:-3].encode()
 """What lies between the length of a file's header and its facts, where `serialise_bytes` has made the file."""

@@ -17,8 +17,6 @@ from tokenmill.memory.arena import Arena
 from tokenmill.memory.transfer import to_device
 from tokenmill.value_reader import brief
 
-__all__ = ["Pool"]
-
 
 class Pool:
     """The rows of all layers. A slot has the same index in every layer."""

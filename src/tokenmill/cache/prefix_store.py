@@ -26,8 +26,6 @@ from tokenmill.memory.bounded_folder import BoundedFolder
 from tokenmill.schedule.sequence import RowSource
 from tokenmill.value_reader import brief
 
-__all__ = ["PrefixStore"]
-
 LAYOUT, NAME = 3, "rows"  # one tensor of bytes: with one for each layer, reading and writing took 3 times as long
 BLOCKS = re.compile(r"[0-9a-f]{16}/[0-9a-f]{32}\.kv")
 LOCK = ".tokenmill-blocks"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tokenmill.cache.header import check_compatible
@@ -18,17 +19,17 @@ from tokenmill.errors import ConfigError, SnapshotError
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
-__all__ = ["SavedSession", "read_session"]
-
 
 @dataclass(frozen=True)
 class SavedSession:
-    """What a session is made of. answer_from: where the last prompt ends. tensors: name → [num_rows, …].
+    """What a session is made of. answer_from: where the last prompt ends. tensors: name → [num_rows - first_row, …].
 
+    first_row: rows before it are not in the file: they lie before every window.
     is_own: the rows were computed as this engine computes, so that they may be shared.
     """
 
     tokens: list[int]
+    first_row: int
     num_rows: int
     answer_from: int
     sampling: SamplingParams
@@ -37,7 +38,13 @@ class SavedSession:
     is_own: bool
 
     def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
-        return {name: tensor[first:last] for name, tensor in self.tensors.items()}
+        """Rows [first, last), with zeros in the place of those that the file does not have."""
+        begin = max(first - self.first_row, 0)
+        found = {name: tensor[begin : last - self.first_row] for name, tensor in self.tensors.items()}
+        if (missing := self.first_row - first) > 0:
+            zeros = {name: tensor.new_zeros(missing, *tensor.shape[1:]) for name, tensor in found.items()}
+            found = {name: torch.cat([zeros[name], tensor]) for name, tensor in found.items()}
+        return found
 
 
 def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
@@ -52,6 +59,6 @@ def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Poo
         params = SamplingParams(**reader.inside("sampling").values)
     except ConfigError as error:
         raise SnapshotError(f"{path} is damaged: its sampling settings: {brief(str(error))}") from error
-    tokens, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["num_rows"]
-    pool.check_rows(path, rows, num_rows, convert)
-    return SavedSession(tokens, num_rows, facts["answer_from"], params, facts["notes"], rows, is_own)
+    tokens, first_row, num_rows = list(reader.token_ids("tokens", vocab_size)), facts["first_row"], facts["num_rows"]
+    pool.check_rows(path, rows, num_rows - first_row, convert)
+    return SavedSession(tokens, first_row, num_rows, facts["answer_from"], params, facts["notes"], rows, is_own)

@@ -8,8 +8,6 @@ from tokenmill.cache.header import read_facts
 from tokenmill.errors import SnapshotError
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["checked_header", "read_session_facts"]
-
 
 def read_session_facts(path: Path) -> dict[str, Any]:
     """The header, checked. SnapshotError names the field that is wrong."""
@@ -27,5 +25,6 @@ def checked_header(path: Path, facts: Mapping[str, Any]) -> ValueReader:
         raise reader.refuse("tokens", facts["tokens"], "a list of token ids")
     num_tokens = len(reader.token_ids("tokens"))
     reader.count("num_rows", minimum=0, maximum=max(num_tokens - 1, 0))  # the last token is what the next step feeds
+    reader.count("first_row", minimum=0, maximum=facts["num_rows"])
     reader.count("answer_from", minimum=0, maximum=num_tokens)
     return reader

@@ -21,8 +21,6 @@ from tokenmill.memory.atomic_file import seal, writing
 from tokenmill.memory.interrupts import held_interrupts
 from tokenmill.value_reader import brief
 
-__all__ = ["Snapshot", "read_snapshot", "serialise_bytes", "write_buffers", "write_snapshot"]
-
 
 class Snapshot(NamedTuple):
     """What a file holds: the header, and rows: name → [T, …], one entry per layer and row kind, T positions each."""

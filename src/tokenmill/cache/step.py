@@ -16,8 +16,6 @@ from torch import Tensor
 from tokenmill.memory.transfer import to_device
 from tokenmill.schedule.sequence import unread_mark
 
-__all__ = ["AnyStep", "PaddedStep", "Span", "Step"]
-
 
 class Span(NamedTuple):
     """Rows [first, first + count) of the packed tokens are positions [start, start + count) of one sequence.
@@ -39,6 +37,10 @@ class Span(NamedTuple):
     def length(self) -> int:
         """Tokens of the sequence that the last row of the span sees."""
         return self.start + self.count
+
+    def first_key(self, window: int | None) -> int:
+        """The first position that a row of the span sees."""
+        return 0 if window is None else max(self.start - window + 1, 0)
 
 
 @dataclass
@@ -86,11 +88,11 @@ class Step:
         return None if self.rows is None else to_device(self.rows, self.device)
 
     def mask(self, span: Span, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[count, length], added to attention scores: 0 where a query may attend, -inf where it may not."""
+        """[count, length - first_key], added to attention scores: 0 where a query may attend, -inf where it may not."""
         key = (span.first, window, dtype)
         if key not in self._masks:
             queries = torch.arange(span.start, span.length, device=self.device)[:, None]
-            keys = torch.arange(span.length, device=self.device)[None, :]
+            keys = torch.arange(span.first_key(window), span.length, device=self.device)[None, :]
             hidden = keys > queries
             if window is not None:
                 hidden |= keys <= queries - window

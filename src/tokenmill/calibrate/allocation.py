@@ -23,8 +23,6 @@ from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.weights.write.export import Export, Plan
 from tokenmill.weights.write.quantize import kind_of
 
-__all__ = ["check_target_bits", "choose_8_bits"]
-
 NUM_TEXTS, LENGTH = 2, 96  # that divergences are measured on
 Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 

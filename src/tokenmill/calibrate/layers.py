@@ -21,8 +21,6 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.load import empty_decoder, fill_small
 from tokenmill.weights.source import WeightSource
 
-__all__ = ["Choose", "LayerWalk"]
-
 Choose = Callable[[str, Tensor, Tensor | None], Tensor]
 """The values [outputs, inputs] of a matrix: given its name, those of the checkpoint, and its inputs [T, K] or None."""
 

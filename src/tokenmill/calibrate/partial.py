@@ -29,8 +29,6 @@ from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.value_reader import brief
 
-__all__ = ["Partial"]
-
 log = logging.getLogger(__name__)
 
 LOCK, FORMAT = ".lock", 1

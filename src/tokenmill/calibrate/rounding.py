@@ -13,8 +13,6 @@ from tokenmill.quant.gptq import Compensation, NotInvertible, compensation, gptq
 from tokenmill.quant.rtn import round_to_nearest
 from tokenmill.quant.stored import Stored
 
-__all__ = ["ALGORITHMS", "Rounding"]
-
 log = logging.getLogger(__name__)
 
 ALGORITHMS = ("rtn", "importance", "gptq")

@@ -24,8 +24,6 @@ from tokenmill.weights.write.convert import check_space
 from tokenmill.weights.write.export import Export, Plan
 from tokenmill.weights.write.quantize import Kind, plan_quantization, quantize
 
-__all__ = ["Calibrated", "GetTexts", "quantize_calibrated"]
-
 log = logging.getLogger(__name__)
 
 GetTexts = Callable[[], Mapping[str, Texts]]

@@ -13,8 +13,6 @@ from tokenmill.hub.progress import Progress
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["Texts", "cut_text", "written_texts"]
-
 
 class Texts(NamedTuple):
     """Token ids of texts that are equally long, and where they come from, in a few words."""

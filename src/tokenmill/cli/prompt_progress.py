@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from threading import Lock
 
 from tokenmill.cli.process.display import progress_on_stderr
 from tokenmill.engine.observers import Observer
@@ -29,12 +30,18 @@ class PromptProgress(Observer):
         self._begun_s = time.perf_counter()
         self._lengths: dict[int, int] = {}  # of each prompt, by the id of its sequence
         self._done: dict[int, int] = {}
-        self._is_last = False
+        self._is_last = self._is_over = False
         self._shown = ExitStack()
         self._bar: Progress | None = None
+        self._lock = Lock()  # a step may be in its midst when whoever waits for it is interrupted and closes this
 
     def phase(self, name: str, plan: Plan | None) -> None:
         """See Observer."""
+        with self._lock:
+            if not self._is_over:
+                self._follow(name, plan)
+
+    def _follow(self, name: str, plan: Plan | None) -> None:
         if name == "plan" and plan is not None:
             for sequence, start, count, *_ in plan.work:
                 length = self._lengths.setdefault(sequence.id, len(sequence.tokens))
@@ -44,10 +51,15 @@ class PromptProgress(Observer):
             if not self._is_last and time.perf_counter() - self._begun_s >= AFTER_S:
                 self._show(sum(min(start, self._lengths[sequence.id]) for sequence, start, *_ in plan.work), total)
         if name == "deliver" and self._is_last:
-            self.close()
+            self._remove()
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the bar for good."""
+        with self._lock:
+            self._is_over = True
+            self._remove()
+
+    def _remove(self) -> None:
         self._bar = None
         self._shown.close()
 

@@ -23,8 +23,6 @@ from tokenmill.sample.largest import largest
 from tokenmill.sample.probabilities import log_probability_of
 from tokenmill.schedule.sequence import Sequence, Work
 
-__all__ = ["ROWS", "Score", "generate_each", "in_order", "score_each"]
-
 ROWS = 64  # of logits, turned into log-probabilities at a time
 Result = TypeVar("Result")
 

@@ -26,8 +26,6 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.speculate.speculation import Speculation
 
-__all__ = ["Core"]
-
 T = TypeVar("T")
 
 

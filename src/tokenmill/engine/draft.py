@@ -18,8 +18,6 @@ from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.tokenizer import Tokenizer
 
-__all__ = ["DraftCore", "check_vocabulary"]
-
 log = logging.getLogger(__name__)
 
 
@@ -93,7 +91,7 @@ class DraftCore:
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
         """The text's follower, with the same tokens and settings, to be continued by at most `limit` tokens."""
         core, loaded = self._core, self._core.loaded
-        length = min(len(text.tokens) + limit, text.max_tokens, loaded.config.max_length, loaded.config.cache_tokens)
+        length = min(len(text.tokens) + limit, text.max_tokens, loaded.resolved.longest_text)
         if length <= len(text.tokens):
             return None
         follower = self._followers.get(text) or self._new_follower(text)

@@ -23,8 +23,6 @@ from tokenmill.settings.checks import check_flag
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
-__all__ = ["Engine"]
-
 log = logging.getLogger(__name__)
 
 One = str | List[int]

@@ -12,8 +12,6 @@ from tokenmill.sample.sampler import Sampled, choose, sample_singly, take
 from tokenmill.sample.state import ChoiceKind, Row, choice_kind, rows_of
 from tokenmill.schedule.sequence import Plan, Work, unread_mark
 
-__all__ = ["InFlight"]
-
 
 class InFlight:
     """Scored sequences are handed their logits, [R, V] of every wanted row; the choice of the others' tokens begins.

@@ -7,6 +7,7 @@ which setting to change.
 import logging
 import math
 import secrets
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as List
 from dataclasses import asdict, replace
@@ -18,16 +19,14 @@ from typing import Any
 from tokenmill.engine.requests import Prompt, token_ids
 from tokenmill.errors import AS_IDS, ConfigError, RequestError
 from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.resolve import ResolvedModel, default_blocks
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.schedule.sequence import Rows, Sequence
-from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.settings.sampling_params import ALIASES, DEFAULT_MAX_NEW_TOKENS, SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.literal import encode_chat, unread_variables
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.value_reader import ValueReader, brief
-
-__all__ = ["InputProcessor"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class InputProcessor:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._name, self._max_length = loaded.config.model, loaded.config.max_length
-        self._room, self._cache_limit = min(self._max_length, loaded.config.cache_tokens), _cache_limit(loaded.config)
+        self._room, self._cache_limit = loaded.resolved.longest_text, _cache_limit(loaded.resolved)
         model, self._tokenizer = loaded.model_config, loaded.tokenizer
         self._vocab_size, self._context = model.vocab_size, model.context
         self.defaults = loaded.generation_defaults  # sampling settings that the model's files recommend
@@ -241,10 +240,13 @@ class InputProcessor:
         return self._tokenizer
 
 
-def _cache_limit(config: ResolvedConfig) -> float:
-    """cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length."""
-    blocks = config.max_sequences * -(-config.max_length // config.block_size)
-    return config.cache_tokens if config.cache_tokens < blocks * config.block_size else math.inf
+def _cache_limit(resolved: ResolvedModel) -> float:
+    """cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length, or is enough
+    for a window, and so for a text of any length."""
+    config, cache = resolved.config, resolved.cache
+    grows = config.cache_tokens >= default_blocks(config, cache) * config.block_size
+    is_enough = resolved.window.max_blocks(sys.maxsize) <= cache.num_blocks
+    return math.inf if grows or is_enough else config.cache_tokens
 
 
 def salt_of(given: bytes) -> bytes:

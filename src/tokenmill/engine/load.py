@@ -30,8 +30,6 @@ from tokenmill.value_reader import path_of
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.reader import PackedReader
 
-__all__ = ["load", "load_checkpoint", "load_files"]
-
 Told = Callable[[int, int], None]  # how much is done, and how much there is
 
 
@@ -97,7 +95,8 @@ def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> Dr
 def _scheduler(loaded: LoadedModel) -> Scheduler:
     config, spec = loaded.config, loaded.pool.spec
     allocator = BlockAllocator(spec.num_blocks, spec.block_size)
-    return Scheduler(allocator, config.max_sequences, config.max_step_tokens, config.prefix_cache, config.cache)
+    limits = config.max_sequences, config.max_step_tokens
+    return Scheduler(allocator, *limits, config.prefix_cache, config.cache, loaded.resolved.window)
 
 
 def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Speculation:

@@ -20,8 +20,6 @@ from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.speculate.speculation import Speculation
 from tokenmill.speculate.verify import verify
 
-__all__ = ["Loop"]
-
 
 class Loop:
     """One loaded model, its scheduler, and the trackers of those that have not ended, by the id of their sequence.

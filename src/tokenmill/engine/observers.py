@@ -4,8 +4,6 @@ from torch import Tensor
 
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["Observer"]
-
 
 class Observer:
     """Does nothing; a subclass overrides the calls that it needs. It takes part inside `Core.observed_by`.

@@ -14,8 +14,6 @@ from tokenmill.sample.logprobs import TokenLogprobs
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.text.detokenize import Detokenizer
 
-__all__ = ["Completion", "Piece", "Timing", "Tracker", "hash_tokens"]
-
 MAX_UNDECODED = 32
 """Tokens that wait to be decoded together, at a fraction of the cost of decoding one by one."""
 

@@ -12,8 +12,6 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.value_reader import brief
 
-__all__ = ["Prompt", "Request", "batch_of", "for_each", "plain", "token_ids"]
-
 Prompt = str | List[int]
 NO_IDS = (str, bytes, bytearray, memoryview, Mapping, Set)  # no numbers, or in no order
 

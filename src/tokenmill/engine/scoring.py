@@ -16,8 +16,6 @@ from tokenmill.sample.logprobs import TokenLogprobs, token_logprobs
 from tokenmill.schedule.sequence import Sequence, Work
 from tokenmill.value_reader import brief
 
-__all__ = ["last_logits", "prompt_logprobs", "score", "score_pairs"]
-
 
 def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     """Logits after the last `num_rows` tokens, [R, V] float32; rows that the cache shares are not computed again."""

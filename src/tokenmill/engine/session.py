@@ -25,8 +25,6 @@ from tokenmill.schedule.sequence import Sequence
 from tokenmill.settings.sampling_params import SamplingKeywords, SamplingParams
 from tokenmill.value_reader import path_of
 
-__all__ = ["Session"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -291,20 +289,26 @@ class Session:
         """The header and the rows of a file."""
         loaded, sequence, held = self.core.loaded, self._sequence, self._sequence.rows
         num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
+        is_loaded = held.saved is None or held.num_computed >= held.num_saved
+        # One row more than the window needs, because the last token may be fed again.
+        first_row = loaded.resolved.window.first_row(max(num_rows - 1, 0))
+        first_row = max(first_row, held.first_row if is_loaded else held.first_saved)
         header = {
             **loaded.compatibility,
             # Rows that were computed under other conditions are saved with a build that equals no engine's own.
             **({} if held.is_own else {"build": "mixed"}),
             "tokens": list(sequence.tokens),
+            "first_row": first_row,
             "num_rows": num_rows,
             "answer_from": self._penalties_from,
             "sampling": asdict(self.params),
             "notes": self.notes,
         }
         with torch_threads(loaded.config.threads):
-            if held.saved is not None and held.num_computed < held.num_saved:  # not loaded yet
-                return header, loaded.pool.converted(held.saved(0, num_rows))
-            return header, loaded.pool.read(loaded.pool.slots_of(held.blocks, num_rows))
+            if is_loaded or held.saved is None:
+                table = held.table(loaded.config.block_size)
+                return header, loaded.pool.read(loaded.pool.slots_of(table, num_rows)[first_row:])
+            return header, loaded.pool.converted(held.saved(first_row, num_rows))
 
     @classmethod
     def open(cls, core: Core, path: Path, convert: bool, salt: bytes = b"") -> "Session":
@@ -321,7 +325,8 @@ class Session:
             session._answer_from = saved.answer_from
             if core.scheduler.cache:  # rows that are not its own are never shared with another text
                 rows = session._open().rows
-                rows.saved, rows.num_saved, rows.is_own = saved.rows, saved.num_rows, saved.is_own
+                rows.saved, rows.first_saved, rows.num_saved = saved.rows, saved.first_row, saved.num_rows
+                rows.is_own = saved.is_own
         except BaseException:
             session.close()
             raise

@@ -13,8 +13,6 @@ from inspect import GEN_CLOSED, GEN_RUNNING, getgeneratorstate
 from tokenmill.engine.outputs import Piece
 from tokenmill.engine.thread import EngineThread
 
-__all__ = ["Stream"]
-
 
 class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], AsyncContextManager["Stream"]):
     """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""

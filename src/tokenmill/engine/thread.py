@@ -18,8 +18,6 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-__all__ = ["EngineThread"]
-
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ class Unit(Structure):
 
 class Op(Structure):
     _fields_ = _fields(
-        (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme"),
+        (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim"),
         (POINTER(Unit), "units"),
         (c_void_p, "weight bias q_norm k_norm table positions k_rows v_rows k_scales v_scales"),
         (c_float, "eps scale softcap"),
@@ -27,7 +27,7 @@ class Op(Structure):
 
 class Model(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden num_heads num_kv_heads head_dim intermediate vocab rotary cache_format"),
+        (c_int32, "hidden num_heads intermediate vocab rotary cache_format"),
         (c_void_p, "cosines sines"),
         (POINTER(Op), "ops"),
         (c_int32, "num_ops num_threads"),

@@ -14,8 +14,6 @@ from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import Checkpoint
 
-__all__ = ["save_aot_package"]
-
 
 def save_aot_package(checkpoint: Checkpoint, config: EngineConfig, folder: Path, progress: Progress) -> int:
     """Compile a model and write the code; its size in bytes. PackageMismatch where `folder` cannot be written."""

@@ -15,8 +15,6 @@ from tokenmill.weights.packed.copies import start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress
 
-__all__ = ["load_draft_model"]
-
 DRAFT_SCHEMES = ("q8", "q4")  # as a draft model: this model with such weights
 
 
@@ -35,7 +33,8 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Prog
         threads=config.threads,
         max_sequences=config.max_sequences,
         max_step_tokens=config.max_step_tokens,
-        cache_tokens=config.cache_tokens,
+        # With windows the cache is made for them, and those of the draft model are others.
+        cache_tokens=config.cache_tokens if target.resolved.window.size is None else None,
         prefix_cache=config.prefix_cache,
         fingerprint=config.fingerprint,
         packed_cache=config.packed_cache,

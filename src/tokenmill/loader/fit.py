@@ -9,8 +9,6 @@ from tokenmill.memory.available import available_processors
 from tokenmill.model.config import ModelConfig
 from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["fit_for_many"]
-
 SEQUENCES_PER_CORE, MOST_SEQUENCES = 8, 64
 SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answers and activations
 
@@ -28,7 +26,7 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
     max_length, block_size = resolved.config.max_length, resolved.config.block_size
     if config.cache_tokens is not None and config.cache_tokens > most:
         raise CapacityError("cache_tokens that fit in memory", config.cache_tokens, most, "cache_tokens")
-    if max_length > most:
+    if min(max_length, resolved.window.max_blocks(max_length) * block_size) > most:
         # Blocks become smaller too: where there is one for each sequence, and where not even one block fits.
         longest = spare if most == 0 or block_size == max_length else most
         names = "max_length" if config.block_size is None or longest == most else "max_length and block_size"

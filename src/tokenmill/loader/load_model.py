@@ -34,8 +34,6 @@ from tokenmill.weights.generation import recommended
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress, WeightSource, return_memory
 
-__all__ = ["load_model", "resolve_checkpoint"]
-
 log = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.version import __version__
 
-__all__ = ["LoadedModel"]
-
 
 @dataclass(eq=False)
 class LoadedModel:

@@ -21,8 +21,6 @@ from tokenmill.weights.generation import usable
 from tokenmill.weights.packed.reader import is_packed_model
 from tokenmill.weights.packed.writer import PackedWriter
 
-__all__ = ["finish_packed", "save_packed_model"]
-
 
 def save_packed_model(
     checkpoint: Checkpoint, config: EngineConfig, path: Path, progress: Callable[[int, int], None]

@@ -29,8 +29,6 @@ from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.packed.writer import PackedWriter
 from tokenmill.weights.source import Progress, return_memory
 
-__all__ = ["load_with_copy", "open_model"]
-
 log = logging.getLogger(__name__)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 
 from tokenmill.cache.formats import find_format
 from tokenmill.cache.spec import CacheSpec
@@ -14,11 +15,10 @@ from tokenmill.program import choose as choose_program
 from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import AS_STORED, Scheme
 from tokenmill.quant.schemes import choose as choose_scheme
+from tokenmill.schedule.window import Window
 from tokenmill.settings.engine_config import DEFAULT_MAX_LENGTH, EngineConfig, ResolvedConfig
 from tokenmill.speculate.proposer import default_drafts
 from tokenmill.value_reader import path_of
-
-__all__ = ["FLOAT16_ON_CPU", "ResolvedModel", "resolve", "resolve_with"]
 
 FLOAT16_ON_CPU = "float32"
 """What a CPU computes a float16 checkpoint in. float32 holds all of its numbers; bfloat16 would round them."""
@@ -46,6 +46,19 @@ class ResolvedModel:
     program_refusals: Mapping[str, str]
     scheme: Scheme
 
+    @cached_property
+    def window(self) -> Window:
+        """What a sequence keeps of its rows. Without the cache each step reads all of them."""
+        return _window(self.config, self.cache)
+
+    @cached_property
+    def longest_text(self) -> int:
+        """Tokens of the longest text, prompt included, for which the settings and the cache have room."""
+        config = self.config
+        if self.window.size is not None and self.window.max_blocks(config.max_length) <= self.cache.num_blocks:
+            return config.max_length
+        return min(config.max_length, config.cache_tokens)
+
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights in the form that the program multiplies with."""
@@ -59,7 +72,7 @@ def resolve(given: EngineConfig, model: ModelConfig, threads: int = 1) -> Resolv
     which only describe a model may leave it out.
     """
     config, chosen = _with_program(_lengths(given, model, threads), model)
-    config = _with_blocks(config, given, chosen.program)
+    config = _with_blocks(config, given, model, chosen.program)
     return _resolved(given, config, model, chosen)
 
 
@@ -130,13 +143,26 @@ def _choose(config: ResolvedConfig, model: ModelConfig) -> Choice:
     return choose_program(config, model, _cache_spec(config, model), config.device)
 
 
-def _with_blocks(config: ResolvedConfig, given: EngineConfig, program: type[ProgramSpec]) -> ResolvedConfig:
+def _with_blocks(
+    config: ResolvedConfig, given: EngineConfig, model: ModelConfig, program: type[ProgramSpec]
+) -> ResolvedConfig:
     """With the size of blocks, and as many whole ones as all sequences need at their longest."""
     size = config.block_size
     if given.block_size is None and (given.prefix_dir is not None or program.attends):
         size = min(SHARED_BLOCK, size)
-    tokens = given.max_sequences * -(-config.max_length // size) * size
-    return replace(config, block_size=size, cache_tokens=given.cache_tokens or tokens)
+    config = replace(config, block_size=size)
+    return replace(config, cache_tokens=given.cache_tokens or default_blocks(config, _cache_spec(config, model)) * size)
+
+
+def default_blocks(config: ResolvedConfig, cache: CacheSpec) -> int:
+    """Blocks with which no sequence ever waits for one, where all have max_length tokens."""
+    num_steps = 2 if config.async_scheduling == "on" else 1  # a step in flight gives nothing back
+    num_fed = num_steps * config.max_step_tokens
+    return _window(config, cache).max_blocks(config.max_length, num_fed, config.max_sequences)
+
+
+def _window(config: ResolvedConfig, cache: CacheSpec) -> Window:
+    return Window(cache.window if config.cache else None, config.block_size)
 
 
 def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:

@@ -9,6 +9,7 @@ each multiplication done. Divided by what the machine can do, it is the floor th
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tokenmill.cache.spec import kv_bytes_per_token
 from tokenmill.loader.resolve import ResolvedModel
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import LayerDescription, count_parameters, describe
@@ -100,26 +101,30 @@ def decode_traffic(model: ModelConfig, storage: Storage, batch: int, depth: floa
     if not cache:
         return prefill_traffic(model, storage, batch, depth + 1)
     read_bytes = describe(model).num_read(batch) * storage.bytes_per_weight
-    row_bytes = describe(model).kv_bytes_per_token(storage.dtype, storage.cache_format)
-    read_bytes += batch * _mean_seen(model, depth) * row_bytes
+    read_bytes += batch * _seen_bytes(model, storage, depth)
     return Traffic(read_bytes, batch * (2 * describe(model).num_read(1) + _attention_operations(model, depth)))
 
 
 def prefill_traffic(model: ModelConfig, storage: Storage, batch: int, num_tokens: float, depth: float = 0) -> Traffic:
     """`num_tokens` new tokens for each of `batch` sequences, after `depth` that are there; logits of the last only."""
     read_bytes = describe(model).num_read(batch * max(round(num_tokens), 1)) * storage.bytes_per_weight
-    read_bytes += batch * depth * describe(model).kv_bytes_per_token(storage.dtype, storage.cache_format)
+    read_bytes += batch * _seen_bytes(model, storage, depth)
     head = describe(model).head.num_parameters
     each = 2 * (describe(model).num_read(1) - head) + _attention_operations(model, depth + num_tokens / 2)
     return Traffic(read_bytes, batch * (num_tokens * each + 2 * head))
 
 
-def _mean_seen(model: ModelConfig, depth: float) -> float:
-    """Past tokens that a query attends to, over the layers: a window cuts it."""
-    return sum(_seen(layer, depth) for layer in describe(model).layers) / model.num_layers
+def _seen_bytes(model: ModelConfig, storage: Storage, depth: float) -> float:
+    """K and V rows of past tokens that a query attends to, in all layers."""
+    decoder = describe(model)
+    return sum(
+        _seen(layer, depth) * kv_bytes_per_token([rows], storage.dtype, storage.cache_format)
+        for layer, rows in zip(decoder.layers, decoder.rows, strict=True)
+    )
 
 
 def _seen(layer: LayerDescription, depth: float) -> float:
+    """Past tokens that a query attends to: a window cuts them."""
     return min(depth, layer.attention.shape.window or depth)
 
 

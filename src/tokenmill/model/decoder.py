@@ -21,8 +21,6 @@ from tokenmill.model.rope import Angles, RotaryTable
 from tokenmill.quant.dense import product
 from tokenmill.quant.schemes import Scheme
 
-__all__ = ["Decoder", "Layer", "run_layer"]
-
 
 class Layer(nn.Module):
     """Attention and MLP with their norms, as the description of the layer joins them."""

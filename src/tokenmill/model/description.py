@@ -12,21 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from tokenmill.cache.spec import RowsSpec, kv_bytes_per_token
+from tokenmill.cache.spec import LayerSpec, RowsSpec, kv_bytes_per_token, rows_of
 from tokenmill.kernels.attend import AttentionShape
 from tokenmill.model.config import ModelConfig, Rope
-
-__all__ = [
-    "AttentionBlock",
-    "DecoderDescription",
-    "ExpertsBlock",
-    "LayerDescription",
-    "MlpBlock",
-    "Norm",
-    "Projection",
-    "count_parameters",
-    "describe",
-]
 
 
 @dataclass(frozen=True)
@@ -128,11 +116,12 @@ class ExpertsBlock:
 class LayerDescription:
     """Two halves, each x + multiplier * after(block(before(x))): attention, then the MLP of what attention left.
 
-    Where `parallel`, both read the input of the layer.
+    Where `parallel`, both read the input of the layer. keeps: what it leaves in the cache.
     """
 
     attention: AttentionBlock
     mlp: MlpBlock | ExpertsBlock
+    keeps: LayerSpec
     before: Norm | None
     after: Norm | None
     multiplier: float
@@ -164,9 +153,8 @@ class DecoderDescription:
 
     @cached_property
     def rows(self) -> tuple[RowsSpec, ...]:
-        """What each layer keeps in the KV cache."""
-        blocks = [layer.attention for layer in self.layers]
-        return tuple(RowsSpec(block.num_kv_heads, block.head_dim, block.shape.window) for block in blocks)
+        """What each layer keeps in the KV cache. CheckpointError where one keeps something else."""
+        return rows_of(layer.keeps for layer in self.layers)
 
     def kv_bytes_per_token(self, dtype: str, cache_format: str = "dense") -> int:
         """K and V of one token in all layers."""
@@ -226,13 +214,19 @@ def describe(config: ModelConfig) -> DecoderDescription:
     before = norm if config.norm_placement in ("before", "both") else None
     after = norm if config.norm_placement in ("after", "both") else None
     parallel = config.residual == "parallel"
-    layers = tuple(
-        LayerDescription(_attention(config, index), mlp, before, after, config.residual_multiplier, parallel)
-        for index in range(config.num_layers)
-    )
+    layers = []
+    for index in range(config.num_layers):
+        attention = _attention(config, index)
+        keeps = _keeps(config, index, attention)
+        layers.append(LayerDescription(attention, mlp, keeps, before, after, config.residual_multiplier, parallel))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
-    return DecoderDescription(config, layers, norm, head)
+    return DecoderDescription(config, tuple(layers), norm, head)
+
+
+def _keeps(config: ModelConfig, index: int, block: AttentionBlock) -> LayerSpec:
+    state = config.layer_states[index] if config.layer_states else None
+    return state or RowsSpec(block.num_kv_heads, block.head_dim, block.shape.window)
 
 
 def _attention(config: ModelConfig, index: int) -> AttentionBlock:

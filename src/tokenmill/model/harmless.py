@@ -7,8 +7,6 @@ key that is not known is refused, and one that is listed with values is known wi
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["is_harmless"]
-
 # Whatever their value: training, precision, implementations of the same arithmetic, generation, labels, remarks.
 _ANY = frozenset(
     """_attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash

@@ -27,8 +27,6 @@ from tokenmill.quant.dense import is_traced, product
 from tokenmill.quant.matrix import Matrix, make_matrix
 from tokenmill.quant.schemes import Scheme
 
-__all__ = ["MLP", "Attention", "Embedding", "MoE", "make_linear", "make_norm"]
-
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from tokenmill.model.description import DecoderDescription, LayerDescription, MlpBlock, Norm, Projection
 
-__all__ = ["join", "matrices_of", "parameter_shapes"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 

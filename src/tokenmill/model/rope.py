@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from tokenmill.model.config import Rope
 
-__all__ = ["SCALES", "Angles", "RotaryTable", "apply_rotary", "apply_rotary_in_halves", "frequencies"]
-
 Angles = tuple[Tensor, Tensor]  # cos and sin for each token of a step, [T, 1, dim] each
 
 

@@ -8,8 +8,6 @@ from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader, Rope
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["KINDS", "read_rope", "yarn_attention_factor"]
-
 log = logging.getLogger(__name__)
 
 # Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.

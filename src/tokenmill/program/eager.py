@@ -6,8 +6,6 @@ from tokenmill.cache.step import Step
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.weights.load import load_decoder
 
-__all__ = ["Eager"]
-
 
 class Eager(Program):
     """See EagerSpec."""

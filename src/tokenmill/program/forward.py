@@ -19,8 +19,6 @@ from tokenmill.settings.engine_config import ResolvedConfig
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import WeightSource
 
-__all__ = ["ModelParts", "Output", "Program", "find_program"]
-
 
 class Output(NamedTuple):
     """Logits of a step's wanted rows, [R, V]. token_ids: the step's, with the drafts that the program found, if any."""

@@ -16,8 +16,6 @@ from tokenmill.errors import SnapshotError
 from tokenmill.program.forward import Program
 from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 
-__all__ = ["Runner"]
-
 log = logging.getLogger(__name__)
 
 
@@ -66,7 +64,7 @@ class Runner:
         spans: list[Span] = []
         size, has_unknown, stop_ids = self._block_size, False, set[int]()
         for sequence, start, count, num_logits, drafts in plan.work:
-            end, first, blocks = start + count, len(token_ids), sequence.rows.blocks
+            end, first, blocks = start + count, len(token_ids), sequence.rows.table(size)
             token_ids += sequence.tokens[start:end]
             if drafts:
                 token_ids += drafts

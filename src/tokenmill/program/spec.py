@@ -12,8 +12,6 @@ from tokenmill.model.description import count_parameters, describe
 from tokenmill.quant.schemes import Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
-__all__ = ["AotSpec", "CompiledSpec", "EagerSpec", "ProgramSpec"]
-
 
 class ProgramSpec(Protocol):
     """Facts of one form of the forward pass. What it cannot run is refused by name, before anything is allocated."""

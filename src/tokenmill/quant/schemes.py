@@ -23,10 +23,10 @@ class Scheme:
     matrix: str = "plain"  # the module of a matrix, a key of MATRICES in the registry
     bits_per_weight: float | None = None  # scales included; None where the model's dtype or the file's codes decide
     is_integer: bool = False  # may have integer codes; programs may then round activations to 8 bits for each product
-    is_plain: bool = True  # `weight` stays plain after `finish`: its rows can be multiplied apart, and looked up
+    is_plain: bool = True  # `weight` stays plain when it is filled: its rows can be multiplied apart, and looked up
     is_traceable: bool = True  # torch.compile and torch.export can trace the product
     keeps_codes: bool = False  # every matrix stays as the checkpoint stores it
-    rounds_to: int | None = None  # bits of what was floating point, and was filled in float32; None: not rounded
+    rounds_to: int | None = None  # bits of what was floating point, and is read in float32; None: not rounded
     min_agreement: float = 1.0  # the share of golden tokens that must be equal; 1 where whole texts must be
 
     @staticmethod

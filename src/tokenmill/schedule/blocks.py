@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import chain
 
-__all__ = ["BlockAllocator", "chain_digest"]
-
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     """The name of a full block: a hash over its tokens and the name of the block before it (for the first, a salt)."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["Choosing"]
-
 
 @dataclass(frozen=True, slots=True)
 class Choosing:

@@ -12,8 +12,6 @@ from collections.abc import Sequence as List
 
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["Clients", "shares"]
-
 
 class Clients:
     """The clients of one scheduler, with their counters."""

@@ -19,8 +19,7 @@ from tokenmill.schedule.blocks import BlockAllocator
 from tokenmill.schedule.fairness import Clients, shares
 from tokenmill.schedule.prefixes import PrefixCache
 from tokenmill.schedule.sequence import Plan, Sequence, Work
-
-__all__ = ["Scheduler"]
+from tokenmill.schedule.window import Window, give_back, keep_rows, max_fed
 
 _ORDER = attrgetter("priority", "arrival")  # in which sequences wait and run, lowest first
 
@@ -29,6 +28,7 @@ class Scheduler:
     """Owns the sequences that wait and run, and their block tables.
 
     max_prompt_tokens: the tokens of prompts in a step in which others decode; it may be changed between steps.
+    window: what a sequence keeps; everything if it is not given.
     """
 
     def __init__(
@@ -38,11 +38,12 @@ class Scheduler:
         max_step_tokens: int,
         prefix_cache: bool = True,
         cache: bool = True,
+        window: Window | None = None,
     ) -> None:
-        self.allocator = allocator
+        self.allocator, self.window = allocator, window or Window(None, allocator.block_size)
         self.max_sequences = max_sequences
         self.max_step_tokens = max_step_tokens
-        self.prefixes = PrefixCache(allocator, prefix_cache and cache)
+        self.prefixes = PrefixCache(allocator, self.window, prefix_cache and cache)
         self.cache = cache  # False: after each token, no row counts as computed
         self.waiting: deque[Sequence] = deque()  # this and the next sorted by _ORDER
         self.running: list[Sequence] = []
@@ -63,8 +64,12 @@ class Scheduler:
         insort(self.waiting, sequence, key=_ORDER)
 
     def check_length(self, num_tokens: int) -> None:
-        """CapacityError for a sequence that is longer than the whole pool."""
-        needed, available, size = self.allocator.count(num_tokens), self.allocator.num_blocks, self.allocator.block_size
+        """CapacityError for a sequence that needs more than the whole pool."""
+        needed, available, size = (
+            self.window.max_blocks(num_tokens),
+            self.allocator.num_blocks,
+            self.allocator.block_size,
+        )
         if needed > available:
             remedy = "cache_tokens (more), or max_new_tokens or the prompt (fewer)"
             what = f"cache blocks of {size} tokens for a sequence of {num_tokens}"
@@ -111,7 +116,7 @@ class Scheduler:
         """Put `new` tokens in the place of all from `num_tokens` on. Without any, the last that stays is fed again."""
         assert 0 <= num_tokens <= len(sequence.tokens)
         self._keep_rows(sequence, min(sequence.rows.num_computed, max(num_tokens - (not new), 0)))
-        sequence.rows.num_saved = min(sequence.rows.num_saved, num_tokens)
+        sequence.rows.num_saved = self.prefixes.num_saved(sequence, num_tokens)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, num_tokens)
         sequence.tokens[num_tokens:] = new
         if not sequence.rows.num_computed and not sequence.rows.num_saved:
@@ -199,6 +204,7 @@ class Scheduler:
                 computed = min(sequence.rows.num_computed, len(sequence.tokens) - 1)
                 sequence.rows.num_computed = computed if self.cache else 0
             stores += self.prefixes.publish(sequence)
+            give_back(sequence.rows, self.window, self.allocator)
             if sequence.score_from is not None and not sequence.num_pending_tokens:
                 reason = "scored"
             if reason:
@@ -212,15 +218,20 @@ class Scheduler:
         for sequence in sequences:
             computed, length = sequence.rows.num_computed, len(sequence.tokens)
             assert 0 <= computed < length or sequence.score_from is not None or computed == length == 0
-            assert len(sequence.rows.blocks) >= self.allocator.count(computed)
+            first_row = sequence.rows.first_row
+            assert first_row <= self.window.first_row(computed), "a row that is still read was given back"
+            assert len(sequence.rows.blocks) >= self.allocator.count(computed) - first_row // self.allocator.block_size
 
     # ---- inside a step
 
     def _feed(self, sequence: Sequence, budget: int, plan: Plan, guesses: List[int] = ()) -> int:
-        """Plan as many tokens as the budget allows; their number, 0 if the sequence is preempted for blocks.
+        """Plan as many tokens as the budget allows; their number, 0 if the sequence is preempted or waits for blocks.
 
         Only a sequence that decodes is fed guesses, and none for positions at or after its end.
         """
+        budget = min(budget, max_fed(sequence.rows, self.allocator))
+        if budget < 1:  # the step in flight has filled the cache, and gives blocks back at its commit
+            return 0
         drafts: tuple[int, ...] = ()
         if guesses and sequence.num_pending_tokens == 1 and sequence.score_from is None:
             drafts = tuple(guesses[: max(min(budget, sequence.max_tokens - len(sequence.tokens)) - 1, 0)])
@@ -244,14 +255,14 @@ class Scheduler:
         if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
             return []
         sequence = self._clients.next_of(self.waiting, self.running)
-        has_room = self.allocator.count(len(sequence.tokens)) <= self.allocator.num_free
+        has_room = self._max_blocks(sequence) <= self.allocator.num_free
         return [sequence.num_pending_tokens] if has_room else []
 
     def _admit(self, plan: Plan, budget: int) -> None:
         """Let waiting sequences run, as long as there are places, budget and blocks."""
         while self.waiting and len(self.running) < self.max_sequences and budget > 0:
             sequence = self._clients.next_of(self.waiting, self.running)
-            loads = self.prefixes.match_prefix(sequence, self.allocator.count(len(sequence.tokens)))
+            loads = self.prefixes.match_prefix(sequence, self._max_blocks(sequence))
             if loads is None:
                 if self._reclaim():
                     continue
@@ -266,13 +277,14 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence, count: int, plan: Plan) -> bool:
         """Give the sequence blocks of its own for its next `count` tokens; False if it was itself preempted."""
         start, size = sequence.rows.num_computed, self.allocator.block_size
-        needed = self.allocator.count(start + count)
+        num_before = sequence.rows.first_row // size  # blocks of the sequence before its table
+        needed = self.allocator.count(start + count) - num_before
         while len(sequence.rows.blocks) < needed:
             block = self._take_block(sequence, plan)
             if block is None:
                 return False
             sequence.rows.blocks.append(block)
-        for index in range(start // size, needed):
+        for index in range(start // size - num_before, needed):
             old = sequence.rows.blocks[index]
             if self.allocator.references[old] == 1:
                 self.allocator.unpublish(old)  # it is about to change
@@ -280,11 +292,16 @@ class Scheduler:
             new = self._take_block(sequence, plan)
             if new is None:
                 return False
-            if index * size < start:
+            if (num_before + index) * size < start:
                 plan.copies.append((old, new))
             self.allocator.release(old)
             sequence.rows.blocks[index] = new
         return True
+
+    def _max_blocks(self, sequence: Sequence) -> int:
+        """The most blocks that the tokens of a sequence hold at once."""
+        needed = self.window.max_blocks(len(sequence.tokens), self.max_step_tokens)
+        return min(needed, self.allocator.num_blocks)
 
     def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
         """A free block, taken from idle sequences and then from the last running ones; None if that is this one."""
@@ -312,12 +329,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _keep_rows(self, sequence: Sequence, num_rows: int) -> None:
-        """Forget all rows but the first, with their blocks and digests."""
-        num_full = num_rows // self.allocator.block_size
-        sequence.rows.num_computed = num_rows
-        sequence.rows.num_published = min(sequence.rows.num_published, num_full)
-        del sequence.rows.block_hashes[num_full:]
-        self.allocator.cut(sequence.rows.blocks, self.allocator.count(num_rows))
+        keep_rows(sequence.rows, num_rows, self.window, self.allocator)
 
     def _drop_unread(self, sequence: Sequence) -> None:
         """Remove the unread token of a sequence; it will be chosen again, with the same result."""

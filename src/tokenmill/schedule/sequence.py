@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 from tokenmill.schedule.choosing import Choosing
 from tokenmill.settings.sampling_params import SamplingParams
 
-__all__ = ["UNKNOWN", "Load", "Plan", "RowSource", "Rows", "Sequence", "Work", "unread_mark"]
-
 RowSource = Callable[[int, int], Mapping[str, Any]]
 """Reads K and V rows that were computed earlier and lie on disk: tensors by name, for positions [first, last) of the
 source. SnapshotError if the file cannot be used."""
@@ -30,20 +28,28 @@ def unread_mark(row: int) -> int:
 class Rows:
     """The K and V rows of a sequence: in blocks of the cache, or still in a file.
 
-    blocks: its block table. block_hashes: chained hashes of its leading blocks; the first num_published of them were
-    offered for sharing. salt: starts that chain, so that only sequences with the same salt (a tenant, an adapter) share
-    blocks. saved: rows of its first num_saved positions in a file, loaded when the sequence next gets blocks. is_own:
-    False if they come from another program, dtype or scheme; then the sequence neither takes nor offers blocks.
+    first_row: rows before it are not there: they lie before every window (see window.py). blocks: its block table,
+    from the block of first_row on. block_hashes: chained hashes of its leading blocks; none of the first num_published
+    is still to be offered for sharing. salt: starts that chain, so that only sequences with the same salt (a tenant, an
+    adapter) share blocks. saved: rows first_saved to num_saved in a file, loaded when the sequence next gets blocks.
+    is_own: False if they come from another program, dtype or scheme; then the sequence neither takes nor offers blocks.
     """
 
     num_computed: int = 0
+    first_row: int = 0
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
     salt: bytes = b""
     saved: RowSource | None = None
+    first_saved: int = 0
     num_saved: int = 0
     is_own: bool = True
+
+    def table(self, block_size: int) -> list[int]:
+        """The block table from position 0 on. In the place of each block that was given back stands the first block
+        that is there, because what no query may attend to still has to be numbers."""
+        return [self.blocks[0]] * (self.first_row // block_size) + self.blocks if self.first_row else self.blocks
 
     def copy(self) -> "Rows":
         """The same rows for another sequence. The caller counts the references of the blocks."""

@@ -165,7 +165,7 @@ def _settings(defaults: Mapping[str, Any], body: SamplingBody) -> dict[str, Any]
 
 def _limit(core: Core) -> int:
     """Tokens of a prompt and its continuation together."""
-    return min(core.loaded.config.max_length, core.loaded.config.cache_tokens)
+    return core.loaded.resolved.longest_text
 
 
 def _clamped(core: Core, num_prompt: int, field: str, max_tokens: int | None) -> int:

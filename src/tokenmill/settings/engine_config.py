@@ -51,7 +51,7 @@ class EngineConfig:
     block_size: int | None = setting(None,
         "Tokens per cache block. Default: one sequence; 32 with program native, prefix-dir and in chat.")
     cache_tokens: int | None = setting(None,
-        "Slots in the cache over all sequences. Default: max-sequences times max-length.")
+        "Slots in the cache over all sequences. Default: max-sequences times max-length, or what windows need.")
     max_step_tokens: int = setting(512,
         "Maximum number of tokens in one step; longer prompts are prefilled in chunks.",
         options=("--max-num-batched-tokens",))

@@ -17,8 +17,6 @@ from tokenmill.speculate.multi_step import MAX_CALL_S, several_steps, take_large
 from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.speculate.suffix import Guess, Suffix
 
-__all__ = ["Controller"]
-
 MARGIN = 1.03  # by so much drafts must promise to be faster
 STEPS = 5  # in one call at most, because a match may begin meanwhile
 PROBE = 64  # steps after which a draft model that did not pay is tried again; twice as many each time it fails

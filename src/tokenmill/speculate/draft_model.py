@@ -9,8 +9,6 @@ from collections.abc import Sequence as List
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["DraftModel"]
-
 
 class DraftModel(Proposer):
     """Drafts for every sequence that decodes, all of them in one batch."""

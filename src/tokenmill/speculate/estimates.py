@@ -9,8 +9,6 @@ from weakref import WeakKeyDictionary
 
 from tokenmill.schedule.sequence import Sequence
 
-__all__ = ["DraftCosts", "MatchChances", "PassCosts", "TextChances"]
-
 SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512)
 SLOPE = 0.08  # what a token more costs, as a part of a pass of one, until it is measured: few, so that it is tried
 FORGET = 0.02  # weight of the latest guess, once there are some

@@ -12,8 +12,6 @@ from tokenmill.sample.state import ChoiceKind, choice_kind
 from tokenmill.schedule.sequence import UNKNOWN, Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["MAX_CALL_S", "MultiStep", "several_steps", "take_largest"]
-
 MAX_CALL_S = 0.025  # tokens of one call arrive together, and a new request waits for its end
 MAX_ROWS = 32  # of logits, which are kept until the end of the call
 

@@ -11,8 +11,6 @@ from tokenmill.errors import ConfigError
 from tokenmill.schedule.sequence import Plan, Sequence
 from tokenmill.settings.engine_config import ResolvedConfig
 
-__all__ = ["Draft", "Facts", "NoProposer", "Proposer", "Store", "choose", "default_drafts"]
-
 
 class Draft(Protocol):
     """A second model, loaded. See engine/draft.py."""

@@ -14,8 +14,6 @@ from tokenmill.schedule.sequence import UNKNOWN, Plan, Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 from tokenmill.units import counted
 
-__all__ = ["DraftStats", "Speculation", "described"]
-
 log = logging.getLogger(__name__)
 
 ENDS = ("eos", "stop", "length")  # of a text that was not broken off

@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 from tokenmill.schedule.sequence import Sequence
 from tokenmill.speculate.proposer import Facts, Proposer
 
-__all__ = ["Guess", "Suffix", "SuffixAutomaton"]
-
 SHORTEST = 2  # tokens of a suffix that must have occurred before anything is guessed
 TAIL = 4  # last tokens by which a sequence that was edited is known
 CERTAIN = 16  # with a match of so many tokens in the sequence itself, the store is not asked

@@ -38,8 +38,6 @@ from tokenmill.speculate.text_index import (
     write_segment,
 )
 
-__all__ = ["SuffixStore"]
-
 ENDING = ".texts"
 CANDIDATES = 24  # occurrences of an n-gram that a guess compares, the latest of each segment
 PENDING_TOKENS = 1 << 17  # in memory before they are written

@@ -23,22 +23,6 @@ from tokenmill.errors import SnapshotError
 from tokenmill.memory.atomic_file import seal, unseal, writing
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
-__all__ = [
-    "BYTES_PER_TOKEN",
-    "FORMAT",
-    "NGRAMS",
-    "WINDOW",
-    "PendingTexts",
-    "Query",
-    "Segment",
-    "TextIndex",
-    "Tokens",
-    "is_segment",
-    "joined",
-    "query_of",
-    "write_segment",
-]
-
 MAGIC, FORMAT = b"TMTEXTS\n", 1  # the format changes with any constant here that the file follows
 NGRAMS = (8, 3)  # sizes that are indexed, the largest first
 WINDOW = 64  # the longest match that is told from a longer one

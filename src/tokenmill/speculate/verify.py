@@ -6,8 +6,6 @@ from collections.abc import Sequence as List
 
 from tokenmill.schedule.sequence import Plan
 
-__all__ = ["verify"]
-
 
 def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
     """For each work item of the plan, the accepted ones of the tokens chosen there; none if nothing was sampled."""

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from tokenmill.errors import CheckpointError
 
-__all__ = ["BinFile"]
-
 
 class BinFile:
     """See TensorFile. The tensors of the mapped file; only tensors are unpickled, never code.

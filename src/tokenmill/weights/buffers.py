@@ -16,8 +16,6 @@ from tokenmill.model.families import read_config
 from tokenmill.model.rope import frequencies
 from tokenmill.weights.plain import Checkpoint
 
-__all__ = ["compare_buffers"]
-
 log = logging.getLogger(__name__)
 
 _HIDDEN = -1e3  # what a mask adds to a score: -1e4, -1e9 or the smallest number of a type

@@ -10,8 +10,6 @@ from tokenmill.model.parameters import parameter_shapes
 from tokenmill.weights.names import Target, expand, is_ignored, rows_of
 from tokenmill.weights.plain import Checkpoint
 
-__all__ = ["expected_tensors", "match_tensors"]
-
 
 def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Target]:
     """The checkpoint's own name of each tensor → its target.

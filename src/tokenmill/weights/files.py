@@ -11,8 +11,6 @@ from tokenmill.hub.weight_files import FOREIGN, find_weights, missing_shards
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader, brief
 
-__all__ = ["has_weights", "not_a_model", "weight_files"]
-
 
 def weight_files(path: Path) -> list[Path]:
     """The files that transformers would read, or those of another name where there are none of its names.

@@ -11,8 +11,6 @@ from pathlib import Path
 from tokenmill.errors import CheckpointError, file_errors
 from tokenmill.text.templates import FOLDER
 
-__all__ = ["files_of", "fingerprint", "is_full"]
-
 HEAD, PAGE, PAGES = 8 << 20, 4096, 256
 FULL = "full "  # what the digests of all bytes begin with: those of samples never equal them
 FILES = {

@@ -16,8 +16,6 @@ from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.tokenizer import read_json
 from tokenmill.value_reader import ValueReader
 
-__all__ = ["checked", "defaults_of_directory", "defaults_of_gguf", "gguf_of_defaults", "recommended", "usable"]
-
 log = logging.getLogger(__name__)
 
 RECOMMENDED = {name: told for name, told in settings_of(SamplingParams).items() if told.model_files}

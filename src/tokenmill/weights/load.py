@@ -15,8 +15,6 @@ from tokenmill.quant.matrix import Matrix
 from tokenmill.quant.schemes import Scheme
 from tokenmill.weights.source import WeightSource, return_memory
 
-__all__ = ["empty_decoder", "fill_small", "load_decoder", "matrices_in"]
-
 RETURNED = 16  # matrices after which freed memory is given back
 
 

@@ -16,8 +16,6 @@ from tokenmill.model.families import Family
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TRANSFORMS", "Target", "expand", "is_ignored", "rows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

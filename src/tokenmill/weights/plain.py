@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-__all__ = ["Checkpoint", "PlainCheckpoint", "TensorReader"]
-
 # What torch.compile, FSDP, activation checkpointing and DDP put into the names of a model that they wrap.
 _WRAPPERS = re.compile(r"^(module\.)+|(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 

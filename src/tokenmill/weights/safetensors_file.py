@@ -14,8 +14,6 @@ from tokenmill.value_reader import brief
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["SafetensorsFile"]
-
 # The format's names of dtypes that torch has under another name.
 DTYPES = {
     "BOOL": "bool",

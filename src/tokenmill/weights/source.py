@@ -25,8 +25,6 @@ from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.names import TRANSFORMS, Target, rows_of
 
-__all__ = ["Change", "Progress", "WeightSource", "return_memory"]
-
 EMBEDDING, HEAD = "embedding", "head"
 Progress = Callable[[int, int], None]
 Change = Callable[[str, Tensor], Tensor]

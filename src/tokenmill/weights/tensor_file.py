@@ -15,8 +15,6 @@ from tokenmill.registry import TENSOR_FILES, lookup
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TensorFile", "dtype_bytes", "open_tensor_file"]
-
 _LFS_POINTER = b"version https://git-lfs"
 
 

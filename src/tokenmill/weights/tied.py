@@ -10,8 +10,6 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import find_family, read_config
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
 
-__all__ = ["compare_tied_head", "name_tied_embedding"]
-
 log = logging.getLogger(__name__)
 
 ROWS = 4096  # compared at a time, so that temporaries stay small

@@ -2,8 +2,6 @@
 
 from tokenmill.settings.engine_config import DTYPES
 
-__all__ = ["Dense"]
-
 
 class Dense:
     """See Format."""

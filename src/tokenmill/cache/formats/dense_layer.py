@@ -5,8 +5,6 @@ from torch import Tensor
 
 from tokenmill.cache.formats.layer import Zeros
 
-__all__ = ["DenseLayer"]
-
 
 class DenseLayer:
     """One layer's K and V, one allocation of shape [S, K, H] each."""

@@ -1,7 +1,5 @@
 """Format int8 as facts: a row has 8 bits for each entry, and a float32 scale for each head."""
 
-__all__ = ["Int8"]
-
 
 class Int8:
     """See Format."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from tokenmill.cache.formats.layer import Zeros
 
-__all__ = ["Int8Layer"]
-
 
 class Int8Layer:
     """One layer's K and V: codes [S, K, H] and scales [S, K] each. Reading gives values in the model's dtype."""

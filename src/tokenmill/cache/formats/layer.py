@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tokenmill.registry import FORMATS, lookup
 
-__all__ = ["LayerKV", "Zeros", "find_layer", "over"]
-
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Where a format gets its memory: zeros of a shape and dtype, on the pool's device."""
 

@@ -24,11 +24,12 @@ class Gather(Attend):
         assert isinstance(step, Step), "chosen for packed steps"
         parts = []
         for span in step.spans:
+            first = span.first_key(shape.window)
             if span.slots_L is None:
                 assert span.base is not None, "a span has a base or slots"
-                k_LKH, v_LKH = layer.gather(slice(span.base, span.base + span.length))
+                k_LKH, v_LKH = layer.gather(slice(span.base + first, span.base + span.length))
             else:
-                k_LKH, v_LKH = layer.gather(span.slots_L)
+                k_LKH, v_LKH = layer.gather(span.slots_L[first:])
             q = q_TNH if len(step.spans) == 1 else q_TNH[span.first : span.first + span.count]
             if shape.is_plain:
                 parts.append(_attend_span(q, k_LKH, v_LKH, step, span, shape))
@@ -49,7 +50,7 @@ class Rows(Gather):
 
 
 def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: Span, shape: AttentionShape) -> Tensor:
-    """[T, N, H]: one span's queries over its own rows by torch's SDPA; L is the span's length. Scores are plain.
+    """[T, N, H]: one span's queries over its own rows by torch's SDPA; L are those that they see. Scores are plain.
 
     The grouped-query mode of SDPA repeats K and V in memory (571 µs a layer at 1,000 tokens in bfloat16 on 2 cores);
     here a decoding query's heads are laid out as rows of their kv head, which reads the cache once (108 µs).
@@ -57,8 +58,7 @@ def _attend_span(q_TNH: Tensor, k_LKH: Tensor, v_LKH: Tensor, step: Step, span: 
     num_tokens, num_heads, head_dim = q_TNH.shape
     num_kv_heads = k_LKH.shape[1]
     if span.count == 1:
-        oldest = 0 if shape.window is None else max(span.length - shape.window, 0)
-        k_KLH, v_KLH = k_LKH[oldest:].transpose(0, 1), v_LKH[oldest:].transpose(0, 1)
+        k_KLH, v_KLH = k_LKH.transpose(0, 1), v_LKH.transpose(0, 1)
         q_KGH = q_TNH.view(num_kv_heads, -1, head_dim)
         out_KGH = scaled_dot_product_attention(q_KGH[None], k_KLH[None], v_KLH[None], scale=shape.scale)
         return out_KGH.reshape(1, num_heads, head_dim)  # on CUDA the result has another layout

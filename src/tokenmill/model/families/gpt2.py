@@ -9,8 +9,6 @@ from typing import Any
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
 
-__all__ = ["GPT2", "GPT_BIGCODE"]
-
 _NAMES = {
     "wte.weight": "embedding.weight",
     "wpe.weight": "position_embedding.weight",

@@ -5,8 +5,6 @@ from typing import Any
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
 
-__all__ = ["GPT_NEOX"]
-
 _LAYER = "gpt_neox.layers.{i}."
 _NAMES = {
     "gpt_neox.embed_in.weight": "embedding.weight",

@@ -9,8 +9,6 @@ from typing import Any
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
 
-__all__ = ["LLAMA", "MISTRAL", "MIXTRAL", "NAMES"]
-
 NAMES = {
     "embed_tokens.weight": "embedding.weight",
     "layers.{i}.input_layernorm.weight": "layers.{i}.attention_norm.weight",

@@ -9,8 +9,6 @@ from tokenmill.model.config import MAX_LAYERS, ConfigReader
 from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.llama import NAMES
 
-__all__ = ["QWEN2", "QWEN3"]
-
 
 def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """One window per layer, from `layer_types` or from `max_window_layers`."""

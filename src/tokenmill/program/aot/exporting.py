@@ -31,8 +31,6 @@ from tokenmill.program.aot.program import End, weights_of
 from tokenmill.program.compiled.program import check_backend
 from tokenmill.quant.quantized import QuantizedLinear
 
-__all__ = ["KINDS", "Export", "compile_part", "write_package"]
-
 KINDS = {"decode": ("one", "many"), "prefill": ("chunk",), "both": ("one", "many", "chunk")}
 """The kinds of steps to compile, by compile_phases: of one sequence, of several, or a chunk of one."""
 

@@ -12,8 +12,6 @@ from typing import Any
 from tokenmill.errors import PackageMismatch
 from tokenmill.memory.atomic_file import seal, unseal
 
-__all__ = ["MANIFEST", "REMEDY", "check_folder", "file_digest", "read_manifest", "write_manifest"]
-
 MANIFEST, FORMAT = "manifest.json", 1
 REMEDY = "make it again with `tokenmill compile`, or load without it"
 

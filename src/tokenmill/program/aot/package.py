@@ -13,8 +13,6 @@ from tokenmill.errors import PackageMismatch
 from tokenmill.program.aot.manifest import REMEDY, file_digest, read_manifest
 from tokenmill.settings.engine_config import EngineConfig
 
-__all__ = ["Package", "made_for", "open_package"]
-
 Loader = torch._C._aoti.AOTIModelPackageLoader
 
 

@@ -14,8 +14,6 @@ from tokenmill.model.decoder import Decoder
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched
 from tokenmill.program.forward import ModelParts
 
-__all__ = ["Aot", "End", "weights_of"]
-
 
 class Aot(MicroBatched):
     """Runs the parts of a package, which was checked against the model and the settings when it was opened."""

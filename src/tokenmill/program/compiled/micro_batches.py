@@ -22,8 +22,6 @@ from tokenmill.memory.transfer import to_device
 from tokenmill.program.eager import Eager
 from tokenmill.program.forward import ModelParts, Output
 
-__all__ = ["Cache", "Call", "DynamicShapes", "Inputs", "MicroBatch", "MicroBatched", "Shape", "StaticShapes", "split"]
-
 
 @dataclass(frozen=True)
 class Shape:

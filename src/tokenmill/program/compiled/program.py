@@ -27,8 +27,6 @@ from tokenmill.model.decoder import Decoder, run_layer
 from tokenmill.program.compiled.micro_batches import Cache, Call, Inputs, MicroBatch, MicroBatched, Shape, StaticShapes
 from tokenmill.program.forward import ModelParts
 
-__all__ = ["Compiled", "check_backend"]
-
 log = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]

@@ -6,8 +6,6 @@ pack.py says how the tiles of each layout are made.
 
 from tokenmill.quant.schemes import Scheme
 
-__all__ = ["KV_FIELDS", "LAYOUTS", "PAD", "TILE", "kv_number", "matrix_layout"]
-
 TILE, PAD = 16, 64  # rows of a tile, and inputs that its layout goes on by
 LAYOUTS = {  # numbers as in native/kernels.h
     "float32": 0,

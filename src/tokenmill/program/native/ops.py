@@ -26,8 +26,6 @@ from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_emb
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import GROUP, Scheme
 
-__all__ = ["Ops"]
-
 Place = tuple[int | None, str]  # the layer and the role of a matrix
 # As in abi.h.
 EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
@@ -94,6 +92,7 @@ class Ops:
     def _attention(self, layer: int, block: AttentionBlock, layer_kv: LayerKV) -> None:
         tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
+        cache |= {"num_kv_heads": block.num_kv_heads, "head_dim": block.head_dim}
         norms: dict[str, Any] = {}
         for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):
             norms |= {name: self._factors(join(layer, f"attention.{name}"), norm), "eps": norm.eps}

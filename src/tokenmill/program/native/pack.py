@@ -14,8 +14,6 @@ from tokenmill.program.native.layouts import LAYOUTS, PAD, TILE
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
-__all__ = ["layout_of", "pack"]
-
 
 def layout_of(stored: Stored) -> int:
     """The layout that holds these rows without rounding them."""

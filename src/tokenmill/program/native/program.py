@@ -24,8 +24,6 @@ from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
 from tokenmill.program.native.weights import Packed, Packing
 
-__all__ = ["Native"]
-
 WHY_BYTES = 500
 
 
@@ -54,8 +52,6 @@ class Native(Program):
         self._spec = native_structs.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
             intermediate=shape.intermediate_size,
             vocab=shape.vocab_size,
             rotary=0 if cosines is None else 2 * cosines.shape[1],

@@ -12,11 +12,13 @@ from tokenmill.program.spec import ProgramSpec
 from tokenmill.quant.schemes import GROUP, Scheme
 from tokenmill.settings.engine_config import DTYPES, EngineConfig
 
-__all__ = ["ACTIVATIONS", "NativeSpec", "first_rows", "has_coded_embedding"]
-
 COMPUTED = ("float32", "bfloat16")
 ACTIVATIONS = {"silu": 1, "swish": 1, "gelu": 2, "gelu_fast": 3, "gelu_new": 3, "gelu_pytorch_tanh": 3, "relu": 4}
-ABLE = {"norm with unit offset"}
+ABLE = {
+    "norm with unit offset",
+    "kv heads that differ from layer to layer",
+    "head widths that differ from layer to layer",
+}
 """Departures of a description that the operations can compute; the plain decoder goes without saying."""
 
 
@@ -72,10 +74,10 @@ def _packed_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
     """
     layout, itemsize = matrix_layout(scheme, dtype), DTYPES[dtype]
     assert layout is not None, "other schemes are refused"
-    units = {"router": TILE, "qkv": model.head_dim}
     decoder = describe(model)
     packed = numbers = 0
     for matrix, count in decoder.matrices.items():
+        units = {"router": TILE, "qkv": matrix.parts[0] // model.num_heads}
         unit = units.get(matrix.role, GROUP)
         stored = dtype if matrix.role == "router" else layout  # no scheme rounds a router
         tile = int(native_library.library().tm_tile_bytes(LAYOUTS[stored], matrix.inputs))

@@ -26,8 +26,6 @@ from tokenmill.quant.stored import Stored
 from tokenmill.value_reader import brief
 from tokenmill.weights.source import WeightSource, return_memory
 
-__all__ = ["LAYOUT", "Linear", "Packed", "Packing", "Run"]
-
 LAYOUT = 6
 """The version of the packed bytes and of the order of requests; it grows when either changes."""
 NO_GATE = -1

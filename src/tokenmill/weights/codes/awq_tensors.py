@@ -8,8 +8,6 @@ from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.awq import AWQ
 from tokenmill.weights.codes.words import fields_of, of_zeros
 
-__all__ = ["unpack"]
-
 ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie among the eight of a word
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-__all__ = ["QuantizedCheckpoint", "describe_codes"]
-
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
     """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend

@@ -10,8 +10,6 @@ from typing import Any, ClassVar, Self
 
 from tokenmill.weights.codes.layout import GROUPS, Layout, Shape
 
-__all__ = ["GPTQ"]
-
 
 class GPTQ(Layout):
     """See Layout."""

@@ -10,8 +10,6 @@ from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.gptq import GPTQ
 from tokenmill.weights.codes.words import fields_of, of_zeros, on_groups, words_of
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
     """The parts of rounded rows. Loses nothing but the padding.

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-__all__ = ["GROUPS", "Layout", "Shape"]
-
 GROUPS = (32, 64, 128, 256)
 Shape = tuple[int, ...]
 

@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from tokenmill.weights.codes.layout import GROUPS, Layout, Shape
 
-__all__ = ["Own"]
-
 
 class Own(Layout):
     """See Layout."""

@@ -8,8 +8,6 @@ from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.weights.codes.own import Own
 from tokenmill.weights.codes.words import of_groups, on_groups
 
-__all__ = ["pack", "unpack"]
-
 
 def pack(layout: Own, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
     """The parts of rounded rows, whose number of inputs must be even for 4 bits. Loses nothing but the padding."""

@@ -8,8 +8,6 @@ from tokenmill.quant.stored import Stored
 from tokenmill.registry import CODES, lookup
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
 
-__all__ = ["CodesReader"]
-
 
 class CodesReader:
     """Reads the tensors of a QuantizedCheckpoint."""

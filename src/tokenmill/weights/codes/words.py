@@ -7,8 +7,6 @@ from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
 from tokenmill.weights.codes.layout import Layout
 
-__all__ = ["fields_of", "of_groups", "of_zeros", "on_groups", "words_of"]
-
 
 def of_groups(
     layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None

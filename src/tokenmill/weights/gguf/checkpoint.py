@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from tokenmill.quant.stored import Stored
 
-__all__ = ["GGUFCheckpoint"]
-
 
 class GGUFCheckpoint(Checkpoint):
     """metadata: the file's keys and values."""

@@ -15,8 +15,6 @@ from torch import Tensor
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored
 
-__all__ = ["decode", "encode"]
-
 KIND = gguf.GGMLQuantizationType
 
 

@@ -23,8 +23,6 @@ from tokenmill.weights.gguf.header import Header
 from tokenmill.weights.gguf.kinds import FLOATS
 from tokenmill.weights.gguf.neutral import is_neutral, warn_of_unknown
 
-__all__ = ["read_gguf_config"]
-
 log = logging.getLogger(__name__)
 Warn = Callable[..., None]
 

@@ -19,8 +19,6 @@ import numpy as np
 
 from tokenmill.errors import CheckpointError, file_errors
 
-__all__ = ["Header", "TensorInfo", "read_header"]
-
 _HEADER_BYTES = 24  # magic, version and the two counts
 _MIN_PAIR_BYTES = 8 + 1 + 4 + 1  # length and text of the key, type, value
 _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length and text of the name, number of dims, one dim, type, offset

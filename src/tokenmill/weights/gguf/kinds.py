@@ -2,8 +2,6 @@
 
 import gguf
 
-__all__ = ["BITS", "FLOATS", "KINDS"]
-
 KIND = gguf.GGMLQuantizationType
 KINDS = (KIND.Q4_0, KIND.Q4_1, KIND.Q5_0, KIND.Q8_0, KIND.Q4_K)
 BITS = {KIND.F32: 32.0, KIND.Q4_0: 4.5, KIND.Q4_1: 5.0, KIND.Q4_K: 6.0, KIND.F16: 16.0, KIND.BF16: 16.0}

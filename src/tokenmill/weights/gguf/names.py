@@ -19,8 +19,6 @@ from tokenmill.model.families import find_family, gguf_facts
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ROPE_FREQS", "Transform", "find_transform", "hf_bases"]
-
 ROPE_FREQS = "rope_freqs.weight"
 Layout = Callable[["Tensor", Mapping[str, Any]], "Tensor"]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from tokenmill.value_reader import brief
 
-__all__ = ["is_neutral", "warn_of_unknown"]
-
 # Without what stands before them, the architecture. These are 0, 0.0 or false where the architecture has no such thing.
 _OFF = frozenset(
     """activation.situ_linear_beta attention.clamp_kqv attention.compress_ratios attention.compress_rope_freq_base

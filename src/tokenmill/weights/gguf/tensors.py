@@ -17,8 +17,6 @@ from tokenmill.weights.gguf.header import TensorInfo
 from tokenmill.weights.gguf.kinds import FLOATS, KINDS
 from tokenmill.weights.gguf.names import Transform
 
-__all__ = ["GGUFReader"]
-
 CHUNK = 2**18  # values dequantised at a time: temporaries stay in the second-level cache
 
 

@@ -28,20 +28,6 @@ from tokenmill.weights.fingerprint import files_of, fingerprint
 from tokenmill.weights.packed.reader import MAGIC, REMEDY, PackedReader, is_packed_model, read_header
 from tokenmill.weights.packed.verified import forget, last_used
 
-__all__ = [
-    "CopiesFolder",
-    "Copy",
-    "copies",
-    "copies_folder",
-    "copy_name",
-    "delete_copy",
-    "room_for_copy",
-    "say_unusable",
-    "start_reading",
-    "without_remedy",
-    "writing_copy",
-]
-
 log = logging.getLogger(__name__)
 
 SMALLEST = 16 << 20  # bytes of weights; smaller models load as quickly from their own files

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["PackedCheckpoint"]
-
 
 class PackedCheckpoint(Checkpoint):
     """PackedModelError, by field, if the file is damaged, of another version, or older than its model.

@@ -20,18 +20,6 @@ from tokenmill.memory.pages import HUGE_PAGE, map_file, touch
 from tokenmill.value_reader import ValueReader, brief
 from tokenmill.weights.packed.verified import is_verified, remember
 
-__all__ = [
-    "BEGIN",
-    "FORMAT",
-    "MAGIC",
-    "REMEDY",
-    "PackedReader",
-    "begin_file",
-    "is_packed_model",
-    "read_header",
-    "read_tokenizer",
-]
-
 MAGIC, FORMAT = b"TMIMAGE\n", 5
 BEGIN = HUGE_PAGE  # of the weights in the file
 REMEDY = "make it again with `tokenmill pack`"

@@ -14,8 +14,6 @@ from pathlib import Path
 from tokenmill.hub.download import cache_folder
 from tokenmill.memory.atomic_file import writing
 
-__all__ = ["forget", "is_verified", "last_used", "remember"]
-
 SETTLED_S = 1.0  # a file that was changed later than so long ago may change again at what clocks call the same time
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 

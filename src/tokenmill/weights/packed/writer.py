@@ -23,8 +23,6 @@ from tokenmill.memory.pages import map_file, touch
 from tokenmill.text.tokenizer import Tokenizer
 from tokenmill.weights.packed.reader import BEGIN, FORMAT, MAGIC, begin_file
 
-__all__ = ["PART", "PackedWriter"]
-
 PART = 8 << 20  # bytes of the weights that are written at once and share a checksum: whole huge pages
 AHEAD = 2  # parts that a thread may still have to write
 TOKENIZER = ("bos_token_id", "eos_token_ids", "chat_template", "named_templates", "special_texts", "suppressed_ids")

@@ -29,8 +29,6 @@ from tokenmill.text.templates import FOLDER
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import is_ignored
 
-__all__ = ["Unit", "check_new", "check_space", "convert", "plain_unit", "weights_of", "write_directory"]
-
 OWN_KEYS = ("dtype", "stored_as_codes", "embedding_as_codes")
 """Keys of a config that tell how the files were stored that it was read from."""
 

@@ -18,8 +18,6 @@ from tokenmill.registry import EXPORTS, lookup
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.names import Target
 
-__all__ = ["Export", "Plan", "Rounded", "find_export"]
-
 Rounded = Callable[[str, Tensor], Stored]
 
 

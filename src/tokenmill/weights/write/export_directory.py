@@ -20,8 +20,6 @@ from tokenmill.weights.codes.own import Own
 from tokenmill.weights.write.convert import Unit, check_new, plain_unit, write_directory
 from tokenmill.weights.write.export import Export, Plan, Rounded
 
-__all__ = ["GPTQExport", "OwnExport"]
-
 
 class DirectoryExport(Export):
     """A directory whose matrices X.weight are replaced by parts X.…; every other tensor stays as it is."""

@@ -42,8 +42,6 @@ from tokenmill.weights.write.gguf_metadata import (
     write_header,
 )
 
-__all__ = ["GGUFExport"]
-
 log = logging.getLogger(__name__)
 
 KIND = gguf.GGMLQuantizationType

@@ -21,8 +21,6 @@ from tokenmill.model.rope_config import yarn_attention_factor
 from tokenmill.weights.gguf.config import read_gguf_config
 from tokenmill.weights.gguf.header import Header, TensorInfo
 
-__all__ = ["check_read_back", "metadata_of", "rope_factors", "unread_yarn", "write_header"]
-
 # Says nothing of the arithmetic, or is told by the tokenizer and by the types of the tensors.
 _MAY_DIFFER = {"family", "dtype", "codes", "code_bits", "embedding_bits", "eos_token_ids"}
 _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}

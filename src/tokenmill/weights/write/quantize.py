@@ -32,8 +32,6 @@ from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.write.convert import weights_of
 from tokenmill.weights.write.export import Export, Plan, find_export
 
-__all__ = ["Kind", "Rounder", "kind_of", "plan_quantization", "quantize"]
-
 Rounder = Callable[[str, Tensor, int], Stored | None]
 """Rounds the matrix of that name, [R, K] in any floating type, to so many bits; None leaves it to round_to_nearest."""
 ROWS = 1024  # whose errors are computed at a time, so that temporaries stay small
