@@ -1,19 +1,25 @@
-"""Architectures without files: they have the sizes of the models that they are named for, and no tensors."""
+"""Architectures without files: they have the sizes of the models that they are named for, and random weights."""
 
 import pytest
+import torch
 
 from tokenmill.bench.shapes import SHAPES, find_shape
-from tokenmill.errors import CheckpointError, ConfigError
+from tokenmill.errors import ConfigError
 from tokenmill.model.description import count_parameters
 from tokenmill.model.families import read_config
 
 
-def test_a_shape_has_no_tensors():
+def test_a_shape_has_random_tensors_of_the_sizes_of_its_model():
     shape = find_shape("llama-1b")
-    assert str(shape.path) == "shape-llama-1b" and shape.shapes == {} and shape.num_bytes == 0
+    assert str(shape.path) == "shape-llama-1b" and shape.num_bytes == 0
     assert shape.tokenizer() is None and shape.generation_defaults() == {}
-    with pytest.raises(CheckpointError, match="shape-llama-1b has no tensor x: a shape has no weights"):
-        shape.read("x")
+    assert len(shape.shapes) == 2 + 16 * 9
+    assert shape.shapes["embed_tokens.weight"] == (128256, 2048)
+    assert shape.shapes["layers.15.mlp.down_proj.weight"] == (2048, 8192)
+    matrix = shape.read("layers.3.self_attn.k_proj.weight")
+    assert matrix.shape == (512, 2048) and 0.9 < float(matrix[0].std() / matrix[1].std()) < 1.1
+    assert torch.equal(shape.read("layers.3.self_attn.k_proj.weight", rows=range(7, 9)), matrix[7:9])
+    assert shape.read("norm.weight").tolist() == [1.0] * 2048
     with pytest.raises(
         ConfigError, match=r"--shape = 'llama-2b' is not allowed: use one of smollm2-135m, .*pythia-160m"
     ):

@@ -13,6 +13,7 @@ from tests.word_model import save_word_model
 from tokenmill import load
 from tokenmill.engine.inputs import InputProcessor
 from tokenmill.errors import ConfigError, RequestError
+from tokenmill.schedule.window import Window
 from tokenmill.settings.sampling_params import SamplingParams
 from tokenmill.text.detokenize import Detokenizer
 from tokenmill.text.tokenizer import Tokenizer
@@ -107,8 +108,15 @@ def test_a_word_is_forbidden_with_and_without_a_space_before_it():
     tokenizer = Tokenizer(trained())
     spelled = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("the", " the")]
     assert spelled[0] != spelled[1]
+    config = SimpleNamespace(
+        model="any", max_length=64, cache_tokens=64, max_sequences=1, block_size=64,
+        cache=True, async_scheduling="off", max_step_tokens=64,
+    )  # fmt: skip
+    cache = SimpleNamespace(num_blocks=1, window=None)
+    resolved = SimpleNamespace(config=config, window=Window(None, 64), longest_text=64, cache=cache)
     loaded = SimpleNamespace(
-        config=SimpleNamespace(model="any", max_length=64, cache_tokens=64, max_sequences=1, block_size=64),
+        config=config,
+        resolved=resolved,
         model_config=SimpleNamespace(vocab_size=tokenizer.num_tokens, context=64, eos_token_ids=()),
         tokenizer=tokenizer,
         generation_defaults={},

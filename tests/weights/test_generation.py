@@ -87,7 +87,7 @@ def test_settings_that_are_not_used_are_warned_of_once(llama, tmp_path, caplog):
     load(path)
     unused, absent = (sorted(r.getMessage() for r in caplog.records if r.levelno == logging.WARNING))[::-1]
     assert "recommends temperature = 0.7, top_k = 20, top_p = 0.8, repetition_penalty = 1.1" in unused
-    assert "--generation-config" in unused
+    assert "generation_config=True uses that" in unused
     assert "num_beams = 4" in absent
     caplog.clear()
     assert load(path, generation_config=True).core.inputs.defaults == FOUND
@@ -250,7 +250,7 @@ def test_recommendations_are_used_or_said(caplog):
     assert recommended(some, False) == {}
     with pytest.raises(CheckpointError, match="top_p = 2"):
         recommended(wrong, True)
-    uses = "generation_config=True uses that (--generation-config of generate, chat, decode and profile)"
+    uses = "generation_config=True uses that (an option of generate, chat, decode and profile)"
     assert caplog.messages == [f"this recommends top_k = 5, top_p = 0.5; {uses}"]
     caplog.clear()
     assert recommended(wrong, False) == usable(wrong) == {}

@@ -32,8 +32,8 @@ class InMemory(Checkpoint):
     def dtype_of(self, name):
         return str(self.tensors[name].dtype).removeprefix("torch.")
 
-    def read(self, name, dtype=None):
-        return self.tensors[name]
+    def read(self, name, dtype=None, rows=None):
+        return self.tensors[name] if rows is None else self.tensors[name][rows.start : rows.stop]
 
 
 def numbers(rows: int, columns: int) -> torch.Tensor:

@@ -61,7 +61,8 @@ class Compiled(MicroBatched):
                 self.calls[key] = None
                 has_begun = threading.Event()
                 # No daemon: a process that ends in the midst of compiling crashes. It waits; the command line does not.
-                threading.Thread(target=self._compile_aside, args=(key, inputs, has_begun), name="compile").start()
+                given = key, inputs, has_begun
+                threading.Thread(target=self._compile_aside, args=given, name="compile", daemon=False).start()
                 has_begun.wait()
             else:
                 self.calls[key] = self._compile(inputs, self.cache)
