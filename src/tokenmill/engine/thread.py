@@ -122,7 +122,7 @@ class EngineThread:
         self,
         do: Callable[[], Any],
         step: Step | None = None,
-        on_error: Callable[[BaseException], None] = lambda error: log.error("in the engine's thread", exc_info=error),
+        on_error: Callable[[BaseException], None] = lambda error: log.error("what was posted has failed", exc_info=error),
     ) -> None:
         """As `call`, or with `step` as `wait`, and nobody waits."""
         self._inbox.put(_Task(do, step, on_error))
