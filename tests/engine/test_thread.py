@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from functools import partial
 
 import pytest
 
 from tests.interrupts import lines
-from tokenmill.engine.thread import EngineThread
+from tokenmill.engine.thread import EngineThread, _hold_all, _let_all_go
 
 
 @pytest.fixture
@@ -231,6 +232,91 @@ def test_a_fork_waits_for_the_end_of_a_step(thread):
             count = steps.count
             os._exit(0 if not half and thread.call(lambda: steps.count) == count else 1)
         assert os.waitpid(child, 0)[1] == 0
+    over.set()
+    waiting.join(60)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import atexit; atexit.register(lambda: print(use()))",
+        "class A:\n    def __del__(self): print(use())\na = A()",
+        "def make():\n    try: yield\n    finally: print(use())\nmade = make(); next(made)",
+    ],
+)
+def test_it_is_used_once_the_process_ends(how):
+    """By what was to be called before tokenmill was imported, and by what the interpreter collects at its end."""
+    code = f"""
+{how}
+from tokenmill.engine.thread import EngineThread
+thread, steps = EngineThread(), []
+def use(wait=EngineThread.wait, thread=thread, steps=steps):
+    return wait(thread, lambda: len(steps) if len(steps) > 1 else None, lambda: steps.append(1))
+print(thread.call(lambda: 5))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "5\n2\n")
+
+
+def test_an_error_where_nobody_waits_leaves_the_others_alone(thread, caplog):
+    def fail(_=None):
+        raise ValueError
+
+    thread.post(fail, on_error=fail)
+    thread.tidy(fail)
+    assert thread.call(lambda: 5) == 5
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError, ValueError]
+
+
+def test_a_child_does_what_was_to_be_tidied(thread):
+    thread.call(lambda: None)
+    for _ in range(10):
+        done = []
+        thread.tidy(partial(done.append, 1))
+        child = os.fork()
+        if not child:
+            signal.alarm(60)
+            thread.call(lambda: None)
+            os._exit(0 if done == [1] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_signal_handler_uses_it_between_the_hooks_of_a_fork(thread):
+    """Where its own thread holds every turn; the fork holds them again then."""
+    thread.call(lambda: None)
+    _hold_all()
+    assert thread.turn._is_owned() and thread.call(lambda: "handled") == "handled" and thread.turn._is_owned()
+    _let_all_go()
+    assert not thread.turn._is_owned() and thread.call(lambda: 5) == 5
+
+
+def test_an_interrupt_while_a_fork_waits_for_a_step(thread):
+    """The child finds no half step, and the interrupt is raised after the fork."""
+    half, over, within = [], threading.Event(), threading.Event()
+
+    def step():
+        half.append(1)
+        within.set()
+        time.sleep(0.1)
+        half.pop()
+
+    waiting = threading.Thread(target=lambda: thread.wait(lambda: over.is_set() or None, step), daemon=True)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    children = []
+    try:
+        waiting.start()
+        within.wait()
+        main = threading.get_ident()
+        threading.Timer(0.02, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            children.append(os.fork())
+            if not children[0]:
+                os._exit(1 if half else 0)
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert os.waitpid(children[0], 0)[1] == 0
     over.set()
     waiting.join(60)
     assert not waiting.is_alive()

@@ -193,24 +193,31 @@ class Core:
     def cancel(self, request: Request) -> None:
         """End a request before the next step; `follow` and `finish` in another thread raise RequestError."""
         if not request.is_done:
-            self.thread.post(lambda: self._end([each.sequence for each in request.trackers if not each.has_ended]))
+            self.thread.tidy(lambda: self._end([each.sequence for each in request.trackers if not each.has_ended]))
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence for good and give its blocks back, before the next step."""
-        self.thread.post(partial(self._release, sequence))
+        self.thread.tidy(partial(self._release, sequence))
 
     def release_with(self, owner: object, sequence: Sequence) -> weakref.finalize:  # type: ignore[type-arg]
         """Have a sequence released when an object is garbage-collected."""
-        return weakref.finalize(owner, self.thread.finalized.append, partial(self._release, sequence))
+        known = weakref.ref(self)  # else the thread that is to end with this would hold it
+
+        def release() -> None:
+            if (core := known()) is not None:
+                core._release(sequence)
+
+        return weakref.finalize(owner, self.thread.finalized.append, release)
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
+        self.thread.post(self._end_all)  # first, and posted: interrupted, it still ends what others wait for
         self._is_closed = True
-        if self.thread.is_current:
-            self.thread.post(self._end_all)
-        else:
-            self.call(self._end_all)
-        self.thread.stop()
+        try:
+            if not self.thread.is_current:
+                self.thread.call(lambda: None)
+        finally:
+            self.thread.stop()
 
     def check_open(self) -> None:
         """RequestError after `close`."""
@@ -284,6 +291,7 @@ class Core:
         self._end([sequence])
 
     def _end_all(self) -> None:
+        self._is_closed = True
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             self.loop.fail(sequence, RequestError("this engine is closed"))
         self.loop.in_flight = None

@@ -6,14 +6,17 @@ called in the order in which they came, between two steps. Steps are made while 
 The waiting is done with bare locks, because a signal handler may use the engine while its own thread waits for it.
 """
 
+import _thread
 import atexit
+import ctypes
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -23,9 +26,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Step = Callable[[], None]
 _threads: "WeakSet[EngineThread]" = WeakSet()
-_held: "list[EngineThread]" = []  # whose turn the thread has that forks
-_forking: list[bool] = []  # not empty while a thread wants to fork
+_forking: list[int] = []  # the threads that want to fork
+_interrupts: list[BaseException] = []  # that came while a fork was waited for
 FORK_WAITS_S = 0.002
+RAISED_AFTER_S = 0.02
+QUIT_LOOKS_S = 0.0005
 
 
 class _Task(Generic[T]):
@@ -41,7 +46,7 @@ class _Task(Generic[T]):
         self._poll, self.step, self._on_error = poll, step, on_error
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._has_ended = False
+        self.has_ended = False
         self._claim, self._end = threading.Lock(), threading.Lock()
         self._end.acquire()
 
@@ -59,9 +64,10 @@ class _Task(Generic[T]):
         is_over = is_once or result is not None or error is not None
         if is_over and (is_once or self._claimed()):
             if error is not None and self._on_error is not None:
-                self._on_error(error)
-            self._result, self._error, self._has_ended = result, error, True
+                _guarded(partial(self._on_error, error))
+            self._result, self._error, self.has_ended = result, error, True
             self._end.release()
+        del error  # whose traceback holds this frame
         return is_over
 
     def _claimed(self) -> bool:
@@ -80,8 +86,17 @@ class _Task(Generic[T]):
 
     def take_back(self) -> None:
         """Have it not be called any more; if it is being called, wait for its end."""
-        if not self._claimed() and not self._has_ended:
+        if not self._claimed() and not self.has_ended:
             self._end.acquire()
+
+
+def _guarded(do: Callable[[], object]) -> None:
+    """Call what nobody waits for. The thread must not end with its error, for the others wait."""
+    try:
+        do()
+    except BaseException as error:
+        with suppress(Exception):  # a handler of the log may raise, too
+            log.error("in the engine's thread", exc_info=error)
 
 
 class EngineThread:
@@ -103,6 +118,7 @@ class EngineThread:
         self.turn = threading.RLock()  # held in a step or a function, so that a fork finds neither half done
         self._runs = threading.Lock()  # held by the thread, so that there is one
         self._ident: int | None = None
+        self._quitter: int | None = None  # the thread that has called `quit`
         self._is_stopping = self._is_quitting = False
 
     @property
@@ -127,21 +143,37 @@ class EngineThread:
         """As `call`, or with `step` as `wait`, and nobody waits."""
         self._inbox.put(_Task(do, step, on_error))
 
+    def tidy(self, do: Callable[[], None]) -> None:
+        """As `post`, before anything else, and in a process that is forked before it was done as well."""
+        self.finalized.append(do)
+        self.post(lambda: None)
+
     def stop(self) -> None:
         """End the thread once nobody waits for steps. A later call begins another one."""
         self._inbox.put(None)
 
     def quit(self) -> None:
-        """End the thread after the step that is being made, and wait for that; for the end of the process."""
-        self._is_quitting = True
+        """End the thread after the step that is being made, and wait for that; for the end of the process.
+
+        What the thread that has called this hands in from then on it does itself: the interpreter begins no other.
+        """
+        self._quitter, self._is_quitting = threading.get_ident(), True
         self._inbox.put(None)
-        with self._runs:
-            pass
+        self._await_end()
 
     def _ask(self, task: _Task[T]) -> T:
+        if threading.get_ident() in _forking:  # a signal handler, between the hooks of a fork
+            _let_all_go()
+            try:
+                return self._ask(task)
+            finally:
+                _hold_all()
         try:
             self._inbox.put(task)
-            self.start()
+            if self._quitter == threading.get_ident():
+                self._do_alone(task)
+            else:
+                self.start()
             return task.wait()
         except BaseException:
             task.take_back()  # this may be an interrupt
@@ -153,6 +185,24 @@ class EngineThread:
             threading.Thread(target=self._run, name="tokenmill-engine", daemon=True).start()
 
     # ---- in the thread
+
+    def _do_alone(self, task: _Task[Any]) -> None:
+        """In the place of the thread, once it has ended for good."""
+        self._await_end()
+        self._ident = threading.get_ident()
+        try:
+            while not task.has_ended:
+                if self._tasks and self._inbox.empty():
+                    self._move()
+                else:
+                    self._accept(self._inbox.get())
+        finally:
+            self._ident = None
+
+    def _await_end(self) -> None:
+        """Holding nothing, because a signal handler may do the same meanwhile."""
+        while self._runs.locked():
+            time.sleep(QUIT_LOOKS_S)
 
     def _run(self) -> None:
         """Two that were begun at once: one ends here. What comes while this one ends is done by it, or by the next."""
@@ -196,10 +246,11 @@ class EngineThread:
                 except BaseException as raised:  # noqa: BLE001  (it is raised where somebody waits)
                     error = raised
                 self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
+                del error  # whose traceback holds this frame
 
     def _finalize(self) -> None:
         while self.finalized:
-            self.finalized.popleft()()
+            _guarded(self.finalized.popleft())
 
     def _my_turn(self) -> AbstractContextManager[object]:
         """A lock is not fair: whoever forks gets a moment in which to take it."""
@@ -212,34 +263,57 @@ class EngineThread:
 
 
 def _hold_all() -> None:
-    """Hold the turn of every thread, and none while another is waited for, which may wait for that one itself."""
-    threads = list(_threads)
-    _forking.append(True)
+    """Hold the turn of every thread. What interrupts the waiting is raised after the fork: here it would be lost."""
+    _forking.append(threading.get_ident())
     while True:
-        held, busy = list[EngineThread](), None
-        for each in threads:
-            if not each.turn.acquire(blocking=False):
-                busy = each
-                break
-            held.append(each)
-        if busy is None:
-            _held.extend(held)
-            return
-        for each in held:
+        try:
+            if _hold():
+                return
+        except BaseException as error:  # noqa: BLE001
+            _interrupts.append(error)
+
+
+def _hold() -> bool:
+    """Hold all turns, or none while another is waited for, which may wait for that one itself; whether all are held."""
+    for each in _others():
+        if not each.turn._is_owned() and not each.turn.acquire(blocking=False):  # type: ignore[attr-defined]
+            _release_all()
+            with each.turn:
+                return False
+    return True
+
+
+def _others() -> "list[EngineThread]":
+    """All threads but the one that asks, which has its turn."""
+    while True:
+        with suppress(RuntimeError):  # another was made meanwhile
+            return [each for each in list(_threads) if not each.is_current]
+
+
+def _release_all() -> None:
+    for each in _others():
+        if each.turn._is_owned():  # type: ignore[attr-defined]
             each.turn.release()
-        with busy.turn:
-            pass
 
 
 def _let_all_go() -> None:
-    _forking.clear()
-    while _held:
-        _held.pop().turn.release()
+    _release_all()
+    ident = threading.get_ident()
+    with suppress(ValueError):  # interrupted before it was noted
+        _forking.remove(ident)
+    while _interrupts:
+        _thread.start_new_thread(_raise_soon, (ident, type(_interrupts.pop())))
+
+
+def _raise_soon(ident: int, kind: type[BaseException]) -> None:
+    """Raise an error in another thread once the hooks of its fork are over."""
+    time.sleep(RAISED_AFTER_S)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
 def _begin_all_anew() -> None:
     _forking.clear()
-    _held.clear()
+    _interrupts.clear()
     for each in list(_threads):
         each.begin_anew()
 

@@ -80,8 +80,7 @@ class Driver:
             self._end_all(self.error or EngineDied("the server is shutting down"))
             has_stopped.set()
 
-        self.core.thread.post(stop)
-        self.core.thread.start()
+        self._post(stop)
         return has_stopped.wait(within_s)
 
     @property
@@ -133,13 +132,13 @@ class Driver:
             self.metrics.update_gauges()  # after the blocks that were let go of
             future.set_result(result)
 
-        self.core.thread.post(call)
+        self._post(call)
         if self.error is not None:
             raise self.error
         return await asyncio.wrap_future(future)
 
     async def _updates(self, job: Job) -> AsyncGenerator[list[Piece], None]:
-        self.core.thread.post(partial(self._submit, job))
+        self._post(partial(self._submit, job))
         is_over = False
         try:
             with job.silence_broken(SILENCE_S):
@@ -150,7 +149,12 @@ class Driver:
             is_over = True
         finally:
             if not is_over:
-                self.core.thread.post(partial(self._cancel, job))
+                self._post(partial(self._cancel, job))
+
+    def _post(self, do: Callable[[], Any]) -> None:
+        """Have a function called, even if somebody has closed the engine, whose thread has ended then."""
+        self.core.thread.post(do)
+        self.core.thread.start()
 
     # ---- in the thread
 
