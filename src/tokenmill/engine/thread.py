@@ -8,7 +8,6 @@ The waiting is done with bare locks, because a signal handler may use the engine
 
 import _thread
 import atexit
-import ctypes
 import logging
 import os
 import threading
@@ -27,9 +26,9 @@ T = TypeVar("T")
 Step = Callable[[], None]
 _threads: "WeakSet[EngineThread]" = WeakSet()
 _forking: list[int] = []  # the threads that want to fork
-_interrupts: list[BaseException] = []  # that came while a fork was waited for
-FORK_WAITS_S = 0.002
-RAISED_AFTER_S = 0.02
+_interrupts: list[bool] = []  # not empty after a Ctrl-C while a fork waited for steps to end
+FORK_WAITS_S = 0.002  # that a thread which makes steps leaves to whoever wants to fork
+INTERRUPTED_AFTER_S = 0.02  # so that the hooks of the fork are over
 QUIT_LOOKS_S = 0.0005
 
 
@@ -263,14 +262,16 @@ class EngineThread:
 
 
 def _hold_all() -> None:
-    """Hold the turn of every thread. What interrupts the waiting is raised after the fork: here it would be lost."""
+    """Hold the turn of every thread. A Ctrl-C while they are waited for comes again after the fork: what a hook raises
+    is lost, and the fork would be made in the midst of a step.
+    """
     _forking.append(threading.get_ident())
     while True:
         try:
             if _hold():
                 return
-        except BaseException as error:  # noqa: BLE001
-            _interrupts.append(error)
+        except KeyboardInterrupt:
+            _interrupts.append(True)
 
 
 def _hold() -> bool:
@@ -301,14 +302,9 @@ def _let_all_go() -> None:
     ident = threading.get_ident()
     with suppress(ValueError):  # interrupted before it was noted
         _forking.remove(ident)
-    while _interrupts:
-        _thread.start_new_thread(_raise_soon, (ident, type(_interrupts.pop())))
-
-
-def _raise_soon(ident: int, kind: type[BaseException]) -> None:
-    """Raise an error in another thread once the hooks of its fork are over."""
-    time.sleep(RAISED_AFTER_S)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
+    if _interrupts:
+        _interrupts.clear()
+        threading.Timer(INTERRUPTED_AFTER_S, _thread.interrupt_main).start()
 
 
 def _begin_all_anew() -> None:
