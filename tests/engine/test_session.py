@@ -741,10 +741,10 @@ def test_a_cancel_that_comes_late_does_not_end_the_next_answer(llama):
     core, session = engine.core, engine.session(prompt(5))
     first = session.stream(max_new_tokens=3, ignore_eos=True)
     next(first)
-    post, posted = core.thread.post, []
-    core.thread.post = posted.append
+    tidy, posted = core.thread.tidy, []
+    core.thread.tidy = posted.append
     core.cancel(Request([], trackers=list(core.trackers.values())))
-    core.thread.post = post
+    core.thread.tidy = tidy
     assert len(posted) == 1 and len(sum((piece.tokens for piece in first), ())) == 2
     second = session.stream(max_new_tokens=4, ignore_eos=True)
     next(second)

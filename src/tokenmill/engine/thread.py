@@ -107,6 +107,7 @@ class EngineThread:
 
     def __init__(self) -> None:
         self.finalized: deque[Callable[[], None]] = deque()
+        self._untidy: deque[Callable[[], None]] = deque()
         self.begin_anew()
         _threads.add(self)
 
@@ -119,6 +120,7 @@ class EngineThread:
         self._ident: int | None = None
         self._quitter: int | None = None  # the thread that has called `quit`
         self._is_stopping = self._is_quitting = False
+        self.post(self._tidy_up)
 
     @property
     def is_current(self) -> bool:
@@ -143,9 +145,9 @@ class EngineThread:
         self._inbox.put(_Task(do, step, on_error))
 
     def tidy(self, do: Callable[[], None]) -> None:
-        """As `post`, before anything else, and in a process that is forked before it was done as well."""
-        self.finalized.append(do)
-        self.post(lambda: None)
+        """As `post`, and in a process that is forked before it was done as well."""
+        self._untidy.append(do)
+        self.post(self._tidy_up)
 
     def stop(self) -> None:
         """End the thread once nobody waits for steps. A later call begins another one."""
@@ -246,6 +248,10 @@ class EngineThread:
                     error = raised
                 self._tasks = [task for task in self._tasks if task.step != step or not task.attempt(error)]
                 del error  # whose traceback holds this frame
+
+    def _tidy_up(self) -> None:
+        while self._untidy:
+            _guarded(self._untidy.popleft())
 
     def _finalize(self) -> None:
         while self.finalized:
