@@ -89,13 +89,17 @@ class _Task(Generic[T]):
             self._end.acquire()
 
 
+def _log_error(error: BaseException) -> None:
+    log.error("what nobody waits for has failed in the engine's thread", exc_info=error)
+
+
 def _guarded(do: Callable[[], object]) -> None:
     """Call what nobody waits for. The thread must not end with its error, for the others wait."""
     try:
         do()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         with suppress(Exception):  # a handler of the log may raise, too
-            log.error("in the engine's thread", exc_info=error)
+            _log_error(error)
 
 
 class EngineThread:
@@ -139,7 +143,7 @@ class EngineThread:
         self,
         do: Callable[[], Any],
         step: Step | None = None,
-        on_error: Callable[[BaseException], None] = lambda error: log.error("what was posted has failed", exc_info=error),
+        on_error: Callable[[BaseException], None] = _log_error,
     ) -> None:
         """As `call`, or with `step` as `wait`, and nobody waits."""
         self._inbox.put(_Task(do, step, on_error))

@@ -186,8 +186,9 @@ class Driver:
     def _failed(self, error: BaseException) -> None:
         self.has_failed, self._is_watching = True, False
         log.error("the engine has failed, so the server ends: %s", "".join(traceback.format_exception(error)))
-        self._end_all(EngineDied(f"the engine has failed: {type(error).__name__}"))  # which clients see
+        self.error = EngineDied(f"the engine has failed: {type(error).__name__}")  # which clients see
         self.on_failure()
+        self._end_all(self.error)
 
     def _end_all(self, error: EngineDied) -> None:
         self.error = error
