@@ -24,7 +24,7 @@ from tokenmill.sample.sampler import choose
 from tokenmill.sample.state import Row
 from tokenmill.schedule.choosing import Choosing
 
-SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "3"))
+SECONDS = float(os.environ.get("TOKENMILL_LAW_14_SECONDS", "2"))
 THREADS = 4
 DRAFT_FROM_TEXTS = ("adaptive", "suffix")
 BEGINNINGS = [prompt(length, seed=length) for length in (5, 12, 17)]
