@@ -217,6 +217,15 @@ def test_closing_the_engine_closes_it(llama):
     assert not hasattr(core.loaded, "program")
 
 
+def test_its_memory_is_free_when_the_engine_is_closed_between_two_steps(llama):
+    """At once, not after what was posted before: the thread that closes the engine is the draft model's too."""
+    engine = load(llama, **PROPOSER, draft_model="q4")
+    core = followers(engine)
+    loaded = engine.core.loaded, core.loaded
+    left = engine.core.call(lambda: (engine.close(), [hasattr(each, "program") for each in loaded])[1])
+    assert left == [False, False]
+
+
 # ---- what is refused
 
 

@@ -211,8 +211,11 @@ class Core:
 
     def close(self) -> None:
         """End every sequence with an error, and let go of weights and cache. In the midst of a step, at its end."""
-        self.thread.post(self._end_all)  # first, and posted: interrupted, it still ends what others wait for
-        self._is_closed = True
+        if self.thread.is_current and self.step_begun_s is None:  # as a draft model by the `_end_all` of its engine
+            self._end_all()
+        else:
+            self.thread.post(self._end_all)  # first, and posted: interrupted, it still ends what others wait for
+            self._is_closed = True
         try:
             if not self.thread.is_current:
                 self.thread.call(lambda: None)
