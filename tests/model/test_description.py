@@ -100,17 +100,17 @@ def test_departures_have_names(departures, names):
     assert describe(replace(PLAIN, **departures)).departures == names
 
 
-@pytest.mark.parametrize(
-    "departures",
-    [
-        {"head_bias": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer"},
-        {"norm": "layer", "norm_bias": False, "norm_placement": "both", "tie_embeddings": True},
-        {"qk_norm": "all", "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
-        {"qk_norm": "head", "gated_mlp": False, "activation": "relu"},
-        {"num_experts": 4, "num_experts_per_token": 2, "router_bias": True, "mlp_bias": True},
-        {"num_experts": 4, "num_experts_per_token": 2, "shared_expert_size": 56, "shared_expert_gate": True},
-    ],
-)
+DEPARTURES = [
+    {"head_bias": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer"},
+    {"norm": "layer", "norm_bias": False, "norm_placement": "both", "tie_embeddings": True},
+    {"qk_norm": "all", "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
+    {"qk_norm": "head", "gated_mlp": False, "activation": "relu"},
+    {"num_experts": 4, "num_experts_per_token": 2, "router_bias": True, "mlp_bias": True},
+    {"num_experts": 4, "num_experts_per_token": 2, "shared_expert_size": 56, "shared_expert_gate": True},
+]
+
+
+@pytest.mark.parametrize("departures", DEPARTURES)
 def test_every_parameter_that_is_counted_is_made(departures):
     config = replace(PLAIN, **departures)
     made = sum(parameter.numel() for parameter in empty_decoder(config, Scheme(), 1, FUSIBLE).parameters())

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.model.test_description import DEPARTURES
 from tests.tiny_models import TINY, save
 from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.model.description import describe
@@ -16,7 +17,6 @@ from tokenmill.weights.checkpoint import read_config_json
 from tokenmill.weights.load import empty_decoder
 
 PLAIN = ModelConfig("llama", 11, 6, 2, 2, 1, 4, 8, 9, rope=Rope(4, 10000.0))
-EXPERTS = {"num_experts": 4, "num_experts_per_token": 2}
 
 
 def check(config):
@@ -29,18 +29,7 @@ def check(config):
     assert all((found[path].outputs, found[path].inputs) == module.weight.shape for path, module in matrices.items())
 
 
-@pytest.mark.parametrize(
-    "departures",
-    [
-        {"head_bias": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer"},
-        {"norm": "layer", "norm_bias": False, "norm_placement": "both", "tie_embeddings": True},
-        {"qk_norm": "all", "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
-        {"qk_norm": "head", "gated_mlp": False, "activation": "relu"},
-        {"layer_kv_heads": (1, 2), "layer_head_dims": (4, 2)},
-        {**EXPERTS, "router_bias": True, "mlp_bias": True},
-        {**EXPERTS, "shared_expert_size": 56, "shared_expert_gate": True},
-    ],
-)
+@pytest.mark.parametrize("departures", [*DEPARTURES, {"layer_kv_heads": (1, 2), "layer_head_dims": (4, 2)}])
 def test_the_parameters_of_a_departure(departures):
     check(replace(PLAIN, **departures))
 
