@@ -13,17 +13,29 @@ extern "C" {
 #pragma GCC visibility push(default)  // these functions alone are exported
 #endif
 
-enum { TM_ABI = 12 };
+enum { TM_ABI = 13 };
 
 // TM_CHOOSE chooses the experts of each token from the router's logits and copies the token's row for each of them; TM_COMBINE
-// adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts.
-enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5 };
+// adds the weighted sum of the experts' outputs to the residual stream, in the order of the experts. TM_COPY: the residual
+// stream as it is, for a linear without a norm before it. TM_HEADS: what TM_QKV does with heads, after norms over all of them.
+enum TmKind { TM_EMBED = 0, TM_NORM = 1, TM_LINEAR = 2, TM_ATTEND = 3, TM_CHOOSE = 4, TM_COMBINE = 5, TM_COPY = 6, TM_HEADS = 7 };
 // What becomes of a linear's products. TM_ADD: added to the residual stream. TM_QKV: queries, and K and V rows of the cache.
-// TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. A TM_NORM with
-// TM_LOGITS is the norm before the head, which takes only the rows whose logits are computed.
-enum TmEpilogue { TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6 };
+// TM_GATED: f(gate) * up. TM_ACTIVATED: f(up). TM_ROUTER: the logits of experts. TM_EXPERT: outputs of experts. TM_STORE: kept
+// as they are, for the operation that follows: TM_HEADS, a norm, or TM_COMBINE, which adds them as those of the shared expert.
+// TM_SHARED_GATE: what the shared expert is multiplied by, before the sigmoid. A TM_NORM with TM_LOGITS is the norm before the
+// head, which takes only the rows whose logits are computed; one with TM_ADD takes what was stored, and adds its results to the
+// residual stream; any other has TM_TO_BUFFER. A TM_COMBINE with TM_STORE stores its sums, for such a norm.
+enum TmEpilogue {
+  TM_ADD = 0, TM_QKV = 1, TM_GATED = 2, TM_ACTIVATED = 3, TM_LOGITS = 4, TM_ROUTER = 5, TM_EXPERT = 6, TM_STORE = 7,
+  TM_SHARED_GATE = 8, TM_TO_BUFFER = 9
+};
 // Activation buffers. TM_GATHERED: the rows of TM_MLP_IN, copied expert by expert.
 enum TmBuffer { TM_ATTENTION_IN = 0, TM_MLP_IN = 1, TM_MLP_INNER = 2, TM_ATTENDED = 3, TM_GATHERED = 4 };
+
+// A norm of q or k takes one head with the weights of all heads, one head with its own weights, or all heads as one row.
+enum TmNormScope { TM_EACH_HEAD = 0, TM_OWN_HEAD = 1, TM_ALL_HEADS = 2 };
+// Whether there is a shared expert, and whether a gate multiplies it.
+enum TmShared { TM_NO_SHARED = 0, TM_SHARED = 1, TM_GATED_SHARED = 2 };
 
 // Rows of a matrix that one thread computes together with their epilogue: one head of q, k or v; otherwise at most 32 rows,
 // with the 32 rows of their gates for TM_GATED.
@@ -36,15 +48,26 @@ typedef struct {
 
 typedef struct {
   int32_t kind, epilogue, activation;
-  int32_t centred;        // of a norm: layer norm, not RMS norm
+  int32_t centred;        // of a norm, also of q and k: layer norm, not RMS norm
   int32_t from, to;       // buffers: linears and TM_CHOOSE read `from`; norms, attention, TM_CHOOSE and MLPs write `to`
   int32_t inputs, outputs, num_units, scheme;
-  int32_t num_kv_heads, head_dim;  // of TM_QKV and TM_ATTEND: layers may differ
+  int32_t num_kv_heads, head_dim;  // of TM_QKV, TM_HEADS and TM_ATTEND: layers may differ
+  int32_t rotary;         // of TM_QKV and TM_HEADS: entries of a head that rotary embedding rotates; 0 without
+  int32_t norm_scope;     // of the norms of q and k: TmNormScope
+  int32_t norms_after_rope;
   const TmUnit* units;    // with experts: all units of expert 0, of expert 1, …
   const float* weight;    // of a norm
   const float* bias;      // of a norm or a linear; null without
   const float* q_norm;    // weights of the norms of q and k heads; null without
   const float* k_norm;
+  const float* q_norm_bias;  // null without
+  const float* k_norm_bias;
+  const float* cosines;      // [num_positions, rotary / 2]
+  const float* sines;
+  const float* temperatures; // [num_positions]: what queries are multiplied by; null without
+  const float* sinks;        // of TM_ATTEND [num_heads]: scores whose exponentials join the softmax's sum; null without
+  const float* correction;   // of TM_CHOOSE [experts]: added to the scores where experts are chosen; null without
+  const float* const* biases;  // of a linear of experts: the bias of each; null without
   const void* table;      // embeddings [vocab, hidden], in float32 or bfloat16 by `scheme`; null where `units` hold quantised
                           // embeddings, whose dequantised values are rounded to the type that `scheme` names
   const void* positions;  // learned position embeddings [num_positions, hidden], null without
@@ -52,18 +75,24 @@ typedef struct {
   void* v_rows;
   float* k_scales;        // of a cache in int8 [num_slots, kv heads]
   float* v_scales;
-  float eps, scale, softcap;
+  float eps;
+  float scale;            // of TM_EMBED, TM_ADD, TM_LOGITS and TM_COMBINE: the results are multiplied by it; of TM_ATTEND the
+                          // scores, of TM_CHOOSE the weights of the chosen experts
+  float softcap;
+  float act_a, act_b;     // numbers of the activation: of SwiGLU alpha and limit, of xIELU alpha of positive and of negative inputs
   int32_t window;         // positions that a token attends to, itself included; 0 for all
   int32_t experts, chosen;
   int32_t normalise;      // the weights of the chosen experts are divided by their sum
+  int32_t sigmoid;        // of TM_CHOOSE: the scores are sigmoids of the router's logits, not their softmax
+  int32_t groups, chosen_groups;  // of TM_CHOOSE: experts are chosen within the best groups; 0 for no groups
+  int32_t shared;         // of TM_COMBINE: TmShared
 } TmOp;
 
 typedef struct {
-  int32_t hidden, num_heads, intermediate, vocab;
-  int32_t rotary;         // entries of a head that rotary embedding rotates; 0 without
+  int32_t hidden, num_heads;
+  int32_t intermediate;   // of the widest MLP or expert
+  int32_t vocab;
   int32_t cache_format;   // 0 float32, 1 bfloat16, 2 int8 with a scale for each token and head
-  const float* cosines;   // [num_positions, rotary / 2]
-  const float* sines;
   const TmOp* ops;
   int32_t num_ops, num_threads;
   const char* build;      // of the kernels: "amx", "avx512", "avx2", "portable", or "" for the best of this processor

@@ -15,7 +15,7 @@ enum Scheme { FLOAT32 = 0, BFLOAT16 = 1, Q8 = 2, Q4 = 3, Q4_MIN = 4, Q4_WIDE = 5
 enum Format { AS_FLOAT32 = 0, AS_BFLOAT16 = 1, AS_INT8 = 2 };
 // Which minimums the grid of a group may have: any, those of which a code stands for zero, or the one whose zero is in the middle.
 enum GridKind { GRID_MINIMUM = 0, GRID_ZERO_POINT = 1, GRID_SYMMETRIC = 2 };
-enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4 };
+enum Activation { IDENTITY = 0, SILU = 1, GELU = 2, GELU_TANH = 3, RELU = 4, RELU2 = 5, XIELU = 6, SWIGLU = 7, NUM_ACTIVATIONS = 8 };
 
 enum {
   TILE = 16,            // rows of a weight tile, and lanes of a vector
@@ -90,7 +90,8 @@ struct Kernels {
   void (*convert)(const float* x, int64_t stride, const Activations& activations, int first, int count, int from, int to);
   // RMS norm, or layer norm where `centred`.
   void (*norm)(const float* x, float* y, int n, const float* weight, const float* bias, float eps, int centred);
-  void (*activate)(float* x, const float* up, int n, int kind);  // x = f(x) * up, or f(x) where up is null
+  // x = f(x) * up, or f(x) where up is null. a and b are the numbers of kinds that have some: see TmOp.
+  void (*activate)(float* x, const float* up, int n, int kind, float a, float b);
   void (*rotate)(float* x, const float* cosines, const float* sines, int half);  // rotary embedding of pairs (i, i + half)
   void (*softcap)(float* x, int n, float cap);
   void (*attend)(const AttentionJob& job);

@@ -36,9 +36,28 @@ TM_INLINE F tanh(F x) {  // 1 - 2 / (e**2x + 1)
   return sub(set1(1), div(set1(2), add(exp(add(x, x)), set1(1))));
 }
 
-TM_INLINE F activation(F x, int kind) {
+// xIELU (arXiv 2411.13010) with beta 0.5: alpha of positive inputs, alpha of negative ones.
+TM_INLINE F xielu(F x, float positive, float negative) {
+  float v[16];
+  store(v, x);
+  for (int i = 0; i < 16; i++) {
+    const float below = (std::expm1(std::fmin(v[i], -1e-6f)) - v[i]) * negative + 0.5f * v[i];
+    v[i] = v[i] > 0 ? positive * v[i] * v[i] + 0.5f * v[i] : below;
+  }
+  return load(v);
+}
+
+// (up + 1) * gate * sigmoid(alpha * gate), with gate <= limit and |up| <= limit, as gpt-oss has it.
+TM_INLINE F swiglu(F gate, F up, float alpha, float limit) {
+  gate = min(gate, set1(limit)), up = max(min(up, set1(limit)), set1(-limit));
+  return mul(add(up, set1(1)), div(gate, add(set1(1), exp(mul(gate, set1(-alpha))))));
+}
+
+TM_INLINE F activation(F x, int kind, float a, float b) {
   if (kind == SILU) return div(x, add(set1(1), exp(sub(set1(0), x))));
   if (kind == RELU) return max(x, set1(0));
+  if (kind == RELU2) return mul(max(x, set1(0)), max(x, set1(0)));
+  if (kind == XIELU) return xielu(x, a, b);
   if (kind == GELU_TANH) {
     const F inner = mul(set1(0.7978845608028654f), fma(mul(set1(0.044715f), mul(x, x)), x, x));
     return mul(mul(set1(0.5f), x), add(set1(1), tanh(inner)));
@@ -52,10 +71,14 @@ TM_INLINE F activation(F x, int kind) {
   return x;
 }
 
-void activate(float* x, const float* up, int n, int kind) {  // n is a multiple of 16
+void activate(float* x, const float* up, int n, int kind, float a, float b) {  // n is a multiple of 16
   for (int i = 0; i < n; i += 16) {
-    const F a = activation(load(x + i), kind);
-    store(x + i, up ? mul(a, load(up + i)) : a);
+    if (kind == SWIGLU) {
+      store(x + i, swiglu(load(x + i), load(up + i), a, b));
+      continue;
+    }
+    const F value = activation(load(x + i), kind, a, b);
+    store(x + i, up ? mul(value, load(up + i)) : value);
   }
 }
 

@@ -25,9 +25,19 @@ bool is_scheme(int scheme) { return scheme >= 0 && scheme < NUM_SCHEMES; }
 bool is_table(int scheme) { return scheme == FLOAT32 || scheme == BFLOAT16; }
 bool is_buffer(int buffer) { return buffer >= 0 && buffer < NUM_BUFFERS; }
 
-// Columns of the buffer that a linear reads. attention: the last one before it.
-int64_t buffer_width(const TmModel& m, int buffer, const TmOp& attention) {
-  if (buffer == TM_MLP_INNER) return m.intermediate;
+// Operations that a later one depends on: the last of each kind before it.
+struct Before {
+  TmOp heads{};      // TM_QKV, or TM_HEADS
+  TmOp attention{};
+  TmOp inner{};      // TM_GATED or TM_ACTIVATED
+  TmOp stored{};     // what has written stored products
+};
+
+bool is_inner(const TmOp& op) { return op.kind == TM_LINEAR && (op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED); }
+
+// Columns of the buffer that a linear reads.
+int64_t buffer_width(const TmModel& m, int buffer, const TmOp& attention, const TmOp& inner) {
+  if (buffer == TM_MLP_INNER) return inner.outputs;
   return buffer == TM_ATTENDED ? (int64_t)m.num_heads * attention.head_dim : m.hidden;
 }
 
@@ -35,9 +45,11 @@ int64_t max_outputs(const TmModel& m, const TmOp& op) {
   switch (op.epilogue) {
     case TM_QKV: return (m.num_heads + 2ll * op.num_kv_heads) * op.head_dim;
     case TM_GATED:
-    case TM_ACTIVATED: return m.intermediate;
+    case TM_ACTIVATED: return std::min(op.outputs, m.intermediate);
     case TM_LOGITS: return m.vocab;
     case TM_ROUTER: return op.outputs;
+    case TM_SHARED_GATE: return 1;
+    case TM_STORE: return op.head_dim ? (m.num_heads + 2ll * op.num_kv_heads) * op.head_dim : m.hidden;
     default: return m.hidden;
   }
 }
@@ -45,7 +57,11 @@ int64_t max_outputs(const TmModel& m, const TmOp& op) {
 void check_cache(const TmModel& m, const TmOp& op) {
   require(op.num_kv_heads > 0 && op.head_dim > 0, "an attention has no heads, or heads without entries");
   require(m.num_heads % op.num_kv_heads == 0, "query heads are no multiple of kv heads");
-  require(m.rotary <= op.head_dim, "rotary entries are more than a head has");
+  require(op.rotary >= 0 && op.rotary % 2 == 0, "rotary entries are odd");
+  require(op.rotary <= op.head_dim, "rotary entries are more than a head has");
+  require(!op.rotary || (op.cosines && op.sines), "rotary embedding has no table");
+  require(op.norm_scope >= TM_EACH_HEAD && op.norm_scope <= TM_ALL_HEADS, "a norm of heads has an unknown scope");
+  require(!op.q_norm == !op.k_norm, "one of q and k has a norm, and the other has none");
   require(op.k_rows && op.v_rows, "an attention has no cache");
   require(m.cache_format != AS_INT8 || (op.k_scales && op.v_scales), "a cache in int8 has no scales");
 }
@@ -53,28 +69,35 @@ void check_cache(const TmModel& m, const TmOp& op) {
 void check_experts(const TmOp& op) {
   require(op.experts >= 0 && op.chosen >= 0 && op.chosen <= op.experts, "more experts are chosen than there are");
   require(!op.experts == !op.chosen, "experts of which none is chosen");
+  if (op.kind != TM_CHOOSE || !op.groups) return;
+  require(op.groups > 0 && op.experts % op.groups == 0, "groups do not divide the experts");
+  require(op.chosen_groups > 0 && op.chosen_groups <= op.groups && op.experts / op.groups * op.chosen_groups >= op.chosen,
+          "the chosen groups have too few experts");
 }
 
 void check_unit(const TmOp& op, const TmUnit& unit) {
-  const int limit = op.epilogue == TM_QKV ? op.head_dim : (int)GROUP;
+  const bool is_head = op.epilogue == TM_QKV || (op.epilogue == TM_STORE && op.head_dim);
+  const int limit = is_head ? op.head_dim : (int)GROUP;
   require(unit.data && is_scheme(unit.scheme), "a unit has no weights, or an unknown scheme");
   require(!unit.gate == (op.epilogue != TM_GATED), "a unit has no gate, or one that nothing reads");
   require(!unit.gate || is_scheme(unit.gate_scheme), "a unit's gate has an unknown scheme");
   require(unit.first >= 0 && unit.count > 0 && unit.count <= limit && unit.first <= op.outputs - unit.count,
           "a unit's rows are not those of its linear");
-  const int step = op.epilogue == TM_QKV ? op.head_dim : op.epilogue == TM_ROUTER ? (int)TILE : (int)GROUP;
-  require(unit.first % step == 0 && (op.epilogue != TM_QKV || unit.count == step), "a unit is not a whole head, or begins within a tile");
+  const int step = is_head ? op.head_dim : op.epilogue == TM_ROUTER ? (int)TILE : (int)GROUP;
+  require(unit.first % step == 0 && (!is_head || unit.count == step), "a unit is not a whole head, or begins within a tile");
 }
 
-void check_linear(const TmModel& m, const TmOp& op, const TmOp& attention) {
-  require(op.epilogue >= TM_ADD && op.epilogue <= TM_EXPERT, "a linear has an unknown epilogue");
-  const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, attention) : 0;
+void check_linear(const TmModel& m, const TmOp& op, const Before& before) {
+  require(op.epilogue >= TM_ADD && op.epilogue <= TM_SHARED_GATE, "a linear has an unknown epilogue");
+  const int64_t inputs = is_buffer(op.from) ? buffer_width(m, op.from, before.attention, before.inner) : 0;
   require(inputs > 0 && op.inputs == inputs, "a linear's inputs are not those of its buffer");
   if (op.epilogue == TM_QKV) check_cache(m, op);
   require(op.outputs > 0 && op.outputs == max_outputs(m, op), "a linear has other outputs than its epilogue takes");
   require(op.units && op.num_units > 0 && (!op.experts || op.num_units % op.experts == 0), "a linear has no units");
-  const bool inner = op.epilogue == TM_GATED || op.epilogue == TM_ACTIVATED;
-  require(!inner || op.to == TM_MLP_INNER, "an MLP writes to another buffer than its inner one");
+  require(!is_inner(op) || op.to == TM_MLP_INNER, "an MLP writes to another buffer than its inner one");
+  require(op.activation >= IDENTITY && op.activation < NUM_ACTIVATIONS, "an activation is unknown");
+  require(!op.biases || op.experts, "a bias for each expert, of which there are none");
+  for (int e = 0; op.biases && e < op.experts; e++) require(op.biases[e], "an expert has no bias");
   for (int i = 0; i < op.num_units; i++) check_unit(op, op.units[i]);
 }
 
@@ -90,19 +113,37 @@ void check_embedding(const TmModel& m, const TmOp& op) {
   }
 }
 
-// last: the last linear with TM_QKV before it. attention: the last attention before it.
-void check_op(const TmModel& m, const TmOp& op, const TmOp& last, const TmOp& attention) {
+void check_norm(const TmModel& m, const TmOp& op, const TmOp& stored) {
+  const bool adds = op.epilogue == TM_ADD, is_last = op.epilogue == TM_LOGITS;
+  require(adds || is_last || op.epilogue == TM_TO_BUFFER, "a norm has an unknown epilogue");
+  require(op.weight && (adds || op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
+  require(!adds || stored.outputs == m.hidden, "a norm of what was not stored");
+}
+
+void check_combine(const TmModel& m, const TmOp& op, const TmOp& stored) {
+  require(op.experts, "experts of which there are none");
+  require(op.epilogue == TM_ADD || op.epilogue == TM_STORE, "the sums of experts have an unknown epilogue");
+  require(op.shared >= TM_NO_SHARED && op.shared <= TM_GATED_SHARED, "a shared expert of an unknown kind");
+  require(!op.shared || stored.outputs == m.hidden, "a shared expert that was not stored");
+}
+
+void check_op(const TmModel& m, const TmOp& op, const Before& before) {
   check_experts(op);
   switch (op.kind) {
     case TM_EMBED: return check_embedding(m, op);
-    case TM_NORM: return require(op.weight && (op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN), "a norm has no weight or buffer");
-    case TM_LINEAR: return check_linear(m, op, attention);
+    case TM_NORM: return check_norm(m, op, before.stored);
+    case TM_COPY: return require(op.to == TM_ATTENTION_IN || op.to == TM_MLP_IN, "a copy has no buffer");
+    case TM_LINEAR: return check_linear(m, op, before);
+    case TM_HEADS:
+      require(before.stored.num_kv_heads == op.num_kv_heads && before.stored.head_dim == op.head_dim, "heads that were not stored");
+      return check_cache(m, op);
     case TM_ATTEND:
       require(op.to == TM_ATTENDED && op.window >= 0, "an attention writes to another buffer, or its window is negative");
-      require(op.num_kv_heads == last.num_kv_heads && op.head_dim == last.head_dim, "an attention has other heads than its rows");
+      require(op.num_kv_heads == before.heads.num_kv_heads && op.head_dim == before.heads.head_dim,
+              "an attention has other heads than its rows");
       return check_cache(m, op);
     case TM_CHOOSE: return require(op.experts && op.from == TM_MLP_IN && op.to == TM_GATHERED, "experts of other buffers");
-    case TM_COMBINE: return require(op.experts, "experts of which there are none");
+    case TM_COMBINE: return check_combine(m, op, before.stored);
     default: require(false, "an operation is of an unknown kind");
   }
 }
@@ -123,17 +164,18 @@ void check_model(const TmModel& m) {
   for (int size : {m.hidden, m.num_heads, m.intermediate, m.vocab, m.num_ops, m.num_threads})
     require(size > 0, "a size of the model is not positive");
   require(m.num_positions > 0 && m.num_slots > 0, "the model has no positions or slots");
-  require(m.rotary >= 0 && m.rotary % 2 == 0, "rotary entries are odd");
-  require(!m.rotary || (m.cosines && m.sines), "rotary embedding has no table");
   require(m.cache_format >= AS_FLOAT32 && m.cache_format <= AS_INT8, "the cache has an unknown format");
   require(m.ops && m.build, "the model has no operations or build");
   int experts = 0;
-  TmOp last{}, attention{};
+  Before before;
   for (int i = 0; i < m.num_ops; i++) {
     const TmOp& op = m.ops[i];
-    check_op(m, op, last, attention);
-    if (op.kind == TM_LINEAR && op.epilogue == TM_QKV) last = op;
-    if (op.kind == TM_ATTEND) attention = op;
+    check_op(m, op, before);
+    if (op.kind == TM_HEADS || (op.kind == TM_LINEAR && op.epilogue == TM_QKV)) before.heads = op;
+    if (op.kind == TM_ATTEND) before.attention = op;
+    if (is_inner(op)) before.inner = op;
+    if (op.kind == TM_LINEAR && op.epilogue == TM_STORE) before.stored = op;
+    if (op.kind == TM_COMBINE && op.epilogue == TM_STORE) before.stored = op, before.stored.outputs = m.hidden;
     experts = std::max(experts, op.experts);
   }
   for (int i = 0; i < m.num_ops; i++) {

@@ -49,6 +49,8 @@ Model::Model(const TmModel& description)
       max_head_dim = std::max(max_head_dim, op.head_dim), max_group = std::max(max_group, group(op));
       if (std::find(kv_heads.begin(), kv_heads.end(), op.num_kv_heads) == kv_heads.end()) kv_heads.push_back(op.num_kv_heads);
     }
+    const bool stores = op.epilogue == TM_STORE && (op.kind == TM_LINEAR || op.kind == TM_COMBINE);
+    if (stores) stored_stride = std::max(stored_stride, rounded(op.kind == TM_LINEAR ? op.outputs : shape.hidden, PAD));
     max_chosen = std::max(max_chosen, op.chosen), max_experts = std::max(max_experts, op.experts);
   }
   next_attention.resize(ops.size() + 1);

@@ -24,6 +24,7 @@ struct Model {
   int max_head_dim = 0, max_group = 0;  // of all layers
   std::vector<int> kv_heads;            // the different numbers of kv heads
   int max_experts = 0, max_chosen = 0;
+  int64_t stored_stride = 0;            // columns of TM_STORE, padded to PAD
   BufferLayout buffers[NUM_BUFFERS];
   std::vector<std::vector<std::vector<int>>> shares;  // [op][thread]: the units that this thread computes first
   std::vector<const TmOp*> next_attention;            // [op]: the first attention from this operation on, or null

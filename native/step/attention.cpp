@@ -82,11 +82,15 @@ void Worker::attend_tile(const TmOp& op, const Span& span, int64_t from, int hea
                      width);
   }
   for (int64_t r = 0; r < rows; r++)
-    write_head(op, head * group + (int)(r % group), value_sum + r * width, exp_sum[r], attended(span.first + from + r / group));
+    write_head(op, head * group + (int)(r % group), value_sum + r * width, max_score[r], exp_sum[r],
+               attended(span.first + from + r / group));
 }
 
-void Worker::write_head(const TmOp& op, int head, const float* value_sum, float exp_sum, float* row) const {
+// A sink is one more score, whose value is zero.
+void Worker::write_head(const TmOp& op, int head, float* value_sum, float max_score, float exp_sum, float* row) const {
   const int dim = op.head_dim;
+  if (op.sinks)
+    kernels_.merge(&max_score, &exp_sum, value_sum, op.sinks[head], 1, scratch_.zeros.get(), Model::head_width(op));
   for (int i = 0; i < dim; i++) row[head * dim + i] = value_sum[i] / exp_sum;
 }
 
@@ -103,7 +107,7 @@ void Worker::merge_splits(const TmOp& op, const Span& span, int token, float* ro
       kernels_.merge(&max_score, &exp_sum, value_sum, partials.max_score.get()[at], partials.exp_sum.get()[at],
                      partials.value_sum.get() + at * width, width);
     }
-    write_head(op, h, value_sum, exp_sum, row);
+    write_head(op, h, value_sum, max_score, exp_sum, row);
   }
 }
 

@@ -70,6 +70,8 @@ void Worker::embed(const TmOp& op) {
   for (int t = from; t < to; t++) {
     float* row = residual(t);
     embed_token(op, step.tokens[t], row);
+    if (op.scale != 1)
+      for (int i = 0; i < hidden; i++) row[i] *= op.scale;
     if (op.positions)
       for (int i = 0; i < hidden; i++) row[i] += table_entry(op.positions, op.scheme, step.positions[t] * hidden + i);
   }

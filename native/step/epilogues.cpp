@@ -6,8 +6,9 @@ namespace {
 
 // The bias of a linear whose rows are those of gate and up begins with the gate's: `offset` is where the rows of `unit` begin.
 void add_bias(const TmOp& op, const TmUnit& unit, float* out, int offset) {
-  if (op.bias)
-    for (int i = 0; i < unit.count; i++) out[i] += op.bias[offset + unit.first + i];
+  const float* bias = op.biases ? op.biases[(&unit - op.units) / (op.num_units / op.experts)] : op.bias;
+  if (bias)
+    for (int i = 0; i < unit.count; i++) out[i] += bias[offset + unit.first + i];
 }
 
 }  // namespace
@@ -35,23 +36,24 @@ void Worker::activate(const TmOp& op, const PendingProduct& product, float* out,
     add_bias(op, unit, inner + t * stride, 0);
     if (gated) add_bias(op, unit, out + t * stride, op.outputs);
   }
-  kernels_.activate(inner, gated ? out : nullptr, product.count * stride, op.activation);
+  kernels_.activate(inner, gated ? out : nullptr, product.count * stride, op.activation, op.act_a, op.act_b);
   for (int t = 0; t < product.count; t++) std::fill(inner + t * stride + unit.count, inner + (t + 1) * stride, 0.0f);
-  memory_.buffers[op.to].store(kernels_, inner, stride, product.first, product.count, unit.first, unit.first + stride,
-                               (int)rounded(op.outputs, PAD));
+  const int end = unit.first + stride, width = (int)rounded(op.outputs, PAD);
+  memory_.buffers[op.to].store(kernels_, inner, stride, product.first, product.count, unit.first, end, width);
+  if (unit.first + unit.count == op.outputs && end < width)  // a wider MLP's numbers may lie there
+    memory_.buffers[op.to].store(kernels_, scratch_.zeros.get(), 0, product.first, product.count, end, width, width);
 }
 
 void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float* out) {
   const size_t bytes = sizeof(float) * (size_t)unit.count;
+  add_bias(op, unit, out, 0);
   switch (op.epilogue) {
     case TM_ADD:
-      add_bias(op, unit, out, 0);
-      kernels_.add(residual(token) + unit.first, out, unit.count);
+      add_scaled(op, token, unit.first, out, unit.count);
       break;
-    case TM_QKV:
-      add_bias(op, unit, out, 0);
-      store_head(op, unit, token, out);
-      break;
+    case TM_QKV: store_head(op, unit.first / op.head_dim, token, out); break;
+    case TM_STORE: memcpy(stored(token) + unit.first, out, bytes); break;
+    case TM_SHARED_GATE: routing_.shared_gates[(size_t)token] = out[0]; break;
     case TM_ROUTER: memcpy(routing_.logits.get() + (int64_t)token * op.outputs + unit.first, out, bytes); break;
     case TM_EXPERT: memcpy(routing_.outputs.get() + (int64_t)token * model_.shape.hidden + unit.first, out, bytes); break;
     case TM_LOGITS: store_logits(op, unit, token, out); break;
@@ -59,29 +61,64 @@ void Worker::apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float
 }
 
 void Worker::store_logits(const TmOp& op, const TmUnit& unit, int token, float* out) {
-  add_bias(op, unit, out, 0);
+  if (op.scale != 1)
+    for (int i = 0; i < unit.count; i++) out[i] *= op.scale;
   if (op.softcap > 0) kernels_.softcap(out, unit.count, op.softcap);
   const int64_t row = plan_.logit_rows ? plan_.logit_rows[token] : token;
   memcpy(plan_.step->logits + row * model_.shape.vocab + unit.first, out, sizeof(float) * (size_t)unit.count);
 }
 
-// A unit is one head of q, k or v.
-void Worker::store_head(const TmOp& op, const TmUnit& unit, int token, float* out) {
+// Stored heads of q, k and v, where norms take all heads of q and all of k as one row.
+void Worker::store_heads(const TmOp& op) {
+  const int dim = op.head_dim, heads[] = {model_.shape.num_heads, op.num_kv_heads, op.num_kv_heads};
+  const auto [from, to] = share(plan_.step->num_tokens);
+  float *row = scratch_.row.get(), *out = scratch_.head.get();
+  for (int t = from; t < to; t++) {
+    const float* part = stored(t);
+    for (int kind = 0, head = 0; kind < 3; part += heads[kind] * dim, kind++) {
+      const int width = heads[kind] * dim;
+      memcpy(row, part, sizeof(float) * (size_t)width);
+      std::fill(row + width, row + rounded(width, TILE), 0.0f);
+      if (kind < 2 && op.norm_scope == TM_ALL_HEADS)
+        kernels_.norm(row, row, width, kind ? op.k_norm : op.q_norm, kind ? op.k_norm_bias : op.q_norm_bias, op.eps, op.centred);
+      for (int h = 0; h < heads[kind]; h++) {
+        memcpy(out, row + h * dim, sizeof(float) * (size_t)dim);
+        std::fill(out + dim, out + Model::head_width(op), 0.0f);
+        store_head(op, head++, t, out);
+      }
+    }
+  }
+}
+
+// One head of q, k or v, by its number among all of them.
+void Worker::store_head(const TmOp& op, int head, int token, float* out) {
   const TmModel& shape = model_.shape;
-  const int head = unit.first / op.head_dim, half = shape.rotary / 2;
   const bool is_q = head < shape.num_heads, is_v = head >= shape.num_heads + op.num_kv_heads;
   if (!is_v) {
-    const float* weight = is_q ? op.q_norm : op.k_norm;
-    const int64_t position = plan_.step->positions[token];
-    if (weight) kernels_.norm(out, out, op.head_dim, weight, nullptr, op.eps, 0);
-    if (half) kernels_.rotate(out, shape.cosines + position * half, shape.sines + position * half, half);
+    if (op.norms_after_rope) rotate_head(op, token, out);
+    norm_head(op, is_q, is_q ? head : head - shape.num_heads, out);
+    if (!op.norms_after_rope) rotate_head(op, token, out);
   }
+  if (is_q && op.temperatures)
+    for (int i = 0; i < op.head_dim; i++) out[i] *= op.temperatures[plan_.step->positions[token]];
   const int width = Model::head_width(op);
   std::fill(out + op.head_dim, out + width, 0.0f);
   if (is_q)
     memcpy(memory_.queries.get() + ((int64_t)token * shape.num_heads + head) * width, out, sizeof(float) * (size_t)width);
   else
     store_kv(op, token, head - shape.num_heads - (is_v ? op.num_kv_heads : 0), is_v, out);
+}
+
+void Worker::rotate_head(const TmOp& op, int token, float* out) {
+  const int64_t half = op.rotary / 2, at = plan_.step->positions[token] * half;
+  if (half) kernels_.rotate(out, op.cosines + at, op.sines + at, (int)half);
+}
+
+void Worker::norm_head(const TmOp& op, bool is_q, int head, float* out) {
+  const float *weight = is_q ? op.q_norm : op.k_norm, *bias = is_q ? op.q_norm_bias : op.k_norm_bias;
+  if (!weight || op.norm_scope == TM_ALL_HEADS) return;
+  const int64_t at = op.norm_scope == TM_OWN_HEAD ? (int64_t)head * op.head_dim : 0;
+  kernels_.norm(out, out, op.head_dim, weight + at, bias ? bias + at : nullptr, op.eps, op.centred);
 }
 
 void Worker::store_kv(const TmOp& op, int token, int head, bool is_v, float* out) {

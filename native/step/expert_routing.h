@@ -14,6 +14,7 @@ struct ExpertRouting {
   std::vector<int> pairs;         // [tokens][chosen]
   std::vector<int> token_of;      // [pairs]
   std::vector<float> weights;     // [tokens][chosen]
+  std::vector<float> shared_gates;  // [tokens], before the sigmoid
 
   void reserve(const Model& model, int64_t tokens);
   // Chooses the experts of all tokens from `logits`, and numbers the pairs.
@@ -21,8 +22,12 @@ struct ExpertRouting {
 
  private:
   void choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights);
+  float score(const TmOp& op, const float* token_logits);
+  void keep_best_groups(const TmOp& op);
   void number_pairs(int chosen);
 
-  std::vector<float> probabilities_;  // [experts], of one token, times a common factor
+  std::vector<float> scores_;     // [experts], of one token
+  std::vector<float> wanted_;     // [experts], by which experts are chosen
+  std::vector<float> group_scores_;
   std::vector<int> next_pair_;        // [experts]
 };

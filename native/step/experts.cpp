@@ -9,7 +9,9 @@ void ExpertRouting::reserve(const Model& model, int64_t tokens) {
   logits.reserve(tokens * model.max_experts);
   outputs.reserve(num_pairs * model.shape.hidden);
   for (auto* list : {&experts, &pairs, &token_of}) list->resize((size_t)num_pairs);
-  weights.resize((size_t)num_pairs), probabilities_.resize((size_t)model.max_experts);
+  weights.resize((size_t)num_pairs), shared_gates.resize((size_t)tokens);
+  scores_.resize((size_t)model.max_experts), wanted_.resize((size_t)model.max_experts);
+  group_scores_.reserve((size_t)model.max_experts);
   first_pair.resize((size_t)model.max_experts + 1), next_pair_.resize((size_t)model.max_experts);
 }
 
@@ -22,23 +24,60 @@ void ExpertRouting::route(const TmOp& op, int tokens) {
   number_pairs(op.chosen);
 }
 
-// Softmax over all experts, of which the `chosen` most probable are taken, the first among equals. Where `normalise`, their
-// weights are divided by the sum over the chosen ones instead of the sum over all.
-void ExpertRouting::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
+// The scores of all experts: sigmoids, or the exponentials of a softmax. Result: what to divide the exponentials by.
+float ExpertRouting::score(const TmOp& op, const float* token_logits) {
   const float max_logit = *std::max_element(token_logits, token_logits + op.experts);
-  float total = 0, chosen_total = 0;
-  for (int e = 0; e < op.experts; e++) total += probabilities_[(size_t)e] = std::exp(token_logits[e] - max_logit);
+  float total = 0;
+  for (int e = 0; e < op.experts; e++) {
+    const float logit = token_logits[e];
+    total += scores_[(size_t)e] = op.sigmoid ? 1 / (1 + std::exp(-logit)) : std::exp(logit - max_logit);
+  }
+  if (op.sigmoid) return 1;
+  if (!op.correction && !op.groups) return total;
+  for (int e = 0; e < op.experts; e++) scores_[(size_t)e] /= total;
+  return 1;
+}
+
+// Only the experts of the best groups are left to be chosen. A group's score is the sum of its two best.
+void ExpertRouting::keep_best_groups(const TmOp& op) {
+  const int size = op.experts / op.groups;
+  group_scores_.assign((size_t)op.groups, 0);
+  for (int g = 0; g < op.groups; g++) {
+    float best = -INFINITY, second = size > 1 ? -INFINITY : 0;
+    for (int e = g * size; e < (g + 1) * size; e++) {
+      const float value = wanted_[(size_t)e];
+      if (value > best) second = size > 1 ? best : 0, best = value;
+      else if (value > second) second = value;
+    }
+    group_scores_[(size_t)g] = best + second;
+  }
+  for (int dropped = op.groups; dropped > op.chosen_groups; dropped--) {
+    const auto worst = std::min_element(group_scores_.rbegin(), group_scores_.rend());  // the last among equals
+    const int group = (int)(group_scores_.rend() - worst) - 1;
+    *worst = INFINITY;
+    std::fill_n(wanted_.begin() + group * size, size, -INFINITY);
+  }
+}
+
+// The `chosen` experts with the highest scores are taken, the first among equals. Where `normalise`, their weights are divided
+// by the sum over the chosen ones.
+void ExpertRouting::choose(const TmOp& op, const float* token_logits, int* chosen, float* chosen_weights) {
+  const float total = score(op, token_logits);
+  for (int e = 0; e < op.experts; e++) wanted_[(size_t)e] = scores_[(size_t)e] + (op.correction ? op.correction[e] : 0);
+  if (op.groups) keep_best_groups(op);
+  float chosen_total = 0;
   for (int c = 0; c < op.chosen; c++) {
     int best = -1;
     for (int e = 0; e < op.experts; e++) {
       const bool taken = std::find(chosen, chosen + c, e) != chosen + c;
-      if (!taken && (best < 0 || probabilities_[(size_t)e] > probabilities_[(size_t)best])) best = e;
+      if (!taken && (best < 0 || wanted_[(size_t)e] > wanted_[(size_t)best])) best = e;
     }
-    chosen[c] = best, chosen_total += probabilities_[(size_t)best];
+    chosen[c] = best, chosen_total += scores_[(size_t)best];
   }
   std::sort(chosen, chosen + op.chosen);
   for (int c = 0; c < op.chosen; c++) {
-    chosen_weights[c] = probabilities_[(size_t)chosen[c]] / (op.normalise ? chosen_total : total);
+    chosen_weights[c] = scores_[(size_t)chosen[c]] / (op.normalise ? chosen_total : total);
+    if (op.scale != 1) chosen_weights[c] *= op.scale;
     first_pair[(size_t)chosen[c] + 1]++;  // a count until number_pairs
   }
 }
@@ -72,6 +111,13 @@ void Worker::combine_experts(const TmOp& op) {
       const float* output = routing_.outputs.get() + (int64_t)routing_.pairs[at] * hidden;
       for (int i = 0; i < hidden; i++) sum[i] += routing_.weights[at] * output[i];
     }
-    kernels_.add(residual(t), sum, hidden);
+    if (op.shared) {
+      const float gate = op.shared == TM_GATED_SHARED ? 1 / (1 + std::exp(-routing_.shared_gates[(size_t)t])) : 1;
+      for (int i = 0; i < hidden; i++) sum[i] += gate * stored(t)[i];
+    }
+    if (op.epilogue == TM_STORE)
+      memcpy(stored(t), sum, sizeof(float) * (size_t)hidden);
+    else
+      add_scaled(op, t, 0, sum, hidden);
   }
 }

@@ -11,6 +11,7 @@ struct AttentionPartials {
 
 struct StepMemory {
   AlignedBuffer<float> residual;  // [tokens, hidden_stride]
+  AlignedBuffer<float> stored;    // [tokens, stored_stride], see TM_STORE
   AlignedBuffer<float> queries;   // [tokens, query heads, head_width] of a layer
   AlignedBuffer<float> attended;  // [tokens, attended_stride], of long spans
   AttentionPartials partials;
@@ -19,6 +20,7 @@ struct StepMemory {
   void reserve(const Model& model, const StepPlan& plan) {
     const int64_t tokens = plan.step->num_tokens, pairs = tokens * model.max_chosen;
     residual.reserve(tokens * model.hidden_stride());
+    stored.reserve(tokens * model.stored_stride);
     queries.reserve(tokens * model.shape.num_heads * model.max_head_width());
     attended.reserve(tokens * model.attended_stride());
     partials.max_score.reserve(plan.num_partials), partials.exp_sum.reserve(plan.num_partials);

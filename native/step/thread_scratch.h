@@ -43,6 +43,8 @@ struct KvPrefetch {
 
 struct ThreadScratch {
   AlignedBuffer<float> row;                // a token's activations, any width
+  AlignedBuffer<float> head;               // one head of q, k or v
+  AlignedBuffer<float> zeros;              // as many as a head, or a step of PAD, has
   ActivationBuffer buffers[NUM_BUFFERS];   // of a small step, in which every thread computes all rows
   PendingProducts pending;
   AttentionScratch attention;
@@ -53,6 +55,9 @@ struct ThreadScratch {
     for (int i = 0; i < NUM_BUFFERS; i++)
       if (model.buffers[i].width) buffers[i].reserve(model.buffers[i], small_step ? SMALL_STEP : 0);
     row.reserve(rounded(std::max({shape.hidden, shape.num_heads * model.max_head_dim, shape.intermediate}), PAD));
+    const int64_t width = std::max<int64_t>(model.max_head_width(), PAD);
+    head.reserve(width), zeros.reserve(width);
+    std::fill_n(zeros.get(), width, 0.0f);
     pending.out.reserve(std::max<int64_t>(MAX_PENDING, TOKEN_BLOCK * rounded(model.max_head_width(), GROUP)));
     pending.gate.reserve(MAX_PENDING);
     const int64_t rows = std::max(QUERY_TILE * model.max_group, MAX_DECODE_TOKENS * shape.num_heads);

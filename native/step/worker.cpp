@@ -1,4 +1,4 @@
-// The walk over the operations, and norms.
+// The walk over the operations, norms, and the residual stream as it is.
 #include "step/worker.h"
 
 void Worker::run() {
@@ -12,7 +12,9 @@ void Worker::perform(size_t number) {
   const TmOp& op = model_.ops[number];
   switch (op.kind) {
     case TM_EMBED: embed(op), threads_.meet(); break;
-    case TM_NORM: norm(op); break;
+    case TM_NORM: op.epilogue == TM_ADD ? add_normed(op) : norm(op); break;
+    case TM_COPY: norm(op); break;
+    case TM_HEADS: store_heads(op), threads_.meet(); break;
     case TM_LINEAR: linear(op, number), threads_.meet(); break;
     case TM_ATTEND: attend(op, number); break;
     case TM_CHOOSE: choose_experts(op); break;
@@ -30,8 +32,32 @@ void Worker::norm(const TmOp& op) {
   const auto [from, to] = rows_of(before_head ? step.num_rows : step.num_tokens);
   for (int t = from; t < to; t++) {
     const int64_t token = before_head && step.rows ? step.rows[t] : t;
-    kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
+    if (op.kind == TM_COPY)
+      memcpy(row, residual(token), sizeof(float) * (size_t)hidden);
+    else
+      kernels_.norm(residual(token), row, hidden, op.weight, op.bias, op.eps, op.centred);
     input(op.to).store(kernels_, row, 0, t, 1, 0, padded, padded);
   }
   meet_unless_small();
+}
+
+// The norm after a block: of what was stored, added to the residual stream. Every row is added once, also in a small step.
+void Worker::add_normed(const TmOp& op) {
+  const int hidden = model_.shape.hidden;
+  const auto [from, to] = share(plan_.step->num_tokens);
+  float* row = scratch_.row.get();
+  memset(row + hidden, 0, sizeof(float) * (size_t)(model_.hidden_stride() - hidden));
+  for (int t = from; t < to; t++) {
+    memcpy(row, stored(t), sizeof(float) * (size_t)hidden);
+    kernels_.norm(row, row, hidden, op.weight, op.bias, op.eps, op.centred);
+    add_scaled(op, t, 0, row, hidden);
+  }
+  threads_.meet();
+}
+
+// Adds `count` numbers, times the operation's scale, to the residual stream of a token from column `first` on.
+void Worker::add_scaled(const TmOp& op, int token, int first, float* values, int count) {
+  if (op.scale != 1)
+    for (int i = 0; i < count; i++) values[i] *= op.scale;
+  kernels_.add(residual(token) + first, values, count);
 }

@@ -41,6 +41,8 @@ class Worker {
   // worker.cpp
   void perform(size_t number);
   void norm(const TmOp& op);
+  void add_normed(const TmOp& op);
+  void add_scaled(const TmOp& op, int token, int first, float* values, int count);
 
   // embedding.cpp
   void embed(const TmOp& op);
@@ -58,7 +60,10 @@ class Worker {
   void activate(const TmOp& op, const PendingProduct& product, float* out, float* gate);
   void apply_epilogue(const TmOp& op, const TmUnit& unit, int token, float* out);
   void store_logits(const TmOp& op, const TmUnit& unit, int token, float* out);
-  void store_head(const TmOp& op, const TmUnit& unit, int token, float* out);
+  void store_heads(const TmOp& op);
+  void store_head(const TmOp& op, int head, int token, float* out);
+  void rotate_head(const TmOp& op, int token, float* out);
+  void norm_head(const TmOp& op, bool is_q, int head, float* out);
   void store_kv(const TmOp& op, int token, int head, bool is_v, float* out);
 
   // kv_prefetch.cpp
@@ -72,7 +77,7 @@ class Worker {
   void attend_split(const TmOp& op, const Span& span, const AttentionTask& task);
   void attend_tile(const TmOp& op, const Span& span, int64_t from, int head);
   void attend_queries(const TmOp& op, const Span& span, int64_t from, int64_t count, AttentionJob& job);
-  void write_head(const TmOp& op, int head, const float* value_sum, float exp_sum, float* row) const;
+  void write_head(const TmOp& op, int head, float* value_sum, float max_score, float exp_sum, float* row) const;
   void merge_splits(const TmOp& op, const Span& span, int token, float* row);
   void store_attended(const TmOp& op, int token);
 
@@ -89,6 +94,7 @@ class Worker {
   }
   ActivationBuffer& input(int number) { return plan_.small ? scratch_.buffers[number] : memory_.buffers[number]; }
   float* residual(int64_t token) { return memory_.residual.get() + token * model_.hidden_stride(); }
+  float* stored(int64_t token) { return memory_.stored.get() + token * model_.stored_stride; }
   float* attended(int64_t token) { return memory_.attended.get() + token * model_.attended_stride(); }
 
   const Model& model_;

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.tiny_models import _LLAMA
-from tokenmill.model.config import ConfigReader, Rope
+from tokenmill.model.config import ConfigReader, QKNorm, Rope
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
 
@@ -42,7 +42,7 @@ def _gemma(config: dict[str, Any]) -> dict[str, Any]:
 def _gemma3(config: dict[str, Any]) -> dict[str, Any]:
     ropes = {kind: Rope(config["head_dim"], rope["rope_theta"]) for kind, rope in config["rope_parameters"].items()}
     each = tuple(ropes[kind] for kind in config["layer_types"])
-    return _gemma(config) | {"qk_norm": "head", "rope": each[0], "ropes": each}
+    return _gemma(config) | {"qk_norm": QKNorm(), "rope": each[0], "ropes": each}
 
 
 def _granite(config: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ for _file, _ours in (("experts.{e}.", "experts.{e}."), ("shared_expert.", "share
 
 GEMMA2 = _family(_GEMMA, _gemma)
 GEMMA3 = _family(_GEMMA, _gemma3)
-OLMO2 = _family({**NAMES, **_AFTER}, lambda _: {"norm_placement": "after", "qk_norm": "all"})
+OLMO2 = _family({**NAMES, **_AFTER}, lambda _: {"norm_placement": "after", "qk_norm": QKNorm("all")})
 GRANITE = _family(NAMES, _granite)
 SMOLLM3 = _family(NAMES, _smollm3)
 QWEN2_MOE = _family(_EXPERTS, _qwen2_moe)
@@ -99,16 +99,15 @@ _SMALL_GEMMA = _FOUR | {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_win
 _SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0, "attention_multiplier": 0.2}
 _MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
-MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    # model_type: (name of the family in this file, what a program says that cannot compute it, config)
-    "gemma2": ("GEMMA2", "embedding multiplier", _SMALL_GEMMA | {"attn_logit_softcapping": 3.0}),
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    # model_type: (name of the family in this file, config)
+    "gemma2": ("GEMMA2", _SMALL_GEMMA | {"attn_logit_softcapping": 3.0}),
     "gemma3_text": (
         "GEMMA3",
-        "embedding multiplier",
         _SMALL_GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2},
     ),
-    "olmo2": ("OLMO2", "attention or MLP without a norm before it", _LLAMA),
-    "granite": ("GRANITE", "embedding multiplier", _LLAMA | _SCALES),
-    "smollm3": ("SMOLLM3", "rope that differs from layer to layer", _FOUR),
-    "qwen2_moe": ("QWEN2_MOE", "shared experts", _LLAMA | _MIXTURE | {"shared_expert_intermediate_size": 56}),
+    "olmo2": ("OLMO2", _LLAMA),
+    "granite": ("GRANITE", _LLAMA | _SCALES),
+    "smollm3": ("SMOLLM3", _FOUR),
+    "qwen2_moe": ("QWEN2_MOE", _LLAMA | _MIXTURE | {"shared_expert_intermediate_size": 56}),
 }

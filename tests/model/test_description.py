@@ -8,9 +8,8 @@ import torch
 from tests.model.departures import MODELS
 from tests.tiny_models import TINY, prompt, reference, save
 from tokenmill import load
-from tokenmill.errors import ConfigError
 from tokenmill.measure.cost import cost_of
-from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.config import ModelConfig, QKNorm, Rope
 from tokenmill.model.description import count_parameters, describe
 from tokenmill.quant.schemes import Scheme
 from tokenmill.registry import FAMILIES
@@ -23,7 +22,7 @@ PLAIN = ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 128, rope=Rope(8, 10000.0)
 @pytest.fixture(scope="module", autouse=True)
 def families():
     with pytest.MonkeyPatch.context() as patch:
-        for name, (family, _, config) in MODELS.items():
+        for name, (family, config) in MODELS.items():
             patch.setitem(FAMILIES, name, f"tests.model.departures:{family}")
             patch.setitem(TINY, name, (name, config))
         yield
@@ -62,9 +61,10 @@ def test_counts_are_those_of_the_tensors(name, models):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_native_program_refuses_by_name(name, models):
-    with pytest.raises(ConfigError, match=f"native: has no {MODELS[name][1]}"):
-        load(save(name, models), program="native")
+def test_the_native_program_computes_them(name, models):
+    path = save(name, models)
+    for how in ({}, {"max_step_tokens": 1, "block_size": 3}, {"threads": 3}):
+        same(load(path, dtype="float32", program="native", max_length=64, **how), name)
 
 
 def test_a_unit_offset_in_the_native_program(llama, monkeypatch):
@@ -84,14 +84,14 @@ def test_a_unit_offset_in_the_native_program(llama, monkeypatch):
         ({"norm_placement": "after"}, {"norm after attention or MLP", "attention or MLP without a norm before it"}),
         ({"norm_unit_offset": True}, {"norm with unit offset"}),
         ({"ropes": (None, Rope(8, 1e6))}, {"rope that differs from layer to layer"}),
-        ({"qk_norm": "head"}, set()),
-        ({"qk_norm": "all"}, {"norm over all heads of q and k"}),
-        ({"qk_norm": "head", "norm": "layer"}, {"LayerNorm of q and k"}),
+        ({"qk_norm": QKNorm()}, set()),
+        ({"qk_norm": QKNorm("all")}, {"norm over all heads of q and k"}),
+        ({"qk_norm": QKNorm(), "norm": "layer"}, {"LayerNorm of q and k"}),
         ({"logit_multiplier": 0.5}, {"logit multiplier"}),
         ({"residual_multiplier": 0.5}, {"residual multiplier"}),
         ({"attention_sinks": True}, {"attention sinks"}),
         ({"num_experts": 4, "num_experts_per_token": 2}, set()),
-        ({"num_experts": 4, "num_experts_per_token": 2, "mlp_bias": True}, {"biases within a mixture of experts"}),
+        ({"num_experts": 4, "num_experts_per_token": 2, "expert_bias": True}, {"biases within a mixture of experts"}),
         ({"num_experts": 4, "num_experts_per_token": 2, "router_bias": True}, {"bias on a router"}),
         ({"num_experts": 4, "num_experts_per_token": 2, "router_scores": "sigmoid"}, {"sigmoid scores of experts"}),
     ],
@@ -103,9 +103,9 @@ def test_departures_have_names(departures, names):
 DEPARTURES = [
     {"head_bias": True, "qkv_bias": True, "o_bias": True, "mlp_bias": True, "norm": "layer"},
     {"norm": "layer", "norm_bias": False, "norm_placement": "both", "tie_embeddings": True},
-    {"qk_norm": "all", "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
-    {"qk_norm": "head", "gated_mlp": False, "activation": "relu"},
-    {"num_experts": 4, "num_experts_per_token": 2, "router_bias": True, "mlp_bias": True},
+    {"qk_norm": QKNorm("all"), "norm_placement": "after", "attention_sinks": True, "positions": "learned"},
+    {"qk_norm": QKNorm(), "gated_mlp": False, "activation": "relu"},
+    {"num_experts": 4, "num_experts_per_token": 2, "router_bias": True, "expert_bias": True},
     {"num_experts": 4, "num_experts_per_token": 2, "shared_expert_size": 56, "shared_expert_gate": True},
 ]
 
@@ -141,8 +141,8 @@ QKV_OUT = (6 + 2 + 2) * 8 * 48 + 6 * 8 * 48
         ({"mlp_bias": True}, {"mlp": 3 * (2 * 80 * 49 + 48 * 81)}),
         ({"gated_mlp": False}, {"mlp": 3 * 2 * 48 * 80}),
         ({"attention_sinks": True}, {"attention": 3 * (QKV_OUT + 6)}),
-        ({"qk_norm": "head"}, {"attention": 3 * (QKV_OUT + 16)}),
-        ({"qk_norm": "all"}, {"attention": 3 * (QKV_OUT + 48 + 16)}),
+        ({"qk_norm": QKNorm()}, {"attention": 3 * (QKV_OUT + 16)}),
+        ({"qk_norm": QKNorm("all")}, {"attention": 3 * (QKV_OUT + 48 + 16)}),
         ({"norm": "layer"}, {"norms": 7 * 2 * 48}),
         ({"norm": "layer", "norm_bias": False}, {"norms": 7 * 48}),
         ({"norm_placement": "both"}, {"norms": 13 * 48}),

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from tokenmill.errors import CheckpointError
-from tokenmill.model.config import ModelConfig, Rope
+from tokenmill.model.config import ModelConfig, QKNorm, Rope
 from tokenmill.model.families import FAMILIES, Family, find_family, read_config
 
 LLAMA = {
@@ -78,9 +78,9 @@ def expected(family, **departures):
         ("qwen2", {**LLAMA, "sliding_window": 5, "max_window_layers": 0}, {"qkv_bias": True}),
         ("qwen2", {**LLAMA, "use_sliding_window": True, "layer_types": ["sliding_attention", "full_attention"]},
          {"qkv_bias": True, "windows": (4096, None)}),
-        ("qwen3", LLAMA, {"qk_norm": "head", "head_dim": 128, "rope": Rope(128, 10000.0)}),
+        ("qwen3", LLAMA, {"qk_norm": QKNorm(), "head_dim": 128, "rope": Rope(128, 10000.0)}),
         ("qwen3", {**LLAMA, "head_dim": 12, "attention_bias": True},
-         {"qk_norm": "head", "head_dim": 12, "rope": Rope(12, 10000.0), "qkv_bias": True, "o_bias": True}),
+         {"qk_norm": QKNorm(), "head_dim": 12, "rope": Rope(12, 10000.0), "qkv_bias": True, "o_bias": True}),
         ("gpt2", GPT, {**GPT2, "activation": "gelu_new"}),
         ("gpt2", {**GPT, "n_inner": 100, "n_positions": 64, "scale_attn_weights": False, "n_ctx": 64},
          {**GPT2, "activation": "gelu_new", "intermediate_size": 100, "max_position_embeddings": 64,

@@ -116,7 +116,7 @@ def test_an_mlp_without_a_gate():
 
 
 def test_an_unknown_activation_is_named_with_those_that_are_known():
-    known = "gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, relu, silu, swish"
+    known = "gelu, gelu_fast, gelu_new, gelu_pytorch_tanh, relu, relu2, silu, swish, xielu"
     with pytest.raises(CheckpointError) as error:
         MLP(mlp(False, "mish"), Scheme(), ALL)
     assert str(error.value) == f"config.json: activation 'mish' is not implemented: only {known}"

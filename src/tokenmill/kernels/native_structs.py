@@ -18,17 +18,21 @@ class Unit(Structure):
 class Op(Structure):
     _fields_ = _fields(
         (c_int32, "kind epilogue activation centred from_ to inputs outputs num_units scheme num_kv_heads head_dim"),
+        (c_int32, "rotary norm_scope norms_after_rope"),
         (POINTER(Unit), "units"),
-        (c_void_p, "weight bias q_norm k_norm table positions k_rows v_rows k_scales v_scales"),
-        (c_float, "eps scale softcap"),
-        (c_int32, "window experts chosen normalise"),
+        (
+            c_void_p,
+            "weight bias q_norm k_norm q_norm_bias k_norm_bias cosines sines temperatures sinks correction biases",
+        ),
+        (c_void_p, "table positions k_rows v_rows k_scales v_scales"),
+        (c_float, "eps scale softcap act_a act_b"),
+        (c_int32, "window experts chosen normalise sigmoid groups chosen_groups shared"),
     )
 
 
 class Model(Structure):
     _fields_ = _fields(
-        (c_int32, "hidden num_heads intermediate vocab rotary cache_format"),
-        (c_void_p, "cosines sines"),
+        (c_int32, "hidden num_heads intermediate vocab cache_format"),
         (POINTER(Op), "ops"),
         (c_int32, "num_ops num_threads"),
         (c_char_p, "build"),

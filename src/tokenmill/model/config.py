@@ -5,7 +5,7 @@ reads only this. Families differ in these fields, not in code. Reading is strict
 and is not understood is an error, never ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,19 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class QKNorm:
+    """Norms of queries and keys, of the kind that the model's other norms have.
+
+    over: each "head" by itself, "all" heads of a token as one row, or each "own", a head with weights of its own.
+    """
+
+    over: str = "head"
+    weight: bool = True
+    bias: bool = False
+    after_rope: bool = False
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The shape and the arithmetic of one model.
 
@@ -42,9 +55,16 @@ class ModelConfig:
     windows: how many past tokens a query sees, itself included, None for all; one for each layer, or for all layers.
     positions: "rope" or "learned". ropes: per layer, where they differ; `rope` is then what tells the context.
     norm: "rms" or "layer". norm_placement: "before", "after" or "both" sides of attention and of the MLP.
-    residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX).
-    qk_norm: a norm of each "head" of q and k, or of "all" their heads together.
-    router_scores: "softmax" or "sigmoid". shared_expert_size: width of an expert that every token takes; 0 without.
+    norm_rounds_last: in the model's dtype the norm is rounded after its weight, and not before.
+    residual: "serial", or "parallel" when attention and MLP read the same input (GPT-NeoX), through one norm where
+    `shared_norm`.
+    attention_temperature: (beta, length): queries are multiplied by 1 + beta * ln(1 + floor(position / length)).
+    swiglu: (alpha, limit): the MLP is (clamped up + 1) * gate * sigmoid(alpha * gate), with gate <= limit.
+    expert_layers: which layers have experts, where not all do. expert_size: their width, 0 for intermediate_size.
+    router_scores: "softmax" or "sigmoid". router_correction: a number for each expert is added to its score where
+    experts are chosen, and only there. router_groups: (number, chosen): experts are chosen within the best groups.
+    router_scale: the weights of the chosen experts are multiplied by it. shared_expert_size: width of an expert that
+    every token takes; 0 without.
     """
 
     family: str
@@ -59,26 +79,31 @@ class ModelConfig:
     norm: str = "rms"
     norm_eps: float = 1e-5
     norm_bias: bool = True  # of "layer" only
+    norm_weight: bool = True
     norm_unit_offset: bool = False  # multiply by 1 + weight
+    norm_rounds_last: bool = False
     norm_placement: str = "before"
     activation: str = "silu"
     gated_mlp: bool = True
+    swiglu: tuple[float, float] | None = None
     positions: str = "rope"
     rope: Rope | None = None
     ropes: tuple[Rope | None, ...] = ()
     residual: str = "serial"
+    shared_norm: bool = False
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
     router_bias: bool = False
-    qk_norm: str | None = None
+    qk_norm: QKNorm | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     attention_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     attention_sinks: bool = False
+    attention_temperature: tuple[float, int] | None = None
     logit_softcap: float | None = None
     windows: tuple[int | None, ...] = (None,)
     layer_kv_heads: tuple[int, ...] = ()
@@ -86,8 +111,14 @@ class ModelConfig:
     layer_states: tuple[StateSpec | None, ...] = ()
     num_experts: int = 0
     num_experts_per_token: int = 0
+    expert_layers: tuple[bool, ...] = ()
+    expert_size: int = 0
+    expert_bias: bool = False
     norm_top_k: bool = True
     router_scores: str = "softmax"
+    router_correction: bool = False
+    router_groups: tuple[int, int] | None = None
+    router_scale: float = 1.0
     shared_expert_size: int = 0
     shared_expert_gate: bool = False
     tie_embeddings: bool = False
@@ -105,6 +136,19 @@ class ModelConfig:
             object.__setattr__(self, "windows", self.windows * self.num_layers)
         if (chosen := self.num_experts_per_token) > self.num_experts:
             raise CheckpointError(f"config asks for {chosen} experts per token of {self.num_experts}")
+        if self.router_groups is not None:
+            self._check_groups(*self.router_groups)
+
+    def _check_groups(self, number: int, chosen: int) -> None:
+        if (
+            self.num_experts % number
+            or chosen > number
+            or self.num_experts // number * chosen < self.num_experts_per_token
+        ):
+            raise CheckpointError(
+                f"config asks for {self.num_experts_per_token} experts of {chosen} among {number} groups of "
+                f"{self.num_experts} experts"
+            )
 
     @property
     def context(self) -> int:
@@ -152,6 +196,14 @@ class ConfigReader(ValueReader):
         """`sliding_window`, where an absent key means `default` and an explicit null means no window."""
         known = "sliding_window" in self.values
         return self.count("sliding_window", None if known else default, maximum=MAX_POSITIONS)
+
+    def layer_types(self, default: Sequence[str], *known: str) -> list[str]:
+        """`layer_types`, one of the `known` kinds for each layer; `default` where the key is absent."""
+        types = self.entries("layer_types", str, list(default))
+        num_layers = self.count("num_hidden_layers", maximum=MAX_LAYERS)
+        if not set(types) <= set(known) or len(types) != num_layers:
+            raise self.refuse("layer_types", types, f"{num_layers} of {', '.join(known)}")
+        return types
 
     def dtype(self) -> str:
         older = self.text("torch_dtype", "float32")

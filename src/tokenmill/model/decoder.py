@@ -31,25 +31,30 @@ class Layer(nn.Module):
         self.attention_norm = make_norm(description.before, fused)
         self.attention = Attention(description.attention, scheme, fused)
         self.attention_after_norm = make_norm(description.after, fused)
-        self.mlp_norm = make_norm(description.before, fused)
+        self.mlp_norm = None if description.shared_norm else make_norm(description.before, fused)
         self.mlp = MoE(mlp, scheme, fused) if isinstance(mlp, ExpertsBlock) else MLP(mlp, scheme, fused)
         self.mlp_after_norm = make_norm(description.after, fused)
         self.parallel, self.multiplier = description.parallel, description.multiplier
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
-        attended_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
-        attended_TD = self.attention(attended_TD, angles, layer_kv, step, attend)
+        normed_TD = x_TD if self.attention_norm is None else self.attention_norm(x_TD)
+        attended_TD = self.attention(normed_TD, angles, layer_kv, step, attend)
         if self.attention_after_norm is not None:
             attended_TD = self.attention_after_norm(attended_TD)
         if self.multiplier != 1.0:
             attended_TD = attended_TD * self.multiplier
         left_TD = x_TD if self.parallel else x_TD + attended_TD
-        out_TD = self.mlp(left_TD if self.mlp_norm is None else self.mlp_norm(left_TD))
+        out_TD = self.mlp(self._mlp_input(normed_TD, left_TD))
         if self.mlp_after_norm is not None:
             out_TD = self.mlp_after_norm(out_TD)
         if self.multiplier != 1.0:
             out_TD = out_TD * self.multiplier
         return out_TD + attended_TD + x_TD if self.parallel else left_TD + out_TD  # type: ignore[no-any-return]
+
+    def _mlp_input(self, normed_TD: Tensor, left_TD: Tensor) -> Tensor:
+        if self.description.shared_norm:
+            return normed_TD
+        return left_TD if self.mlp_norm is None else self.mlp_norm(left_TD)
 
 
 def run_layer(layer: nn.Module, *inputs: Any) -> Tensor:
@@ -103,8 +108,8 @@ class Decoder(nn.Module):
     def begin(self, step: AnyStep) -> tuple[Tensor, list[Angles | None]]:
         """What the layers start from: [T, D], and the angles of each layer."""
         x_TD: Tensor = self.embedding(step.token_ids_T)
-        if self.config.embedding_multiplier != 1.0:
-            x_TD = x_TD * self.config.embedding_multiplier
+        if self.config.embedding_multiplier != 1.0:  # rounded to the model's dtype, as Gemma's reference does
+            x_TD = x_TD * torch.tensor(self.config.embedding_multiplier, dtype=x_TD.dtype, device=x_TD.device)
         if self.position_embedding is not None:
             x_TD = x_TD + self.position_embedding(step.positions_T)
         return x_TD, self.angles(step.positions_T)

@@ -9,7 +9,7 @@ How each block is computed is told in layers.py.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from tokenmill.cache.spec import LayerSpec, RowsSpec, kv_bytes_per_token, rows_of
@@ -19,17 +19,24 @@ from tokenmill.model.config import ModelConfig, Rope
 
 @dataclass(frozen=True)
 class Norm:
-    """kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it."""
+    """A norm of rows [size], or [heads, size] with weights for each.
+
+    kind: "rms" or "layer". unit_offset: the input is multiplied by 1 + weight, as Gemma stores it. rounds_last: it is
+    rounded to the model's dtype after the weight.
+    """
 
     size: int
     kind: str
     eps: float
     bias: bool = False
     unit_offset: bool = False
+    weight: bool = True
+    rounds_last: bool = False
+    heads: int = 1
 
     @property
     def num_parameters(self) -> int:
-        return self.size * (1 + self.bias)
+        return self.size * self.heads * (self.weight + self.bias)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,10 @@ class Projection:
 
 @dataclass(frozen=True)
 class AttentionBlock:
-    """qk_norms: of Q and of K, or none. One of head_dim entries norms each head by itself, a wider one all together."""
+    """qk_norms: of Q and of K, or none. One of head_dim entries norms each head by itself, a wider one all together.
+
+    norms_after_rope: they follow the rotation, and do not precede it. temperature: see ModelConfig.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -66,6 +76,13 @@ class AttentionBlock:
     qk_norms: tuple[Norm, ...]
     rope: Rope | None
     shape: AttentionShape
+    norms_after_rope: bool = False
+    temperature: tuple[float, int] | None = None
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether a norm of Q and K takes each head by itself."""
+        return bool(self.qk_norms) and self.qk_norms[0].size == self.head_dim
 
     @property
     def matrices(self) -> Counter[Projection]:
@@ -74,12 +91,21 @@ class AttentionBlock:
 
 @dataclass(frozen=True)
 class MlpBlock:
-    """down(act(gate(x)) * up(x)), with gate and up in one matrix; without a gate down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)), with gate and up in one matrix; without a gate down(act(up(x))).
+
+    swiglu: see ModelConfig.
+    """
 
     up: Projection
     down: Projection
     activation: str
     gated: bool
+    swiglu: tuple[float, float] | None = None
+
+    @property
+    def act_parameters(self) -> tuple[str, ...]:
+        """The learned numbers of the activation."""
+        return ("alpha_p", "alpha_n") if self.activation == "xielu" else ()
 
     @property
     def matrices(self) -> Counter[Projection]:
@@ -91,7 +117,7 @@ class ExpertsBlock:
     """Each token goes through the `chosen` of `num` experts that its router scores highest, and through `shared`.
 
     scores: "softmax" or "sigmoid" of the router's outputs. normalise: the scores of the chosen experts are divided by
-    their sum. shared_gate: the shared expert is multiplied by its sigmoid.
+    their sum. correction, groups, scale: see ModelConfig. shared_gate: the shared expert is multiplied by its sigmoid.
     """
 
     router: Projection
@@ -100,6 +126,9 @@ class ExpertsBlock:
     chosen: int
     normalise: bool
     scores: str = "softmax"
+    correction: bool = False
+    groups: tuple[int, int] | None = None
+    scale: float = 1.0
     shared: MlpBlock | None = None
     shared_gate: Projection | None = None
 
@@ -116,7 +145,8 @@ class ExpertsBlock:
 class LayerDescription:
     """Two halves, each x + multiplier * after(block(before(x))): attention, then the MLP of what attention left.
 
-    Where `parallel`, both read the input of the layer. keeps: what it leaves in the cache.
+    Where `parallel`, both read the input of the layer, through one norm where `shared_norm`. keeps: what it leaves in
+    the cache.
     """
 
     attention: AttentionBlock
@@ -126,6 +156,25 @@ class LayerDescription:
     after: Norm | None
     multiplier: float
     parallel: bool
+    shared_norm: bool = False
+
+    @property
+    def mlps(self) -> list[MlpBlock]:
+        """Its MLP, or the different ones of its mixture of experts."""
+        if isinstance(self.mlp, MlpBlock):
+            return [self.mlp]
+        return [self.mlp.expert] if self.mlp.shared is None else [self.mlp.expert, self.mlp.shared]
+
+    @property
+    def norms(self) -> dict[str, Norm]:
+        """Its norms beside those of Q and K, by their roles, in the order in which they are computed."""
+        found = {
+            "attention_norm": self.before,
+            "attention_after_norm": self.after,
+            "mlp_norm": None if self.shared_norm else self.before,
+            "mlp_after_norm": self.after,
+        }
+        return {role: norm for role, norm in found.items() if norm is not None}
 
 
 @dataclass(frozen=True)
@@ -185,22 +234,35 @@ class DecoderDescription:
         """What not every decoder has, by the names that refusals use."""
         layers, mixtures = self.layers, self.mixtures
         attentions = [layer.attention for layer in layers]
-        qk_norms = [(block.head_dim, norm) for block in attentions for norm in block.qk_norms[:1]]
+        normed = [block for block in attentions if block.qk_norms]
+        qk_norms = [norm for block in normed for norm in block.qk_norms]
+        mlps = [mlp for layer in layers for mlp in layer.mlps]
         found = {
             "embedding multiplier": self.config.embedding_multiplier != 1.0,
             "residual multiplier": any(layer.multiplier != 1.0 for layer in layers),
             "logit multiplier": self.config.logit_multiplier != 1.0,
             "norm after attention or MLP": any(layer.after is not None for layer in layers),
             "attention or MLP without a norm before it": any(layer.before is None for layer in layers),
+            "one norm for attention and MLP": any(layer.shared_norm for layer in layers),
             "norm with unit offset": self.norm.unit_offset,
+            "norm without a weight": not all(norm.weight for norm in (self.norm, *qk_norms)),
             "rope that differs from layer to layer": len({block.rope for block in attentions}) > 1,
             "kv heads that differ from layer to layer": len({block.num_kv_heads for block in attentions}) > 1,
             "head widths that differ from layer to layer": len({block.head_dim for block in attentions}) > 1,
-            "norm over all heads of q and k": any(norm.size != head_dim for head_dim, norm in qk_norms),
-            "LayerNorm of q and k": any(norm.kind == "layer" for _, norm in qk_norms),
+            "norm over all heads of q and k": any(not block.norms_heads for block in normed),
+            "LayerNorm of q and k": any(norm.kind == "layer" for norm in qk_norms),
+            "norms of q and k with weights for each head": any(norm.heads > 1 for norm in qk_norms),
+            "norms of q and k after rope": any(block.norms_after_rope for block in normed),
             "attention sinks": any(block.shape.sinks for block in attentions),
+            "attention temperature by position": any(block.temperature is not None for block in attentions),
+            "clamped SwiGLU": any(mlp.swiglu is not None for mlp in mlps),
+            "learned activation": any(mlp.act_parameters for mlp in mlps),
+            "experts in some layers only": 0 < len(mixtures) < len(layers),
             "shared experts": any(mixture.shared is not None for mixture in mixtures),
             "sigmoid scores of experts": any(mixture.scores == "sigmoid" for mixture in mixtures),
+            "correction of a router's scores": any(mixture.correction for mixture in mixtures),
+            "groups of experts": any(mixture.groups is not None for mixture in mixtures),
+            "scaled weights of experts": any(mixture.scale != 1.0 for mixture in mixtures),
             "bias on a router": any(mixture.router.bias for mixture in mixtures),
             "biases within a mixture of experts": any(m.bias for mixture in mixtures for m in mixture.expert.matrices),
         }
@@ -210,15 +272,18 @@ class DecoderDescription:
 @cache
 def describe(config: ModelConfig) -> DecoderDescription:
     norm = _norm(config, config.hidden_size)
-    mlp = _experts(config) if config.num_experts else _mlp(config, config.intermediate_size)
+    dense = _mlp(config, config.intermediate_size, config.mlp_bias)
+    experts = _experts(config) if config.num_experts else dense
+    has_experts = config.expert_layers or (True,) * config.num_layers
     before = norm if config.norm_placement in ("before", "both") else None
     after = norm if config.norm_placement in ("after", "both") else None
     parallel = config.residual == "parallel"
     layers = []
     for index in range(config.num_layers):
         attention = _attention(config, index)
-        keeps = _keeps(config, index, attention)
-        layers.append(LayerDescription(attention, mlp, keeps, before, after, config.residual_multiplier, parallel))
+        keeps, mlp = _keeps(config, index, attention), experts if has_experts[index] else dense
+        joined = (config.residual_multiplier, parallel, parallel and config.shared_norm)
+        layers.append(LayerDescription(attention, mlp, keeps, before, after, *joined))
     bias = config.head_bias and not config.tie_embeddings
     head = Projection("head", config.hidden_size, (config.vocab_size,), bias)
     return DecoderDescription(config, tuple(layers), norm, head)
@@ -234,26 +299,39 @@ def _attention(config: ModelConfig, index: int) -> AttentionBlock:
     num_kv_heads = config.layer_kv_heads[index] if config.layer_kv_heads else config.num_kv_heads
     q, kv = config.num_heads * head_dim, num_kv_heads * head_dim
     scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-    norm_sizes = {None: (), "head": (head_dim, head_dim), "all": (q, kv)}[config.qk_norm]
     return AttentionBlock(
         config.num_heads,
         num_kv_heads,
         head_dim,
         qkv=Projection("qkv", config.hidden_size, (q, kv, kv), config.qkv_bias),
         out=Projection("out", q, (config.hidden_size,), config.o_bias),
-        qk_norms=tuple(_norm(config, size) for size in norm_sizes),
+        qk_norms=_qk_norms(config, head_dim, num_kv_heads),
         rope=config.ropes[index] if config.ropes else config.rope,
         shape=AttentionShape(scale, config.windows[index], config.attention_softcap, config.attention_sinks),
+        norms_after_rope=config.qk_norm is not None and config.qk_norm.after_rope,
+        temperature=config.attention_temperature,
     )
 
 
-def _mlp(config: ModelConfig, width: int) -> MlpBlock:
+def _qk_norms(config: ModelConfig, head_dim: int, num_kv_heads: int) -> tuple[Norm, ...]:
+    facts = config.qk_norm
+    if facts is None:
+        return ()
+    plain = replace(_norm(config, head_dim), bias=facts.bias, weight=facts.weight)
+    counts = (config.num_heads, num_kv_heads)
+    if facts.over == "all":
+        return tuple(replace(plain, size=count * head_dim) for count in counts)
+    return tuple(replace(plain, heads=count if facts.over == "own" else 1) for count in counts)
+
+
+def _mlp(config: ModelConfig, width: int, bias: bool) -> MlpBlock:
     role, parts = ("gate_up", (width, width)) if config.gated_mlp else ("up", (width,))
     return MlpBlock(
-        Projection(role, config.hidden_size, parts, config.mlp_bias),
-        Projection("down", width, (config.hidden_size,), config.mlp_bias),
+        Projection(role, config.hidden_size, parts, bias),
+        Projection("down", width, (config.hidden_size,), bias),
         config.activation,
         config.gated_mlp,
+        config.swiglu,
     )
 
 
@@ -261,19 +339,23 @@ def _experts(config: ModelConfig) -> ExpertsBlock:
     shared, hidden = config.shared_expert_size, config.hidden_size
     return ExpertsBlock(
         router=Projection("router", hidden, (config.num_experts,), config.router_bias),
-        expert=_mlp(config, config.intermediate_size),
+        expert=_mlp(config, config.expert_size or config.intermediate_size, config.expert_bias),
         num=config.num_experts,
         chosen=config.num_experts_per_token,
         normalise=config.norm_top_k,
         scores=config.router_scores,
-        shared=_mlp(config, shared) if shared else None,
+        correction=config.router_correction,
+        groups=config.router_groups,
+        scale=config.router_scale,
+        shared=_mlp(config, shared, config.mlp_bias) if shared else None,
         shared_gate=Projection("shared_gate", hidden, (1,)) if config.shared_expert_gate else None,
     )
 
 
 def _norm(config: ModelConfig, size: int) -> Norm:
     bias = config.norm == "layer" and config.norm_bias
-    return Norm(size, config.norm, config.norm_eps, bias, config.norm_unit_offset)
+    offset, weight = config.norm_unit_offset, config.norm_weight
+    return Norm(size, config.norm, config.norm_eps, bias and weight, offset, weight, config.norm_rounds_last)
 
 
 @cache
@@ -281,14 +363,16 @@ def count_parameters(config: ModelConfig) -> Mapping[str, int]:
     """Parameters by part; a head that is tied to the embedding counts once, there."""
     decoder = describe(config)
     layers, attentions = decoder.layers, [layer.attention for layer in decoder.layers]
-    norms = [norm for layer in layers for norm in 2 * (layer.before, layer.after) if norm is not None]
+    norms = [norm for layer in layers for norm in layer.norms.values()]
     inner = sum(norm.num_parameters for block in attentions for norm in block.qk_norms)
     sinks = sum(block.num_heads for block in attentions if block.shape.sinks)
+    beside = sum(layer.mlp.num for layer in layers if isinstance(layer.mlp, ExpertsBlock) and layer.mlp.correction)
+    acts = sum(len(layer.mlp.act_parameters) for layer in layers if isinstance(layer.mlp, MlpBlock))
     return {
         "embedding": config.vocab_size * config.hidden_size,
         "positions": config.max_position_embeddings * config.hidden_size if config.positions == "learned" else 0,
         "attention": sum(_total(block.matrices) for block in attentions) + inner + sinks,
-        "mlp": sum(_total(layer.mlp.matrices) for layer in layers),
+        "mlp": sum(_total(layer.mlp.matrices) for layer in layers) + beside + acts,
         "norms": sum(norm.num_parameters for norm in [*norms, decoder.norm]),
         "head": 0 if config.tie_embeddings else decoder.head.num_parameters,
     }

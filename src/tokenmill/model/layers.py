@@ -34,6 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": _gelu_tanh,
     "gelu_pytorch_tanh": _gelu_tanh,
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "silu": F.silu,
     "swish": F.silu,
 }
@@ -52,30 +53,51 @@ class RMSNorm(nn.RMSNorm):
     """x / rms(x) · weight over the last dimension (Zhang & Sennrich 2019, arXiv 1910.07467).
 
     In float32, rounded to x's dtype before the weight, as the Llama reference does: in bfloat16 the order of the two
-    shows in the tokens. With a unit offset it is rounded after the weight, as the Gemma reference does.
+    shows in the tokens.
     """
 
     eps: float
 
     def __init__(self, norm: Norm, fused: bool) -> None:
         super().__init__(norm.size, norm.eps)
-        self.unit_offset = norm.unit_offset
-        self.fused = fused and not norm.unit_offset
+        self.fused = fused
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
             return super().forward(x)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        if self.unit_offset:
-            return (wide * (1.0 + self.weight.float())).to(x.dtype)
         return self.weight * wide.to(x.dtype)
+
+
+class WideNorm(nn.Module):
+    """Either kind of norm in float32 throughout, rounded to x's dtype at the end, with what a description may ask for:
+    no weight, 1 + weight (Gemma), a weight for each head (Cohere).
+    """
+
+    def __init__(self, norm: Norm) -> None:
+        super().__init__()
+        shape = (norm.size,) if norm.heads == 1 else (norm.heads, norm.size)
+        self.weight = nn.Parameter(torch.empty(shape)) if norm.weight else None
+        self.bias = nn.Parameter(torch.empty(shape)) if norm.bias else None
+        self.eps, self.centred, self.offset = norm.eps, norm.kind == "layer", float(norm.unit_offset)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        if self.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            wide = wide * (self.offset + self.weight.float())
+        return (wide if self.bias is None else wide + self.bias.float()).to(x.dtype)
 
 
 def make_norm(norm: Norm | None, fused: Collection[str]) -> Any:
     """The module of a norm, or None where there is none."""
     if norm is None:
         return None
+    if norm.unit_offset or norm.rounds_last or not norm.weight or norm.heads > 1:
+        return WideNorm(norm)
     return RMSNorm(norm, "norm" in fused) if norm.kind == "rms" else nn.LayerNorm(norm.size, norm.eps, bias=norm.bias)
 
 
@@ -100,6 +122,11 @@ def make_linear(matrix: Projection, scheme: Scheme, fused: Collection[str]) -> M
     return make_matrix(scheme, matrix.inputs, matrix.outputs, matrix.bias)
 
 
+def temperatures(positions_T: Tensor, beta: float, length: int) -> Tensor:
+    """What the queries of each token are multiplied by, [T, 1, 1]: it grows with the logarithm of the position."""
+    return (1 + beta * torch.log(1 + torch.floor(positions_T / length)))[:, None, None]
+
+
 class Attention(nn.Module):
     """Self-attention: project, norm and rotate, hand over to the kernel, project back.
 
@@ -113,9 +140,9 @@ class Attention(nn.Module):
         self.qkv = make_linear(block.qkv, scheme, fused)
         self.out = make_linear(block.out, scheme, fused)
         self.q_norm, self.k_norm = (make_norm(norm, fused) for norm in block.qk_norms or (None, None))
-        self.norms_heads = bool(block.qk_norms) and block.qk_norms[0].size == block.head_dim
+        self.norms_heads, self.norms_after_rope = block.norms_heads, block.norms_after_rope
         self.sinks = nn.Parameter(torch.empty(block.num_heads)) if block.shape.sinks else None
-        self.shape = block.shape
+        self.shape, self.temperature = block.shape, block.temperature
         self.rotate = apply_rotary_in_halves if "rotary" in fused else apply_rotary
 
     def forward(self, x_TD: Tensor, angles: Angles | None, layer_kv: LayerKV, step: AnyStep, attend: Attend) -> Tensor:
@@ -128,17 +155,42 @@ class Attention(nn.Module):
                 qk_TNH = self.rotate(qk_TNH, *angles)
             q_TNH, k_TKH = qk_TNH[:, :heads], qk_TNH[:, heads:]
         else:
-            q_TNH = self._normed(self.q_norm, qkv_TNH[:, :heads])
-            k_TKH = self._normed(self.k_norm, qkv_TNH[:, heads : heads + kv_heads])
-            if angles is not None:
-                q_TNH, k_TKH = self.rotate(q_TNH, *angles), self.rotate(k_TKH, *angles)
+            q_TNH = self._turned(self.q_norm, qkv_TNH[:, :heads], angles)
+            k_TKH = self._turned(self.k_norm, qkv_TNH[:, heads : heads + kv_heads], angles)
+        if self.temperature is not None:
+            q_TNH = q_TNH * temperatures(step.positions_T, *self.temperature).to(q_TNH.dtype)
         out_TNH = attend(q_TNH, k_TKH, v_TKH, layer_kv, step, self.shape, self.sinks)
         return self.out(out_TNH.reshape(-1, heads * self.head_dim))  # type: ignore[no-any-return]
+
+    def _turned(self, norm: nn.Module, x_TNH: Tensor, angles: Angles | None) -> Tensor:
+        """Heads normed and rotated, in the model's order."""
+        first_TNH = x_TNH if self.norms_after_rope else self._normed(norm, x_TNH)
+        turned_TNH = first_TNH if angles is None else self.rotate(first_TNH, *angles)
+        return self._normed(norm, turned_TNH) if self.norms_after_rope else turned_TNH
 
     def _normed(self, norm: nn.Module, x_TNH: Tensor) -> Tensor:
         # Each head by itself, or all heads of a token as one row.
         normed: Tensor = norm(x_TNH) if self.norms_heads else norm(x_TNH.flatten(1)).view(x_TNH.shape)
         return normed
+
+
+class XIELU(nn.Module):
+    """xIELU (Huang & Schlag 2024, arXiv 2411.13010), with beta 0.5 and eps -1e-6 as transformers has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = nn.Parameter(torch.empty(1)), nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha_p, alpha_n = F.softplus(self.alpha_p), 0.5 + F.softplus(self.alpha_n)
+        negative = (torch.expm1(x.clamp(max=-1e-6)) - x) * alpha_n + 0.5 * x
+        return torch.where(x > 0, alpha_p * x * x + 0.5 * x, negative)
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float) -> Tensor:
+    """(up + 1) · gate · sigmoid(alpha · gate), with gate <= limit and |up| <= limit, as gpt-oss has it."""
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 class MLP(nn.Module):
@@ -148,17 +200,28 @@ class MLP(nn.Module):
         super().__init__()
         self.up = make_linear(block.up, scheme, fused)
         self.down = make_linear(block.down, scheme, fused)
-        if block.activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
+        if block.activation not in (*ACTIVATIONS, "xielu"):
+            known = ", ".join((*ACTIVATIONS, "xielu"))
             raise CheckpointError(f"config.json: activation {block.activation!r} is not implemented: only {known}")
-        self.gated, self.act = block.gated, ACTIVATIONS[block.activation]
+        self.gated, self.swiglu = block.gated, block.swiglu
+        self.act = XIELU() if block.act_parameters else ACTIVATIONS[block.activation]
 
     def forward(self, x_TD: Tensor) -> Tensor:
         hidden_TF = self.up(x_TD)
         if not self.gated:
             return self.down(self.act(hidden_TF))  # type: ignore[no-any-return]
         gate_TF, up_TF = hidden_TF.chunk(2, dim=-1)
+        if self.swiglu is not None:
+            return self.down(clamped_swiglu(gate_TF, up_TF, *self.swiglu))  # type: ignore[no-any-return]
         return self.down(self.act(gate_TF) * up_TF)  # type: ignore[no-any-return]
+
+
+def within_groups(scores_TE: Tensor, number: int, chosen: int) -> Tensor:
+    """The scores of experts in the best groups, and -inf for others. A group's score is the sum of its best two."""
+    groups_TGE = scores_TE.view(len(scores_TE), number, -1)
+    best_TG = groups_TGE.topk(min(2, groups_TGE.shape[-1]), dim=-1).values.sum(-1)
+    kept_TG = torch.zeros_like(best_TG, dtype=torch.bool).scatter(-1, best_TG.topk(chosen, dim=-1).indices, True)
+    return groups_TGE.masked_fill(~kept_TG[..., None], -torch.inf).view(scores_TE.shape)
 
 
 class MoE(nn.Module):
@@ -173,24 +236,30 @@ class MoE(nn.Module):
         self.experts = nn.ModuleList(MLP(block.expert, scheme, fused) for _ in range(block.num))
         self.shared = None if block.shared is None else MLP(block.shared, scheme, fused)
         self.shared_gate = None if block.shared_gate is None else make_linear(block.shared_gate, scheme, fused)
-        self.num_chosen, self.normalise, self.scores = block.chosen, block.normalise, block.scores
+        self.correction = nn.Parameter(torch.empty(block.num)) if block.correction else None
+        self.block = block
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        logits_TE = self.router(x_TD)
-        if self.scores == "sigmoid":
-            scores_TE = logits_TE.float().sigmoid()
-        else:
-            scores_TE = torch.softmax(logits_TE, dim=-1, dtype=torch.float32)
-        weights_TC, chosen_TC = torch.topk(scores_TE, self.num_chosen, dim=-1)
-        if self.normalise:
-            weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
-        out_TD = (self._all if is_traced() else self._chosen)(x_TD, weights_TC, chosen_TC)
+        out_TD = (self._all if is_traced() else self._chosen)(x_TD, *self._route(self.router(x_TD).float()))
         if self.shared is None:
             return out_TD
         shared_TD: Tensor = self.shared(x_TD)
         if self.shared_gate is not None:
             shared_TD = self.shared_gate(x_TD).sigmoid() * shared_TD
         return out_TD + shared_TD
+
+    def _route(self, logits_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights and the numbers of each token's experts, [T, C] each."""
+        block = self.block
+        scores_TE = logits_TE.sigmoid() if block.scores == "sigmoid" else torch.softmax(logits_TE, dim=-1)
+        wanted_TE = scores_TE if self.correction is None else scores_TE + self.correction.float()
+        if block.groups is not None:
+            wanted_TE = within_groups(wanted_TE, *block.groups)
+        chosen_TC = torch.topk(wanted_TE, block.chosen, dim=-1).indices
+        weights_TC = scores_TE.gather(-1, chosen_TC)
+        if block.normalise:
+            weights_TC = weights_TC / weights_TC.sum(dim=-1, keepdim=True)
+        return weights_TC * block.scale if block.scale != 1.0 else weights_TC, chosen_TC
 
     def _chosen(self, x_TD: Tensor, weights_TC: Tensor, chosen_TC: Tensor) -> Tensor:
         out_TD = torch.zeros_like(x_TD)

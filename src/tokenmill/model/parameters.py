@@ -34,8 +34,7 @@ def parameter_shapes(decoder: DecoderDescription) -> Shapes:
     for number, layer in enumerate(decoder.layers):
         for role, norm in _norms_of(layer):
             found |= _of_norm(join(number, role), norm)
-        if layer.attention.shape.sinks:
-            found[join(number, "attention.sinks")] = (layer.attention.num_heads,)
+        found |= {join(number, role): shape for role, shape in _vectors_of(layer).items()}
     for path, matrix in matrices_of(decoder).items():
         if not (path == "head" and config.tie_embeddings):
             found[f"{path}.weight"] = (matrix.outputs, matrix.inputs)
@@ -59,13 +58,21 @@ def _of_mlp(role: str, block: MlpBlock) -> dict[str, Projection]:
     return {f"{role}.up": block.up, f"{role}.down": block.down}
 
 
+def _vectors_of(layer: LayerDescription) -> Shapes:
+    """What is neither a norm nor a matrix nor its bias."""
+    found: Shapes = {"attention.sinks": (layer.attention.num_heads,)} if layer.attention.shape.sinks else {}
+    mlp = layer.mlp
+    if isinstance(mlp, MlpBlock):
+        return found | {f"mlp.act.{name}": (1,) for name in mlp.act_parameters}
+    return found | ({"mlp.correction": (mlp.num,)} if mlp.correction else {})
+
+
 def _norms_of(layer: LayerDescription) -> Iterator[tuple[str, Norm]]:
-    for half in ("attention", "mlp"):
-        for role, norm in ((f"{half}_norm", layer.before), (f"{half}_after_norm", layer.after)):
-            if norm is not None:
-                yield role, norm
+    yield from layer.norms.items()
     yield from zip(("attention.q_norm", "attention.k_norm"), layer.attention.qk_norms, strict=False)
 
 
 def _of_norm(path: str, norm: Norm) -> Shapes:
-    return dict.fromkeys([f"{path}.weight", f"{path}.bias"][: 1 + norm.bias], (norm.size,))
+    shape = (norm.size,) if norm.heads == 1 else (norm.heads, norm.size)
+    there = {f"{path}.weight": norm.weight, f"{path}.bias": norm.bias}
+    return {name: shape for name, is_there in there.items() if is_there}

@@ -14,7 +14,7 @@ from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
-from tokenmill.weights.names import is_ignored
+from tokenmill.weights.names import is_ignored, stacked
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 from tokenmill.weights.plain import Checkpoint, PlainCheckpoint
@@ -67,7 +67,8 @@ def _kind(path: Path) -> str | None:
 
 def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
-    plain = PlainCheckpoint(path, config, weight_files(path))
+    plain, family = PlainCheckpoint(path, config, weight_files(path)), find_family(config)
+    plain.unstack(stacked(family), family.prefix)
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)
     compare_tied_head(opened)

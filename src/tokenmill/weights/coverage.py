@@ -39,5 +39,5 @@ def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Tar
     for name, target in expand(family, config, shapes).items():
         outputs, *inputs = shapes[target.parameter]
         shape = (len(rows_of(target, outputs, config)), *inputs)
-        found[name] = target, shape[::-1] if target.transform == "transpose" else shape
+        found[name] = target, shape[::-1] if target.is_transposed else shape
     return found

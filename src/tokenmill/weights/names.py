@@ -1,7 +1,8 @@
 """The map of a file's tensors to the parameters, and parts of parameters, that they fill.
 
-A family's names are patterns. Here they are expanded for one model, so that coverage can be proved: every parameter is
-filled completely, and every tensor of the file is used or known to be no weight.
+A family's names are patterns; one that ends in [{e}] is of a tensor that has all experts of a layer, [experts, …].
+Here they are expanded for one model, so that coverage can be proved: every parameter is filled completely, and every
+tensor of the file is used or known to be no weight.
 """
 
 import re
@@ -25,6 +26,11 @@ class Target:
     part: str
     transform: str
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether a matrix lies in the file as [inputs, outputs]."""
+        return self.transform.startswith("transpose")
+
 
 def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
     """File name → target, for every parameter that this model has."""
@@ -42,6 +48,12 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
             if parameter in existing:
                 targets[name] = Target(parameter, part, transform)
     return targets
+
+
+def stacked(family: Family) -> re.Pattern[str]:
+    """The family's tensors that hold all experts of a layer, by their names without the family's prefix."""
+    patterns = (name.removesuffix("[{e}]") for name in family.names if name.endswith("[{e}]"))
+    return re.compile("|".join(re.escape(name).replace(r"\{i\}", r"\d+") for name in patterns) or r"(?!)")
 
 
 def is_ignored(family: Family, name: str) -> bool:
@@ -72,9 +84,38 @@ def _bigcode_qkv(tensor: "Tensor", config: ModelConfig) -> "Tensor":
     return tensor if config.num_kv_heads != config.num_heads else _heads_to_qkv(tensor, config)
 
 
+def _pairs_to_halves(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+    """Rows of q or k, from pairs (0, 1), (2, 3), … that rotate together to (i, i + dim/2).
+
+    Within each head the rotated rows are sorted, the even ones first; scores do not depend on the order, where that of
+    q and k is the same.
+    """
+    heads = tensor.reshape(-1, config.head_dim, *tensor.shape[1:])
+    return heads[:, _halves(config)].reshape(tensor.shape)
+
+
+def _pairs_to_halves_of_heads(tensor: "Tensor", config: ModelConfig) -> "Tensor":
+    """The same of the weights [heads, head_dim] of a norm of q or k."""
+    return tensor[:, _halves(config)]
+
+
+def _halves(config: ModelConfig) -> list[int]:
+    dim = config.head_dim if config.rope is None else config.rope.dim
+    return [*range(0, dim, 2), *range(1, dim, 2), *range(dim, config.head_dim)]
+
+
+def _interleaved(rows: "Tensor", config: ModelConfig) -> "Tensor":
+    """Rows gate 0, up 0, gate 1, up 1, … → all of the gate, then all of up."""
+    return rows.reshape(-1, 2, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
 TRANSFORMS: dict[str, Callable[["Tensor", ModelConfig], "Tensor"]] = {
     "": lambda tensor, _: tensor,
     "transpose": lambda tensor, _: tensor.t(),
     "heads_to_qkv": _heads_to_qkv,
     "bigcode_qkv": _bigcode_qkv,
+    "pairs_to_halves": _pairs_to_halves,
+    "pairs_to_halves of heads": _pairs_to_halves_of_heads,
+    "interleaved": _interleaved,
+    "transpose interleaved": lambda tensor, config: _interleaved(tensor.t(), config),
 }

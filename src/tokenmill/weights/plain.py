@@ -8,7 +8,7 @@ than plain ones: it is imported when the first of them is read.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -98,10 +98,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor: the file that it is in, and its name there."""
+    """One tensor: the file that it is in, and its name there; of a stack of experts, the number of one."""
 
     file: TensorFile
     name: str
+    expert: int | None = None
 
     def __str__(self) -> str:
         return f"{self.file.path.name} ({self.name})"
@@ -138,12 +139,23 @@ class PlainCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
         """The tensor is a view of the mapped file, whose pages are read when they are used."""
-        stored = self._stored[name]
-        return stored.file.read(stored.name, rows)
+        stored, number = self._stored[name], self._stored[name].expert
+        if number is None:
+            return stored.file.read(stored.name, rows)
+        one = stored.file.read(stored.name, range(number, number + 1))[0]
+        return one if rows is None else one[rows.start : rows.stop]
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
         stored = self._stored[name]
-        return stored.file.stored_bytes(stored.name)
+        return stored.file.stored_bytes(stored.name) if stored.expert is None else None
+
+    def unstack(self, names: re.Pattern[str], prefix: str) -> None:
+        """Show each tensor of those names, [experts, …], as one of each expert: name[0], name[1], …"""
+        for name in [name for name in self.shapes if names.fullmatch(name.removeprefix(prefix))]:
+            (count, *shape), stored = self.shapes.pop(name), self._stored.pop(name)
+            for number in range(count):
+                self.shapes[f"{name}[{number}]"] = tuple(shape)
+                self._stored[f"{name}[{number}]"] = replace(stored, expert=number)
 
     def rename(self, name: str, to: str) -> None:
         """Show a tensor under another name."""

@@ -26,6 +26,7 @@ from tokenmill.weights.coverage import match_tensors
 from tokenmill.weights.names import TRANSFORMS, Target, rows_of
 
 EMBEDDING, HEAD = "embedding", "head"
+_OF_ROWS = {"transpose": "", "transpose interleaved": "interleaved"}  # the transform of rows [outputs, inputs]
 Progress = Callable[[int, int], None]
 Change = Callable[[str, Tensor], Tensor]
 """Given the name of a checkpoint's tensor and its values [outputs, inputs]: the values that take their place."""
@@ -148,7 +149,7 @@ class WeightSource:
 
     def _codes(self, name: str, target: Target, rows: range | None, bits: int | None) -> Stored | None:
         """A tensor's codes, unless they have more bits than those to which other rows are rounded."""
-        transform = "" if target.transform == "transpose" else target.transform  # codes are [outputs, inputs] anyway
+        transform = _OF_ROWS.get(target.transform, target.transform)  # codes are [outputs, inputs] anyway
         with naming(self._checkpoint.path):
             stored = self._checkpoint.read_codes(name, None if transform else rows)
         if stored is None or (bits is not None and stored.bits > bits):
@@ -163,9 +164,8 @@ class WeightSource:
         is_direct = not target.transform and change is None
         values, transform = self._read(name, dtype, rows if is_direct else None), TRANSFORMS[target.transform]
         if change is not None:
-            is_transposed = target.transform == "transpose"
-            values = change(name, (values.t() if is_transposed else values).float())
-            transform = TRANSFORMS[""] if is_transposed else transform
+            values = change(name, (values.t() if target.is_transposed else values).float())
+            transform = TRANSFORMS[_OF_ROWS.get(target.transform, target.transform)]
         values = transform(values, self.model)
         return values if rows is None or is_direct else values[rows.start : rows.stop]
 

@@ -5,7 +5,7 @@ Qwen 2 has biases on Q, K and V. Qwen 3 has a norm on every query and key head i
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
 from tokenmill.model.families.llama import NAMES
 
@@ -17,15 +17,13 @@ def _windows(reader: ConfigReader) -> tuple[int | None, ...]:
     window, lower = reader.window(4096), reader.count("max_window_layers", 28, minimum=0)
     kinds = {"full_attention": None, "sliding_attention": window if enabled else None}
     default = ["full_attention"] * min(lower, num_layers) + ["sliding_attention"] * max(num_layers - lower, 0)
-    types = reader.entries("layer_types", str, default)
-    if not set(types) <= set(kinds) or len(types) != num_layers:
-        raise reader.refuse("layer_types", types, f"{num_layers} of {', '.join(kinds)}")
+    types = reader.layer_types(default, *kinds)
     return tuple(kinds[kind] for kind in types)
 
 
 def _qwen3(reader: ConfigReader) -> dict[str, Any]:
     bias, head_dim = reader.flag("attention_bias", False), reader.count("head_dim", 128)
-    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": "head", "head_dim": head_dim, "windows": _windows(reader)}
+    return {"qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(), "head_dim": head_dim, "windows": _windows(reader)}
 
 
 QWEN2 = Family(

@@ -1,9 +1,12 @@
 """A decoder's description as the flat list of operations that the native program runs: embed, then per layer norm,
 qkv, attend, out, norm, MLP, at last norm and head. Families differ in what is in the list, not in C++.
 
-A parallel layer norms for both its halves before either adds to the residual stream.
+A parallel layer norms for both its halves before either adds to the residual stream. What a norm follows is stored
+first, and added by the norm.
 """
 
+import ctypes
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +25,18 @@ from tokenmill.model.description import (
 )
 from tokenmill.model.parameters import join, parameter_shapes
 from tokenmill.program.native.layouts import KV_FIELDS, LAYOUTS, TILE
+from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.spec import ACTIVATIONS, first_rows, has_coded_embedding
 from tokenmill.program.native.weights import Linear, Packed, Packing
 from tokenmill.quant.schemes import GROUP, Scheme
 
 Place = tuple[int | None, str]  # the layer and the role of a matrix
 # As in abi.h.
-EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE = range(6)
-ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT = range(7)
+EMBED, NORM, LINEAR, ATTEND, CHOOSE, COMBINE, COPY, HEADS = range(8)
+ADD, QKV, GATED, ACTIVATED, LOGITS, ROUTER, EXPERT, STORE, SHARED_GATE, TO_BUFFER = range(10)
+EACH_HEAD, OWN_HEAD, ALL_HEADS = range(3)
+NO_SHARED, SHARED, GATED_SHARED = range(3)
+SWIGLU = 7
 ATTENTION_IN, MLP_IN, MLP_INNER, ATTENDED, GATHERED = range(5)  # activation buffers; the head reads MLP_IN too
 
 
@@ -46,14 +53,18 @@ class Ops:
         dtype: str,
         layers_kv: list[LayerKV],
         weights: Packing | Packed,
+        tables: PositionTables,
     ) -> None:
         self.layers_kv, self.weights, self._shapes = layers_kv, weights, parameter_shapes(decoder)
-        self._ops, self._linears = list[Op](), list[Linear]()
+        self.tables = tables
+        self._ops, self._linears, self._held = list[Op](), list[Linear](), list[Any]()
         config, number = decoder.config, getattr(torch, dtype)
         learned = config.positions == "learned"
         positions = self._keep("position_embedding.weight", number) if learned else None
         width, size = decoder.head.inputs, decoder.head.outputs
-        embed = self._add(EMBED, inputs=width, outputs=size, positions=positions, scheme=LAYOUTS[dtype])
+        multiplier = float(torch.tensor(config.embedding_multiplier, dtype=number))
+        sizes = {"inputs": width, "outputs": size}
+        embed = self._add(EMBED, positions=positions, scheme=LAYOUTS[dtype], scale=multiplier, **sizes)
         is_coded = has_coded_embedding(config, scheme)
         if not is_coded:
             embed.table = self._keep("embedding.weight", number)
@@ -63,7 +74,8 @@ class Ops:
         for layer, (description, layer_kv) in enumerate(zip(decoder.layers, layers_kv, strict=True)):
             self._layer(layer, description, layer_kv)
         self._norm("norm", decoder.norm, MLP_IN, LOGITS)
-        self._linear([(None, "head")], decoder.head, LOGITS, MLP_IN, softcap=config.logit_softcap or 0.0)
+        logits: dict[str, Any] = {"scale": config.logit_multiplier, "softcap": config.logit_softcap or 0.0}
+        self._linear([(None, "head")], decoder.head, LOGITS, MLP_IN, **logits)
         self._place()
         if is_coded and config.tie_embeddings:
             head = self._linears[-1].op
@@ -71,51 +83,115 @@ class Ops:
         self.array = (Op * len(self._ops))(*self._ops)
 
     def _layer(self, layer: int, description: LayerDescription, layer_kv: LayerKV) -> None:
-        before, parallel = description.before, description.parallel
-        assert before is not None, "refused"
-        self._norm(join(layer, "attention_norm"), before, ATTENTION_IN)
-        if parallel:
-            self._norm(join(layer, "mlp_norm"), before, MLP_IN)
-        self._attention(layer, description.attention, layer_kv)
-        if not parallel:
-            self._norm(join(layer, "mlp_norm"), before, MLP_IN)
+        mlp_norm = "attention_norm" if description.shared_norm else "mlp_norm"
+        self._before(layer, "attention_norm", description, ATTENTION_IN)
+        if description.parallel:
+            self._before(layer, mlp_norm, description, MLP_IN)
+        self._attention(layer, description, layer_kv)
+        if not description.parallel:
+            self._before(layer, mlp_norm, description, MLP_IN)
         if isinstance(description.mlp, ExpertsBlock):
-            self._experts(layer, description.mlp)
+            self._experts(layer, description.mlp, description)
         else:
-            self._mlp(layer, ["mlp"], description.mlp, MLP_IN, ADD)
+            self._mlp(layer, ["mlp"], description.mlp, MLP_IN, **self._joins(description))
+        self._after(layer, "mlp_after_norm", description)
 
-    def _norm(self, path: str, norm: Norm, to: int, epilogue: int = 0) -> None:
+    def _before(self, layer: int, role: str, description: LayerDescription, to: int) -> None:
+        """The input of attention or of an MLP."""
+        if description.before is None:
+            self._add(COPY, to=to)
+        else:
+            self._norm(join(layer, role), description.before, to)
+
+    def _joins(self, description: LayerDescription) -> dict[str, Any]:
+        """What becomes of the results of attention or of an MLP: added to the residual stream, or left to a norm."""
+        if description.after is None:
+            return {"epilogue": ADD, "scale": description.multiplier}
+        return {"epilogue": STORE}
+
+    def _after(self, layer: int, role: str, description: LayerDescription) -> None:
+        if description.after is not None:
+            self._norm(join(layer, role), description.after, 0, ADD, scale=description.multiplier)
+
+    def _norm(self, path: str, norm: Norm, to: int, epilogue: int = TO_BUFFER, scale: float = 1.0) -> None:
         weight, bias = self._factors(path, norm), self._floats(f"{path}.bias") if norm.bias else None
-        centred = int(norm.kind == "layer")
-        self._add(NORM, to=to, epilogue=epilogue, weight=weight, bias=bias, eps=norm.eps, centred=centred)
+        fields: dict[str, Any] = {"weight": weight, "bias": bias, "eps": norm.eps, "scale": scale}
+        self._add(NORM, to=to, epilogue=epilogue, centred=int(norm.kind == "layer"), **fields)
 
-    def _attention(self, layer: int, block: AttentionBlock, layer_kv: LayerKV) -> None:
+    def _attention(self, layer: int, description: LayerDescription, layer_kv: LayerKV) -> None:
+        block, shape = description.attention, description.attention.shape
         tensors = zip((KV_FIELDS[kind] for kind in layer_kv.kinds), layer_kv.tensors, strict=True)
         cache: dict[str, Any] = {name: tensor.data_ptr() for name, tensor in tensors}
-        cache |= {"num_kv_heads": block.num_kv_heads, "head_dim": block.head_dim}
-        norms: dict[str, Any] = {}
-        for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):
-            norms |= {name: self._factors(join(layer, f"attention.{name}"), norm), "eps": norm.eps}
-        qkv, out = (layer, "attention.qkv"), (layer, "attention.out")
-        self._linear([qkv], block.qkv, QKV, ATTENTION_IN, unit=block.head_dim, **cache, **norms)
-        shape = block.shape
-        softcap = shape.softcap or 0.0
-        self._add(ATTEND, to=ATTENDED, scale=shape.scale, softcap=softcap, window=shape.window or 0, **cache)
-        self._linear([out], block.out, ADD, ATTENDED)
+        sizes = {"num_kv_heads": block.num_kv_heads, "head_dim": block.head_dim}
+        heads = cache | sizes | self.tables.fields(block) | self._head_norms(layer, block)
+        qkv, out = [(layer, "attention.qkv")], [(layer, "attention.out")]
+        if heads.get("norm_scope") == ALL_HEADS:
+            self._linear(qkv, block.qkv, STORE, ATTENTION_IN, unit=block.head_dim, **sizes)
+            self._add(HEADS, **heads)
+        else:
+            self._linear(qkv, block.qkv, QKV, ATTENTION_IN, unit=block.head_dim, **heads)
+        facts = {"scale": shape.scale, "softcap": shape.softcap or 0.0, "window": shape.window or 0}
+        sinks = self._floats(join(layer, "attention.sinks")) if shape.sinks else None
+        self._add(ATTEND, to=ATTENDED, sinks=sinks, **facts, **cache, **sizes)
+        self._linear(out, block.out, source=ATTENDED, **self._joins(description))
+        self._after(layer, "attention_after_norm", description)
 
-    def _experts(self, layer: int, block: ExpertsBlock) -> None:
+    def _head_norms(self, layer: int, block: AttentionBlock) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, norm in zip(("q_norm", "k_norm"), block.qk_norms, strict=False):
+            path = join(layer, f"attention.{name}")
+            found[name], found["eps"], found["centred"] = self._factors(path, norm), norm.eps, norm.kind == "layer"
+            if norm.bias:
+                found[f"{name}_bias"] = self._floats(f"{path}.bias")
+            own = OWN_HEAD if norm.heads > 1 else EACH_HEAD
+            found["norm_scope"] = max(found.get("norm_scope", 0), own if block.norms_heads else ALL_HEADS)
+        return found | {"norms_after_rope": int(block.norms_after_rope)}
+
+    def _experts(self, layer: int, block: ExpertsBlock, description: LayerDescription) -> None:
         mixture: dict[str, Any] = {"experts": block.num, "chosen": block.chosen}
         self._linear([(layer, "mlp.router")], block.router, ROUTER, MLP_IN, unit=TILE)
-        self._add(CHOOSE, from_=MLP_IN, to=GATHERED, normalise=int(block.normalise), **mixture)
+        correction = self._floats(join(layer, "mlp.correction")) if block.correction else None
+        groups, chosen_groups = block.groups or (0, 0)
+        choice = {"groups": groups, "chosen_groups": chosen_groups, "scale": block.scale, "correction": correction}
+        choice |= {"normalise": int(block.normalise), "sigmoid": int(block.scores == "sigmoid")}
+        self._add(CHOOSE, from_=MLP_IN, to=GATHERED, **mixture, **choice)
         experts = [f"mlp.experts.{expert}" for expert in range(block.num)]
         self._mlp(layer, experts, block.expert, GATHERED, EXPERT, **mixture)
-        self._add(COMBINE, **mixture)
+        shared = NO_SHARED
+        if block.shared is not None:
+            self._mlp(layer, ["mlp.shared"], block.shared, MLP_IN, STORE)
+            shared = SHARED
+        if block.shared_gate is not None:
+            self._linear([(layer, "mlp.shared_gate")], block.shared_gate, SHARED_GATE, MLP_IN)
+            shared = GATED_SHARED
+        self._add(COMBINE, shared=shared, **mixture, **self._joins(description))
 
-    def _mlp(self, layer: int, roles: list[str], block: MlpBlock, source: int, epilogue: int, **mixture: Any) -> None:
-        inner: dict[str, Any] = {"to": MLP_INNER, "activation": ACTIVATIONS[block.activation], **mixture}
+    def _mlp(
+        self,
+        layer: int,
+        roles: list[str],
+        block: MlpBlock,
+        source: int,
+        epilogue: int,
+        scale: float = 1.0,
+        **mixture: Any,
+    ) -> None:
+        inner: dict[str, Any] = {"to": MLP_INNER, **self._activation(layer, block), **mixture}
         ups, downs = ([(layer, f"{role}.{name}") for role in roles] for name in ("up", "down"))
         self._linear(ups, block.up, GATED if block.gated else ACTIVATED, source, **inner)
-        self._linear(downs, block.down, epilogue, MLP_INNER, **mixture)
+        self._linear(downs, block.down, epilogue, MLP_INNER, scale=scale, **mixture)
+
+    def _activation(self, layer: int, block: MlpBlock) -> dict[str, Any]:
+        """The activation and its numbers: given, or learned and brought into the form in which they are used."""
+        if block.swiglu is not None:
+            alpha, limit = block.swiglu
+            return {"activation": SWIGLU, "act_a": alpha, "act_b": limit}
+        found: dict[str, Any] = {"activation": ACTIVATIONS[block.activation]}
+        if block.act_parameters:
+            places = (self._floats(join(layer, f"mlp.act.{name}")) for name in block.act_parameters)
+            positive, negative = (ctypes.c_float.from_address(place).value for place in places)
+            found |= {"act_a": _softplus(positive), "act_b": 0.5 + _softplus(negative)}
+        return found
 
     def _linear(
         self,
@@ -127,8 +203,10 @@ class Ops:
         **fields: Any,
     ) -> None:
         """One matrix, or the same one of every expert."""
-        assert not matrix.bias or len(matrices) == 1, "refused: experts with biases"
-        bias = self._floats(f"{join(*matrices[0])}.bias") if matrix.bias else None
+        biases = [self._floats(f"{join(*place)}.bias") for place in matrices] if matrix.bias else []
+        if len(biases) > 1:
+            fields["biases"] = self._array(biases)
+        bias = biases[0] if len(biases) == 1 else None
         firsts, gates, outputs = list(first_rows(matrix, unit)), list[int](), matrix.outputs
         if epilogue == GATED:
             half, outputs = len(firsts) // 2, outputs // 2
@@ -136,15 +214,23 @@ class Ops:
         op = self._add(
             LINEAR, epilogue=epilogue, from_=source, inputs=matrix.inputs, outputs=outputs, bias=bias, **fields
         )
-        self._linears.append(Linear(op, matrices, unit, firsts, gates, whole=epilogue == QKV))
+        whole = matrix.role == "qkv"
+        self._linears.append(Linear(op, matrices, unit, firsts, gates, whole))
+
+    def _array(self, addresses: list[int]) -> int:
+        held = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._held.append(held)
+        return ctypes.addressof(held)
 
     def _add(self, kind: int, **fields: Any) -> Op:
-        op = Op(kind=kind, **fields)
+        op = Op(kind=kind, **{"scale": 1.0, **fields})
         self._ops.append(op)
         return op
 
     def _factors(self, path: str, norm: Norm) -> int:
         """What a norm multiplies by."""
+        if not norm.weight:
+            return self.weights.keep(None, (norm.size,), torch.float32, 1.0)
         return self._keep(f"{path}.weight", torch.float32, 1.0 if norm.unit_offset else 0.0)
 
     def _floats(self, parameter: str) -> int:
@@ -164,3 +250,7 @@ class Ops:
                 unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)  # op keeps units alive
+
+
+def _softplus(value: float) -> float:
+    return math.log1p(math.exp(value))

@@ -11,17 +11,15 @@ from array import array
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tokenmill.cache.step import Step
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library, native_structs
-from tokenmill.kernels.threads import torch_threads
-from tokenmill.model.description import DecoderDescription, describe
-from tokenmill.model.rope import RotaryTable
+from tokenmill.model.description import describe
 from tokenmill.program.forward import ModelParts, Output, Program
 from tokenmill.program.native.layouts import LAYOUTS, kv_number
 from tokenmill.program.native.ops import Ops
+from tokenmill.program.native.positions import PositionTables
 from tokenmill.program.native.weights import Packed, Packing
 
 WHY_BYTES = 500
@@ -46,18 +44,15 @@ class Native(Program):
             self._weights: Packing | Packed = Packing(source, parts.allocate, LAYOUTS[config.dtype])
         else:
             self._weights = Packed(torch.frombuffer(packed.payload(), dtype=torch.uint8), packed.facts["weights"])
-        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights)
+        tables = PositionTables(description, config.max_length)
+        self._ops = Ops(description, source.scheme, config.dtype, pool.layers, self._weights, tables)
         self.num_weight_bytes, self.num_matrix_bytes = self._weights.num_bytes, self._weights.num_matrix_bytes
-        self._angles = cosines, sines = _angles(description, config.max_length)
         self._spec = native_structs.Model(
             hidden=shape.hidden_size,
             num_heads=shape.num_heads,
-            intermediate=shape.intermediate_size,
+            intermediate=max(mlp.down.inputs for layer in description.layers for mlp in layer.mlps),
             vocab=shape.vocab_size,
-            rotary=0 if cosines is None else 2 * cosines.shape[1],
             cache_format=kv_number(pool.spec.format, pool.spec.dtype),
-            cosines=None if cosines is None else cosines.data_ptr(),
-            sines=None if sines is None else sines.data_ptr(),
             ops=self._ops.array,
             num_ops=len(self._ops.array),
             num_threads=config.threads,
@@ -111,14 +106,3 @@ class Native(Program):
         if native_library.library().tm_run(self._model, ctypes.byref(call), self._why, WHY_BYTES):
             raise RuntimeError(f"the native program failed: {self._why.value.decode()}")
         return Output(logits_RV, numbers[:count] if step.has_unknown else ())
-
-
-def _angles(decoder: DecoderDescription, num_positions: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """cos and sin of each pair at every position, [P, rotary / 2] float32 whatever the model's dtype."""
-    ropes = decoder.ropes
-    if not ropes:
-        return None, None
-    (rope,) = ropes  # several are refused
-    with torch_threads(1):  # others of torch's would go on spinning for a while, in the way of our own
-        table = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu"))
-    return table.cos_PH[:, : rope.dim // 2].contiguous(), table.sin_PH[:, : rope.dim // 2].contiguous()

@@ -93,10 +93,10 @@ class Packing:
         self._payload = self._memory.bytes
         self.num_bytes = self.num_matrix_bytes = 0
 
-    def keep(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
-        """Address of a tensor that is read without packing, plus `offset`."""
+    def keep(self, parameter: str | None, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
+        """Address of a tensor that is read without packing, plus `offset`; of zeros, where no parameter is named."""
         assert self._source is not None, "asked before the matrices are placed"
-        held = self._source.tensor(parameter).to(dtype)
+        held = torch.zeros(shape, dtype=dtype) if parameter is None else self._source.tensor(parameter).to(dtype)
         held = held + offset if offset else held
         self._kept.append(held)
         self.num_bytes += held.nbytes
@@ -172,7 +172,7 @@ class Packed:
             raise PackedModelError("the packed model is damaged: its description of the weights is none; make it again")
         self._payload, self._kept = payload, iter(kept)
 
-    def keep(self, parameter: str, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
+    def keep(self, parameter: str | None, shape: tuple[int, ...], dtype: torch.dtype, offset: float = 0.0) -> int:
         """See Packing. The size of what was kept must be that of this tensor."""
         begin, size = next(self._kept, (0, -1))
         wanted = prod(shape) * dtype.itemsize

@@ -45,7 +45,7 @@ class Plan:
 
     def is_transposed(self, name: str) -> bool:
         """Whether the checkpoint stores this tensor [inputs, outputs]."""
-        return name in self.targets and self.targets[name].transform == "transpose"
+        return name in self.targets and self.targets[name].is_transposed
 
 
 class Export:

@@ -1,0 +1,37 @@
+"""What the native program looks up by position: cosines and sines of each rope, and the temperatures of queries."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.kernels.threads import torch_threads
+from tokenmill.model.description import AttentionBlock, DecoderDescription
+from tokenmill.model.layers import temperatures
+from tokenmill.model.rope import RotaryTable
+
+
+class PositionTables:
+    """One of each kind for all layers that have it, in float32 whatever the model's dtype. It owns their memory."""
+
+    def __init__(self, decoder: DecoderDescription, num_positions: int) -> None:
+        self._angles = dict[Any, tuple[Tensor, Tensor]]()
+        self._temperatures = dict[Any, Tensor]()
+        positions_T = torch.arange(num_positions)
+        with torch_threads(1):  # others of torch's would go on spinning for a while, in the way of our own
+            for rope in decoder.ropes:
+                table, half = RotaryTable(rope, num_positions, torch.float32, torch.device("cpu")), rope.dim // 2
+                self._angles[rope] = table.cos_PH[:, :half].contiguous(), table.sin_PH[:, :half].contiguous()
+            for block in (layer.attention for layer in decoder.layers):
+                if block.temperature is not None:
+                    self._temperatures[block.temperature] = temperatures(positions_T, *block.temperature).flatten()
+
+    def fields(self, block: AttentionBlock) -> dict[str, Any]:
+        """The fields of TmOp (native/abi.h) for the heads of a layer."""
+        found: dict[str, Any] = {}
+        if block.rope is not None:
+            cosines, sines = self._angles[block.rope]
+            found = {"rotary": 2 * cosines.shape[1], "cosines": cosines.data_ptr(), "sines": sines.data_ptr()}
+        if block.temperature is not None:
+            found["temperatures"] = self._temperatures[block.temperature].data_ptr()
+        return found
