@@ -11,6 +11,7 @@ from tokenmill import load
 from tokenmill.measure.cost import cost_of
 from tokenmill.model.config import ModelConfig, QKNorm, Rope
 from tokenmill.model.description import count_parameters, describe
+from tokenmill.model.features import features_of
 from tokenmill.quant.schemes import Scheme
 from tokenmill.registry import FAMILIES
 from tokenmill.settings.engine_config import FUSIBLE
@@ -76,6 +77,10 @@ def test_a_unit_offset_in_the_native_program(llama, monkeypatch):
     assert not torch.allclose(native.logits(prompt(40)), without.logits(prompt(40)), atol=0.1)
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_token": 2}
+MIXTURE = {"mixture of experts"}
+
+
 @pytest.mark.parametrize(
     ("departures", "names"),
     [
@@ -84,20 +89,44 @@ def test_a_unit_offset_in_the_native_program(llama, monkeypatch):
         ({"norm_placement": "after"}, {"norm after attention or MLP", "attention or MLP without a norm before it"}),
         ({"norm_unit_offset": True}, {"norm with unit offset"}),
         ({"ropes": (None, Rope(8, 1e6))}, {"rope that differs from layer to layer"}),
-        ({"qk_norm": QKNorm()}, set()),
-        ({"qk_norm": QKNorm("all")}, {"norm over all heads of q and k"}),
-        ({"qk_norm": QKNorm(), "norm": "layer"}, {"LayerNorm of q and k"}),
+        ({"qk_norm": QKNorm()}, {"norm of q and k"}),
+        ({"qk_norm": QKNorm("all")}, {"norm of q and k", "norm over all heads of q and k"}),
+        ({"qk_norm": QKNorm("own")}, {"norm of q and k", "norms of q and k with weights for each head"}),
+        ({"qk_norm": QKNorm(weight=False)}, {"norm of q and k", "norm without a weight"}),
+        ({"qk_norm": QKNorm(after_rope=True)}, {"norm of q and k", "norms of q and k after rope"}),
+        ({"qk_norm": QKNorm(), "norm": "layer"}, {"norm of q and k", "LayerNorm of q and k"}),
+        ({"norm_weight": False}, {"norm without a weight"}),
         ({"logit_multiplier": 0.5}, {"logit multiplier"}),
         ({"residual_multiplier": 0.5}, {"residual multiplier"}),
+        ({"embedding_multiplier": 0.5}, {"embedding multiplier"}),
         ({"attention_sinks": True}, {"attention sinks"}),
-        ({"num_experts": 4, "num_experts_per_token": 2}, set()),
-        ({"num_experts": 4, "num_experts_per_token": 2, "expert_bias": True}, {"biases within a mixture of experts"}),
-        ({"num_experts": 4, "num_experts_per_token": 2, "router_bias": True}, {"bias on a router"}),
-        ({"num_experts": 4, "num_experts_per_token": 2, "router_scores": "sigmoid"}, {"sigmoid scores of experts"}),
+        ({"attention_softcap": 3.0, "logit_softcap": 4.0}, {"attention softcap", "logit softcap"}),
+        ({"attention_temperature": (0.1, 16)}, {"attention temperature by position"}),
+        ({"windows": (None, 5)}, {"attention window"}),
+        ({"rope": Rope(4, 1e4)}, {"part of each head rotated"}),
+        ({"rope": None, "positions": "learned"}, {"learned positions"}),
+        ({"residual": "parallel"}, {"parallel attention and MLP"}),
+        ({"shared_norm": True}, set()),
+        (
+            {"residual": "parallel", "shared_norm": True},
+            {"parallel attention and MLP", "one norm for attention and MLP"},
+        ),
+        ({"swiglu": (1.7, 7.0)}, {"clamped SwiGLU"}),
+        ({"activation": "xielu", "gated_mlp": False}, {"learned activation"}),
+        (EXPERTS, MIXTURE),
+        ({**EXPERTS, "expert_layers": (False, True)}, {*MIXTURE, "experts in some layers only"}),
+        ({**EXPERTS, "mlp_bias": True}, MIXTURE),
+        ({**EXPERTS, "expert_bias": True}, {*MIXTURE, "biases within a mixture of experts"}),
+        ({**EXPERTS, "router_bias": True}, {*MIXTURE, "bias on a router"}),
+        ({**EXPERTS, "router_scores": "sigmoid"}, {*MIXTURE, "sigmoid scores of experts"}),
+        ({**EXPERTS, "router_correction": True}, {*MIXTURE, "correction of a router's scores"}),
+        ({**EXPERTS, "router_groups": (2, 1)}, {*MIXTURE, "groups of experts"}),
+        ({**EXPERTS, "router_scale": 2.5}, {*MIXTURE, "scaled weights of experts"}),
+        ({**EXPERTS, "shared_expert_size": 8}, {*MIXTURE, "shared experts"}),
     ],
 )
 def test_departures_have_names(departures, names):
-    assert describe(replace(PLAIN, **departures)).departures == names
+    assert features_of(describe(replace(PLAIN, **departures))) == names
 
 
 DEPARTURES = [

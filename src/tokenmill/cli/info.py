@@ -186,6 +186,7 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
 def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
+    from tokenmill.model.features import features_of
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     config = read_config(checkpoint.config)
@@ -215,6 +216,7 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         "rope": None if config.rope is None else {**asdict(config.rope), "scaling": dict(config.rope.scaling)},
         "vocab_size": config.vocab_size,
         "tied_head": config.tie_embeddings,
+        "features": sorted(features_of(describe(config))),
         "dtype": config.dtype,
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
@@ -258,6 +260,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"  {part}", f"{count / 1e6:,.1f} million, {count / total:.0%}"
     yield "layers", f"{facts['num_layers']} of width {facts['hidden_size']}, MLP {facts['intermediate_size']}"
     yield "heads", f"{facts['num_heads']} of {facts['head_dim']}, {facts['num_kv_heads']} for keys and values"
+    if facts["features"]:
+        yield "features", ", ".join(facts["features"])
     if facts["num_experts"]:
         yield "experts", f"{facts['num_experts']}, {facts['num_experts_per_token']} for each token"
     windows = f", window {', '.join(map(str, facts['windows']))}" if facts["windows"] else ""

@@ -3,7 +3,7 @@ they are joined; modules, programs and counts follow it.
 
 `describe` makes the description from a ModelConfig. The eager modules are built from it, the native program makes a
 list of operations of it, compiled code is shared by layers whose descriptions are equal, and the counts of parameters,
-bytes and operations are sums over it. A program lists the departures that it can compute and refuses any other by name.
+bytes and operations are sums over it. features.py names what departs from a plain decoder.
 How each block is computed is told in layers.py.
 """
 
@@ -228,45 +228,6 @@ class DecoderDescription:
             for mixture in self.mixtures
         )
         return counts["attention"] + counts["mlp"] + counts["norms"] + self.head.num_parameters - unread
-
-    @cached_property
-    def departures(self) -> frozenset[str]:
-        """What not every decoder has, by the names that refusals use."""
-        layers, mixtures = self.layers, self.mixtures
-        attentions = [layer.attention for layer in layers]
-        normed = [block for block in attentions if block.qk_norms]
-        qk_norms = [norm for block in normed for norm in block.qk_norms]
-        mlps = [mlp for layer in layers for mlp in layer.mlps]
-        found = {
-            "embedding multiplier": self.config.embedding_multiplier != 1.0,
-            "residual multiplier": any(layer.multiplier != 1.0 for layer in layers),
-            "logit multiplier": self.config.logit_multiplier != 1.0,
-            "norm after attention or MLP": any(layer.after is not None for layer in layers),
-            "attention or MLP without a norm before it": any(layer.before is None for layer in layers),
-            "one norm for attention and MLP": any(layer.shared_norm for layer in layers),
-            "norm with unit offset": self.norm.unit_offset,
-            "norm without a weight": not all(norm.weight for norm in (self.norm, *qk_norms)),
-            "rope that differs from layer to layer": len({block.rope for block in attentions}) > 1,
-            "kv heads that differ from layer to layer": len({block.num_kv_heads for block in attentions}) > 1,
-            "head widths that differ from layer to layer": len({block.head_dim for block in attentions}) > 1,
-            "norm over all heads of q and k": any(not block.norms_heads for block in normed),
-            "LayerNorm of q and k": any(norm.kind == "layer" for norm in qk_norms),
-            "norms of q and k with weights for each head": any(norm.heads > 1 for norm in qk_norms),
-            "norms of q and k after rope": any(block.norms_after_rope for block in normed),
-            "attention sinks": any(block.shape.sinks for block in attentions),
-            "attention temperature by position": any(block.temperature is not None for block in attentions),
-            "clamped SwiGLU": any(mlp.swiglu is not None for mlp in mlps),
-            "learned activation": any(mlp.act_parameters for mlp in mlps),
-            "experts in some layers only": 0 < len(mixtures) < len(layers),
-            "shared experts": any(mixture.shared is not None for mixture in mixtures),
-            "sigmoid scores of experts": any(mixture.scores == "sigmoid" for mixture in mixtures),
-            "correction of a router's scores": any(mixture.correction for mixture in mixtures),
-            "groups of experts": any(mixture.groups is not None for mixture in mixtures),
-            "scaled weights of experts": any(mixture.scale != 1.0 for mixture in mixtures),
-            "bias on a router": any(mixture.router.bias for mixture in mixtures),
-            "biases within a mixture of experts": any(m.bias for mixture in mixtures for m in mixture.expert.matrices),
-        }
-        return frozenset(name for name, there in found.items() if there)
 
 
 @cache
