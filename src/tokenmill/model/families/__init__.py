@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig
+from tokenmill.model.families.in_gguf import InGGUF
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
@@ -28,23 +29,6 @@ DEFAULTS: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0,
     "tie_word_embeddings": False,
 }
-
-
-@dataclass(frozen=True)
-class InGGUF:
-    """How llama.cpp stores a family.
-
-    architecture: its name there. rows: llama.cpp's name of a tensor within a layer → the order of its rows and what
-    that depends on, keys of the config: see ORDERS in weights/gguf/names.py. metadata: keys of this architecture beside
-    those that all have. has_biases: whether llama.cpp reads no such model without biases of Q, K and V. says_biases:
-    whether config.json says that there are some.
-    """
-
-    architecture: str
-    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
-    has_biases: bool = False
-    says_biases: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.in_gguf import GGUFKeys
 
 _NAMES = {
     "wte.weight": "embedding.weight",
@@ -53,6 +54,32 @@ def _gpt_bigcode(reader: ConfigReader) -> dict[str, Any]:
     return _shared(reader) | ({"num_kv_heads": 1} if reader.flag("multi_query", True) else {})
 
 
+_SIZES = {
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "attention.head_count": "n_head",
+    "context_length": "n_positions",
+}
+
+
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    keys.take("feed_forward_length", None)  # llama.cpp writes four times the width, whatever it is
+    for key in [key for key in keys.values if key.startswith(f"{keys.prefix}rope.")]:
+        keys.take(key.removeprefix(keys.prefix))  # positions are learned
+    config: dict[str, Any] = {
+        **keys.sizes(_SIZES),
+        "n_inner": keys.rows("blk.0.ffn_up.weight"),
+        "layer_norm_epsilon": keys.positive("attention.layer_norm_epsilon"),
+    }
+    keys.expect_head_dim(config["n_embd"] // config["n_head"])
+    if keys.family == "gpt2":
+        keys.expect("attention.head_count_kv", config["n_head"])
+        return config | {"model_type": "gpt2", "activation_function": "gelu_new"}
+    # Multi-query only: llama.cpp writes the rows of a multi-head file in another order than it reads them.
+    keys.expect("attention.head_count_kv", 1)
+    return config | {"model_type": keys.family, "activation_function": "gelu_pytorch_tanh", "multi_query": True}
+
+
 GPT2 = Family(
     _NAMES,
     _gpt2,
@@ -74,7 +101,7 @@ GPT2 = Family(
     harmless=("n_ctx",),  # it repeats n_positions
     prefix="transformer.",
     ignored=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),  # the causal mask, stored by old conversions
-    gguf=InGGUF("gpt2", dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), ("transposed",))),
+    gguf=InGGUF("gpt2", dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), ("transposed",)), _read_gguf),
 )
 # num_key_value_heads repeats multi_query; the others are of a long gone implementation.
 _MORE = "inference_runner max_batch_size num_key_value_heads pre_allocate_kv_cache"
@@ -84,5 +111,5 @@ GPT_BIGCODE = replace(
     read=_gpt_bigcode,
     defaults={**GPT2.defaults, "hidden_act": "gelu_pytorch_tanh"},
     harmless=(*GPT2.harmless, *_MORE.split(), "validate_runner_input"),
-    gguf=InGGUF("starcoder"),
+    gguf=InGGUF("starcoder", read=_read_gguf),
 )

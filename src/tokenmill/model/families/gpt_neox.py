@@ -1,9 +1,11 @@
 """GPT-NeoX: Pythia, GPT-NeoX-20B, Dolly. Attention and MLP read the same input; a part of each head is rotated."""
 
+import math
 from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.in_gguf import GGUFKeys
 
 _LAYER = "gpt_neox.layers.{i}."
 _NAMES = {
@@ -33,6 +35,28 @@ def _gpt_neox(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    sizes = keys.sizes()
+    heads = sizes["num_attention_heads"]
+    keys.expect("attention.head_count_kv", heads)
+    head_dim = sizes["hidden_size"] // heads
+    keys.count("rope.dimension_count")  # required
+    rotary = keys.rotary(head_dim)
+    keys.expect_head_dim(head_dim)
+    part = rotary / max(head_dim, 1)
+    return {
+        "model_type": keys.family,
+        **sizes,
+        "hidden_act": "gelu",
+        "layer_norm_eps": keys.positive("attention.layer_norm_epsilon"),
+        # Readers multiply and cut off: the rounding of the division must not cost an entry.
+        "rotary_pct": part if int(head_dim * part) == rotary else math.nextafter(part, 2),
+        "rotary_emb_base": keys.positive("rope.freq_base", 10000.0),
+        "use_parallel_residual": keys.expect("use_parallel_residual", True, False),
+        "attention_bias": "blk.0.attn_qkv.bias" in keys.tensors,
+    }
+
+
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     return {"use_parallel_residual": model.residual == "parallel"}
 
@@ -46,5 +70,7 @@ GPT_NEOX = Family(
     prefix="",
     # Buffers that old checkpoints carry: the causal mask and the rotary frequencies.
     ignored=tuple(_LAYER + f"attention.{name}" for name in ("bias", "masked_bias", "rotary_emb.inv_freq")),
-    gguf=InGGUF("gptneox", {"attn_qkv": ("interleaved", "num_attention_heads")}, _metadata, has_biases=True),
+    gguf=InGGUF(
+        "gptneox", {"attn_qkv": ("interleaved", "num_attention_heads")}, _read_gguf, _metadata, has_biases=True
+    ),
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 from tokenmill.model.config import ConfigReader, ModelConfig
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.in_gguf import GGUFKeys, like_llama_with_biases
+from tokenmill.value_reader import MAX_POSITIONS
 
 NAMES = {
     "embed_tokens.weight": "embedding.weight",
@@ -51,12 +53,31 @@ def _mixtral(reader: ConfigReader) -> dict[str, Any]:
     }
 
 
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """Llama, or one of the two that llama.cpp writes under its name: a window is Mistral's, experts are Mixtral's."""
+    config = like_llama_with_biases(keys)
+    window = keys.count("attention.sliding_window", 0, minimum=0, maximum=MAX_POSITIONS) or None
+    if keys.take("expert_count", 0):
+        # llama.cpp reads none of these for this architecture, and writes 0 and false for them.
+        keys.expect("expert_feed_forward_length", config["intermediate_size"], 0)
+        keys.expect("expert_weights_norm", True, False)
+        keys.expect("expert_weights_scale", 1.0, 0.0)
+        keys.expect("expert_gating_func", 1, 0)  # softmax
+        experts = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+        counts = {name: keys.count(key) for name, key in experts.items()}
+        return config | {"model_type": "mixtral", **counts, "sliding_window": window}
+    if window is not None:
+        return config | {"model_type": "mistral", "sliding_window": window}
+    keys.expect("expert_used_count", 0)
+    return config | ({"mlp_bias": True} if "blk.0.ffn_up.bias" in keys.tensors else {})
+
+
 def _metadata(model: ModelConfig) -> dict[str, Any]:
     return {} if model.windows[0] is None else {"attention.sliding_window": model.windows[0]}
 
 
 _ROWS = {"attn_q": ("pairs", "num_attention_heads"), "attn_k": ("pairs", "num_key_value_heads")}
-_GGUF = InGGUF("llama", _ROWS, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
+_GGUF = InGGUF("llama", _ROWS, _read_gguf, _metadata)  # all three: a window is Mistral's, experts are Mixtral's
 LLAMA = Family(NAMES, _llama, ignored=_IGNORED, gguf=_GGUF)
 MISTRAL = replace(LLAMA, read=lambda reader: {"windows": (reader.window(4096),)})  # transformers' default
 MIXTRAL = Family(_MIXTRAL_NAMES, _mixtral, defaults={"rope_theta": 1e6}, gguf=_GGUF)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family, InGGUF
+from tokenmill.model.families.in_gguf import like_llama
 from tokenmill.model.families.llama import NAMES
 
 
@@ -27,6 +28,6 @@ def _qwen3(reader: ConfigReader) -> dict[str, Any]:
 
 
 QWEN2 = Family(
-    NAMES, lambda reader: {"qkv_bias": True, "windows": _windows(reader)}, gguf=InGGUF("qwen2", says_biases=False)
+    NAMES, lambda reader: {"qkv_bias": True, "windows": _windows(reader)}, gguf=InGGUF("qwen2", read=like_llama)
 )
 QWEN3 = Family(NAMES, _qwen3, gguf=InGGUF("qwen3"))
