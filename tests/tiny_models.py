@@ -36,11 +36,42 @@ _GPT = {key: value for key, value in _SHARED.items() if key != "max_position_emb
 }
 _NEOX = _LLAMA | {"rotary_pct": 0.25, "hidden_act": "gelu"}
 del _NEOX["num_key_value_heads"]
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2}
+_LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
+_MIXTURE = _LLAMA | _EXPERTS | {"moe_intermediate_size": 40}
+_SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0, "attention_multiplier": 0.2}
+# Its class wants the numbers of Mamba layers to fit, where there are none, too.
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 12}
+_HYBRID = _LLAMA | _SCALES | _MAMBA | {"layer_types": ["full_attention"] * 2, "shared_intermediate_size": 24}
+_GLM = _LLAMA | {"head_dim": 8}
+_SIGMOID = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "moe_intermediate_size": 40,
+    "routed_scaling_factor": 1.5,
+}
+_OSS = _LLAMA | _LOCAL | {"head_dim": 12, "sliding_window": 5}
+_OSS |= {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+    }
+}
+_ERNIE_MOE = _LLAMA | {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40, "num_hidden_layers": 3}
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
 
+
+_LESS_ONE = ("nemotron",)  # whose norms multiply by 1 + weight
 
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,6 +105,86 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-inner": ("gpt2", _GPT | {"n_inner": 100, "scale_attn_weights": False}),
     "gpt_bigcode": ("gpt_bigcode", _GPT | {"multi_query": True}),
     "gpt_bigcode-mha": ("gpt_bigcode", _GPT | {"multi_query": False}),
+    "qwen2_moe": ("qwen2_moe", _MIXTURE | {"shared_expert_intermediate_size": 56}),
+    "qwen2_moe-departures": (
+        "qwen2_moe",
+        _MIXTURE
+        | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": True}
+        | {"shared_expert_intermediate_size": 24, "qkv_bias": False}
+        | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 3},
+    ),
+    "qwen3_moe": ("qwen3_moe", _MIXTURE | {"head_dim": 12, "norm_topk_prob": True}),
+    "qwen3_moe-departures": (
+        "qwen3_moe",
+        _MIXTURE
+        | {"num_hidden_layers": 3, "mlp_only_layers": [0], "attention_bias": True}
+        | {"use_sliding_window": True, "sliding_window": 5},
+    ),
+    "olmo2": ("olmo2", _LLAMA),
+    "olmo2-bias": ("olmo2", _LLAMA | {"attention_bias": True, "rms_norm_eps": 1e-3}),
+    "olmo": ("olmo", _LLAMA),
+    "olmo-bias": ("olmo", _LLAMA | {"attention_bias": True, "tie_word_embeddings": True}),
+    "olmoe": ("olmoe", _LLAMA | _EXPERTS),
+    "olmoe-departures": ("olmoe", _LLAMA | _EXPERTS | {"norm_topk_prob": True, "attention_bias": True}),
+    "granite": ("granite", _LLAMA | _SCALES),
+    "granite-bias": ("granite", _LLAMA | _SCALES | {"attention_bias": True, "mlp_bias": True, "head_dim": 14}),
+    "granitemoe": ("granitemoe", _LLAMA | _SCALES | _LOCAL),
+    "granitemoe-bias": ("granitemoe", _LLAMA | _SCALES | _LOCAL | {"attention_bias": True}),
+    "granitemoeshared": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL | {"shared_intermediate_size": 24}),
+    "granitemoeshared-none": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL),
+    "granitemoehybrid": ("granitemoehybrid", _HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"}),
+    "granitemoehybrid-experts": ("granitemoehybrid", _HYBRID | _LOCAL | {"attention_bias": True}),
+    "glm4": ("glm4", _GLM),
+    "glm4-whole": ("glm4", _GLM | {"attention_bias": False, "partial_rotary_factor": 1.0}),
+    "glm": ("glm", _GLM),
+    "starcoder2": ("starcoder2", _LLAMA),
+    "starcoder2-window": ("starcoder2", _LLAMA | {"sliding_window": 5, "use_bias": False}),
+    "stablelm": ("stablelm", _LLAMA),
+    "stablelm-parallel": (
+        "stablelm",
+        _LLAMA | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ),
+    "glm4_moe": ("glm4_moe", _LLAMA | _SIGMOID | {"head_dim": 12, "num_hidden_layers": 3}),
+    "glm4_moe-departures": (
+        "glm4_moe",
+        _LLAMA
+        | _SIGMOID
+        | {"use_qk_norm": True, "attention_bias": True, "first_k_dense_replace": 0, "norm_topk_prob": False},
+    ),
+    "gpt_oss": ("gpt_oss", _OSS),
+    "gpt_oss-departures": (
+        "gpt_oss",
+        _OSS | {"attention_bias": False, "layer_types": ["full_attention"] * 2, "swiglu_limit": 0.5},
+    ),
+    "nemotron": ("nemotron", _LLAMA | {"head_dim": 12}),
+    "nemotron-bias": ("nemotron", _LLAMA | {"attention_bias": True, "mlp_bias": True, "partial_rotary_factor": 1.0}),
+    "arcee": ("arcee", _LLAMA),
+    "arcee-bias": ("arcee", _LLAMA | {"attention_bias": True, "mlp_bias": True}),
+    "apertus": ("apertus", _LLAMA),
+    "apertus-bias": ("apertus", _LLAMA | {"attention_bias": True, "rope_parameters": _PLAIN_ROPE}),
+    "seed_oss": ("seed_oss", _LLAMA | {"head_dim": 12}),
+    "seed_oss-bias": (
+        "seed_oss",
+        _LLAMA | {"head_dim": 8, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "ernie4_5": ("ernie4_5", _LLAMA | {"head_dim": 12}),
+    "ernie4_5-bias": ("ernie4_5", _LLAMA | {"head_dim": 8, "use_bias": True, "tie_word_embeddings": False}),
+    "ernie4_5_moe": ("ernie4_5_moe", _ERNIE_MOE),
+    "ernie4_5_moe-departures": (
+        "ernie4_5_moe",
+        _ERNIE_MOE
+        | {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_num_shared_experts": 0, "moe_layer_end_index": 2},
+    ),
+    "helium": ("helium", _LLAMA | {"head_dim": 8}),
+    "helium-bias": ("helium", _LLAMA | {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "minimax_m2": ("minimax_m2", _LLAMA | _LOCAL | {"head_dim": 12, "rotary_dim": 6}),
+    "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
+    "dots1-departures": (
+        "dots1",
+        _LLAMA
+        | _SIGMOID
+        | {"first_k_dense_replace": 1, "sliding_window": 5, "max_window_layers": 1, "attention_bias": True},
+    ),
 }
 
 FAMILY_NAMES = [name for name in TINY if name in {kind for kind, _ in TINY.values()}]
@@ -87,9 +198,10 @@ def reference(name: str) -> transformers.PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(20)
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        for label, parameter in model.named_parameters():
+        corrections = [pair for pair in model.named_buffers() if pair[0].endswith("e_score_correction_bias")]
+        for label, parameter in [*model.named_parameters(), *corrections]:
             # Norm weights and biases too, so that none of them is a silent 1 or 0.
-            is_norm = parameter.dim() == 1 and label.endswith("weight")
+            is_norm = parameter.dim() == 1 and label.endswith("weight") and kind not in _LESS_ONE
             torch.nn.init.normal_(parameter, mean=1.0 if is_norm else 0.0, std=0.15)
     return model.float().eval()
 

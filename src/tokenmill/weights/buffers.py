@@ -1,4 +1,4 @@
-"""Buffers that old conversions stored beside the weights: frequencies of the positions, and the causal mask.
+"""Buffers that files have beside the weights: frequencies of the positions, the causal mask, constants.
 
 Nothing is computed with them, as in transformers. But a file whose buffers say something else than its config was made
 for other arithmetic, so their values are compared.
@@ -60,8 +60,15 @@ def _hides(stored: Tensor, model: ModelConfig) -> bool:
     return stored.numel() == 1 and float(stored) <= _HIDDEN
 
 
+def _is_near(stored: Tensor, value: float) -> bool:
+    """Whether it is that number, in whatever precision."""
+    return stored.numel() == 1 and abs(float(stored) - value) <= 0.01 * abs(value)
+
+
 _KINDS: dict[str, Callable[[Tensor, ModelConfig], bool]] = {
     "inv_freq": _are_frequencies,
     "bias": _is_triangle,
     "masked_bias": _hides,
+    "beta": lambda stored, _: _is_near(stored, 0.5),  # these two of xIELU, see model/layers.py
+    "eps": lambda stored, _: _is_near(stored, -1e-6),
 }

@@ -38,6 +38,5 @@ def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Tar
     shapes, found = parameter_shapes(describe(config)), {}
     for name, target in expand(family, config, shapes).items():
         outputs, *inputs = shapes[target.parameter]
-        shape = (len(rows_of(target, outputs, config)), *inputs)
-        found[name] = target, shape[::-1] if target.is_transposed else shape
+        found[name] = target, target.shape_in_file(len(rows_of(target, outputs, config)), tuple(inputs))
     return found

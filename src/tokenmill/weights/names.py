@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`parameter` of the decoder, the `part` of it ("" for all) and the transform of the file's tensor."""
+    """`parameter` of the decoder, the `part` of it ("" for all) and the transform of the file's tensor.
+
+    A part that is a number is one row of weights [heads, head_dim].
+    """
 
     parameter: str
     part: str
@@ -31,11 +34,24 @@ class Target:
         """Whether a matrix lies in the file as [inputs, outputs]."""
         return self.transform.startswith("transpose")
 
+    def shape_in_file(self, num_rows: int, inputs: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the file's tensor, which fills so many rows of [rows, *inputs]."""
+        if self.part.isdigit():
+            return inputs
+        shape = (num_rows, *inputs)
+        return (1, *shape) if self.transform == "one row" else shape[::-1] if self.is_transposed else shape
+
 
 def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> dict[str, Target]:
     """File name → target, for every parameter that this model has."""
     existing = set(parameters)
-    marks = {"{p}": (".weight", ".bias"), "{i}": range(config.num_layers), "{e}": range(config.num_experts)}
+    marks = {
+        "{p}": (".weight", ".bias"),
+        "{i}": range(config.num_layers),
+        "{e}": range(config.num_experts),
+        "{h}": range(config.num_heads),
+        "{k}": range(config.num_kv_heads),
+    }
     targets = {}
     for pattern, goal in family.names.items():
         pairs = [(pattern, goal)]
@@ -65,6 +81,8 @@ def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
     """The rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
     if not target.part:
         return range(num_rows)
+    if target.part.isdigit():
+        return range(int(target.part), int(target.part) + 1)
     if target.part in ("gate", "up"):
         half = num_rows // 2
         return range(half) if target.part == "gate" else range(half, num_rows)
@@ -111,6 +129,7 @@ def _interleaved(rows: "Tensor", config: ModelConfig) -> "Tensor":
 
 TRANSFORMS: dict[str, Callable[["Tensor", ModelConfig], "Tensor"]] = {
     "": lambda tensor, _: tensor,
+    "one row": lambda tensor, _: tensor[0],
     "transpose": lambda tensor, _: tensor.t(),
     "heads_to_qkv": _heads_to_qkv,
     "bigcode_qkv": _bigcode_qkv,

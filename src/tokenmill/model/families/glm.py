@@ -1,0 +1,105 @@
+"""GLM-4, GLM-4-0414 and GLM-4.5 to 4.7 of Z.ai, and dots.llm1, which has experts of the same kind.
+
+The first two rotate neighbouring entries of half a head, which is folded into the rows of Q and K here. GLM-4-0414 has
+norms on both sides of attention and MLP. The others rotate as Llama does, and have experts that are chosen by sigmoid
+scores with a correction, after some dense layers.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
+
+PAIRED_NAMES = {
+    **NAMES,
+    "layers.{i}.self_attn.q_proj{p}": "layers.{i}.attention.qkv{p}:q | pairs_to_halves",
+    "layers.{i}.self_attn.k_proj{p}": "layers.{i}.attention.qkv{p}:k | pairs_to_halves",
+}
+_GLM_NAMES = {
+    **{name: target for name, target in PAIRED_NAMES.items() if "gate_proj" not in name and "up_proj" not in name},
+    "layers.{i}.mlp.gate_up_proj.weight": "layers.{i}.mlp.up.weight",
+}
+_GLM4_NAMES = {
+    **_GLM_NAMES,
+    "layers.{i}.post_self_attn_layernorm.weight": "layers.{i}.attention_after_norm.weight",
+    "layers.{i}.post_mlp_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
+}
+_MOE_NAMES = {
+    **EXPERT_NAMES,
+    "layers.{i}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.correction",
+    **mlp_names("shared_experts", "shared"),
+}
+
+
+def _glm(reader: ConfigReader) -> dict[str, Any]:
+    return {"qkv_bias": reader.flag("attention_bias", True), "head_dim": reader.count("head_dim", 128)}
+
+
+def _glm4(reader: ConfigReader) -> dict[str, Any]:
+    return {**_glm(reader), "norm_placement": "both"}
+
+
+def _mixture(reader: ConfigReader) -> dict[str, Any]:
+    """Experts as DeepSeek-V3 has them."""
+    num_layers = reader.count("num_hidden_layers", maximum=MAX_LAYERS)
+    dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group", 1)
+    chosen_groups, width = reader.count("topk_group", 1), reader.count("moe_intermediate_size", 1408)
+    return {
+        "num_experts": reader.count("n_routed_experts"),
+        "num_experts_per_token": reader.count("num_experts_per_tok"),
+        "expert_layers": tuple(layer >= dense for layer in range(num_layers)),
+        "expert_size": width,
+        "shared_expert_size": width * reader.count("n_shared_experts"),
+        "norm_top_k": reader.flag("norm_topk_prob"),
+        "router_scores": "sigmoid",
+        "router_correction": True,
+        "router_groups": (groups, chosen_groups) if groups > 1 else None,
+        "router_scale": reader.number("routed_scaling_factor", 1.0),
+    }
+
+
+def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        **_mixture(reader),
+        "qkv_bias": reader.flag("attention_bias", False),
+        "qk_norm": QKNorm() if reader.flag("use_qk_norm", False) else None,
+    }
+
+
+def _dots1(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("moe_layer_freq", 1)
+    bias, layers = reader.flag("attention_bias", False), range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    window, lower = reader.window(4096), reader.count("max_window_layers", 62, minimum=0)
+    default = ["full_attention" if window is None or layer < lower else "sliding_attention" for layer in layers]
+    kinds = {"full_attention": None, "sliding_attention": window}
+    return {
+        **_mixture(reader),
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "qk_norm": QKNorm(),
+        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+    }
+
+
+_DEFAULTS = {"max_position_embeddings": 131072, "partial_rotary_factor": 0.5}
+_GLM_DEFAULTS = {**_DEFAULTS, "rms_norm_eps": 0.00000015625}
+_MOE_DEFAULTS = {
+    **_DEFAULTS,
+    "rms_norm_eps": 1e-5,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+}
+GLM = Family(_GLM_NAMES, _glm, defaults=_GLM_DEFAULTS)
+GLM4 = Family(_GLM4_NAMES, _glm4, defaults=_GLM_DEFAULTS)
+GLM4_MOE = Family(
+    _MOE_NAMES,
+    _glm4_moe,
+    defaults=_MOE_DEFAULTS,
+    harmless=("num_nextn_predict_layers",),  # layers behind the last one, which predict further tokens
+)
+DOTS1 = Family(_MOE_NAMES, _dots1, defaults={"first_k_dense_replace": 0, "norm_topk_prob": False})

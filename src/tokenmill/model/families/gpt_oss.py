@@ -1,0 +1,61 @@
+"""gpt-oss of OpenAI: experts in all layers, a sink for each head, a window on every other layer, and biases everywhere.
+
+Its experts are stored [experts, inputs, outputs], with the rows of gate and up in turns.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+
+_EXPERTS, _OURS = "layers.{i}.mlp.experts.", "layers.{i}.mlp.experts.{e}."
+_NAMES = {
+    **{name: target for name, target in NAMES.items() if ".mlp." not in name},
+    "layers.{i}.self_attn.sinks": "layers.{i}.attention.sinks",
+    "layers.{i}.mlp.router{p}": "layers.{i}.mlp.router{p}",
+    _EXPERTS + "gate_up_proj[{e}]": _OURS + "up.weight | transpose interleaved",
+    _EXPERTS + "gate_up_proj_bias[{e}]": _OURS + "up.bias | interleaved",
+    _EXPERTS + "down_proj[{e}]": _OURS + "down.weight | transpose",
+    _EXPERTS + "down_proj_bias[{e}]": _OURS + "down.bias",
+}
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
+    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
+        reader.values = {**reader.values, "rope_parameters": _ROPE}
+    bias, chosen = reader.flag("attention_bias", True), reader.count("num_experts_per_tok", 4)
+    reader.expect("experts_per_token", chosen)  # which repeats it in the published files
+    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    kinds = {"full_attention": None, "sliding_attention": reader.window(128)}
+    default = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]
+    return {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "head_dim": reader.count("head_dim", 64),
+        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+        "attention_sinks": True,
+        "norm_rounds_last": True,
+        "num_experts": reader.count("num_local_experts", 128),
+        "num_experts_per_token": chosen,
+        "router_bias": True,
+        "expert_bias": True,
+        "activation": reader.expect("hidden_act", "silu"),
+        "swiglu": (reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0)),
+    }
+
+
+GPT_OSS = Family(
+    _NAMES,
+    _gpt_oss,
+    defaults={"rms_norm_eps": 1e-5, "rope_theta": 150000.0, "max_position_embeddings": 131072},
+    harmless=("initial_context_length",),  # it repeats what the rope parameters say
+)

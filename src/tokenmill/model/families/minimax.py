@@ -1,0 +1,42 @@
+"""MiniMax-M2: Mixtral with sigmoid scores, a correction of them, and norms of Q and K over all heads of a token."""
+
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import MIXTRAL
+
+_NAMES = {
+    **MIXTRAL.names,
+    "layers.{i}.block_sparse_moe.e_score_correction_bias": "layers.{i}.mlp.correction",
+}
+# What the published files say beside what transformers reads.
+_EXPECTED = {
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+    "sliding_window": None,
+}
+
+
+def _minimax_m2(reader: ConfigReader) -> dict[str, Any]:
+    for key, value in _EXPECTED.items():
+        reader.expect(key, value)
+    head_dim, rotated = reader.count("head_dim", 128), reader.count("rotary_dim", None)
+    if rotated is not None:
+        reader.values = {"partial_rotary_factor": rotated / head_dim, **reader.values}
+    return {
+        "head_dim": head_dim,
+        "qk_norm": QKNorm("all"),
+        "num_experts": reader.count("num_local_experts", 256),
+        "num_experts_per_token": reader.count("num_experts_per_tok", 8),
+        "router_scores": "sigmoid",
+        "router_correction": True,
+    }
+
+
+MINIMAX_M2 = Family(
+    _NAMES, _minimax_m2, defaults={"rope_theta": 5e6, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6}
+)

@@ -1,0 +1,84 @@
+"""Nemotron and Minitron of NVIDIA, AFM of Arcee, and Apertus: Llama with an MLP of one matrix in and one out.
+
+Nemotron has LayerNorm whose weights are stored less 1, and rotates a part of each head. Apertus has a learned
+activation, and norms of Q and K.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+
+_PLAIN_MLP = {
+    **{name: target for name, target in NAMES.items() if ".mlp." not in name},
+    "layers.{i}.mlp.up_proj{p}": "layers.{i}.mlp.up{p}",
+    "layers.{i}.mlp.down_proj{p}": "layers.{i}.mlp.down{p}",
+}
+_NEMOTRON_NAMES = {
+    **{name: target for name, target in _PLAIN_MLP.items() if "norm" not in name},
+    "layers.{i}.input_layernorm{p}": "layers.{i}.attention_norm{p}",
+    "layers.{i}.post_attention_layernorm{p}": "layers.{i}.mlp_norm{p}",
+    "norm{p}": "norm{p}",
+}
+_APERTUS_NAMES = {
+    **{name: target for name, target in _PLAIN_MLP.items() if "layernorm" not in name},
+    "layers.{i}.attention_layernorm.weight": "layers.{i}.attention_norm.weight",
+    "layers.{i}.feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
+    "layers.{i}.mlp.act_fn.alpha_p": "layers.{i}.mlp.act.alpha_p",
+    "layers.{i}.mlp.act_fn.alpha_n": "layers.{i}.mlp.act.alpha_n",
+}
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12e6,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+def _arcee(reader: ConfigReader) -> dict[str, Any]:
+    bias = reader.flag("attention_bias", False)
+    return {"gated_mlp": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias", False)}
+
+
+def _nemotron(reader: ConfigReader) -> dict[str, Any]:
+    return {**_arcee(reader), "norm": "layer", "norm_unit_offset": True}
+
+
+def _apertus(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("mlp_bias", False)  # this and the next two stand in the published files
+    reader.expect("post_norm", False)
+    reader.expect("qk_norm", True)
+    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
+        reader.values = {**reader.values, "rope_parameters": _APERTUS_ROPE}
+    return {**_arcee(reader), "qk_norm": QKNorm()}
+
+
+NEMOTRON = Family(
+    _NEMOTRON_NAMES,
+    _nemotron,
+    keys={"rms_norm_eps": "norm_eps"},
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "relu2",
+        "max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.5,
+    },
+)
+ARCEE = Family(
+    _PLAIN_MLP, _arcee, defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096}
+)
+APERTUS = Family(
+    _APERTUS_NAMES,
+    _apertus,
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "xielu",
+        "max_position_embeddings": 65536,
+        "rope_theta": 12e6,
+    },
+    # Numbers of the activation that are not learned.
+    ignored=("layers.{i}.mlp.act_fn.beta", "layers.{i}.mlp.act_fn.eps"),
+)

@@ -1,0 +1,79 @@
+"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE: Qwen with a mixture of experts in all layers or in some.
+
+Qwen2-MoE has a shared expert beside them, behind a gate of its own.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+
+_MLP = "layers.{i}.mlp."
+
+
+def mlp_names(file: str, ours: str) -> dict[str, str]:
+    """The names of a gated MLP within a layer: of an expert, or of the one that is shared."""
+    return {
+        f"{_MLP}{file}.gate_proj{{p}}": f"{_MLP}{ours}.up{{p}}:gate",
+        f"{_MLP}{file}.up_proj{{p}}": f"{_MLP}{ours}.up{{p}}:up",
+        f"{_MLP}{file}.down_proj{{p}}": f"{_MLP}{ours}.down{{p}}",
+    }
+
+
+# Those of Llama are of the layers that have no experts.
+EXPERT_NAMES = {**NAMES, _MLP + "gate.weight": _MLP + "router.weight", **mlp_names("experts.{e}", "experts.{e}")}
+_SHARED = {_MLP + "shared_expert_gate.weight": _MLP + "shared_gate.weight", **mlp_names("shared_expert", "shared")}
+
+
+def _mixture(reader: ConfigReader, num_experts: int) -> dict[str, Any]:
+    step, dense = reader.count("decoder_sparse_step", 1), reader.entries("mlp_only_layers", int, [])
+    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    return {
+        "num_experts": num_experts,
+        "expert_size": reader.count("moe_intermediate_size"),
+        "norm_top_k": reader.flag("norm_topk_prob", False),
+        "expert_layers": tuple((layer + 1) % step == 0 and layer not in dense for layer in layers),
+    }
+
+
+def _qwen2_moe(reader: ConfigReader) -> dict[str, Any]:
+    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    enabled, window = reader.flag("use_sliding_window", False), reader.count("sliding_window", 4096, minimum=0)
+    kinds = {"full_attention": None, "sliding_attention": window or None if enabled else None}
+    upper = reader.count("max_window_layers", 28, minimum=0)
+    default = ["full_attention" if layer % 2 or layer >= upper else "sliding_attention" for layer in layers]
+    return {
+        **_mixture(reader, reader.count("num_experts", 60)),
+        "num_experts_per_token": reader.count("num_experts_per_tok", 4),
+        "shared_expert_size": reader.count("shared_expert_intermediate_size", 5632),
+        "shared_expert_gate": True,
+        "qkv_bias": reader.flag("qkv_bias", True),
+        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+    }
+
+
+def _qwen3_moe(reader: ConfigReader) -> dict[str, Any]:
+    bias, window = reader.flag("attention_bias", False), reader.window(4096)
+    reader.expect("qkv_bias", False)  # this and the next two stand in some files of Qwen
+    reader.expect("use_qk_norm", True)
+    reader.expect("shared_expert_intermediate_size", 0)
+    return {
+        # transformers 5 writes the second name, everybody else the first.
+        **_mixture(reader, reader.count("num_experts", reader.count("num_local_experts", 128))),
+        "num_experts_per_token": reader.count("num_experts_per_tok", 8),
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "qk_norm": QKNorm(),
+        "windows": (window if reader.flag("use_sliding_window", False) else None,),
+    }
+
+
+_CONTEXT = {"max_position_embeddings": 32768}
+QWEN2_MOE = Family({**EXPERT_NAMES, **_SHARED}, _qwen2_moe, defaults={**_CONTEXT, "moe_intermediate_size": 1408})
+QWEN3_MOE = Family(
+    EXPERT_NAMES,
+    _qwen3_moe,
+    defaults={**_CONTEXT, "moe_intermediate_size": 768},
+    harmless=("max_window_layers",),  # Qwen's files have it, and its window is that of all layers
+)

@@ -1,0 +1,38 @@
+"""StableLM of Stability AI: Llama with LayerNorm and a part of each head rotated.
+
+StableLM 2 12B has attention and MLP side by side, and for each head of Q and K a norm with weights of its own.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+
+_NAMES = {
+    **{name: target for name, target in NAMES.items() if "norm" not in name},
+    "layers.{i}.input_layernorm{p}": "layers.{i}.attention_norm{p}",
+    "layers.{i}.post_attention_layernorm{p}": "layers.{i}.mlp_norm{p}",
+    "layers.{i}.self_attn.q_layernorm.norms.{h}.weight": "layers.{i}.attention.q_norm.weight:{h}",
+    "layers.{i}.self_attn.k_layernorm.norms.{k}.weight": "layers.{i}.attention.k_norm.weight:{k}",
+    "norm{p}": "norm{p}",
+}
+
+
+def _stablelm(reader: ConfigReader) -> dict[str, Any]:
+    parallel = reader.flag("use_parallel_residual", False)
+    return {
+        "norm": "layer",
+        "residual": "parallel" if parallel else "serial",
+        "shared_norm": parallel,
+        "qkv_bias": reader.flag("use_qkv_bias", False),
+        "qk_norm": QKNorm("own") if reader.flag("qk_layernorm", False) else None,
+    }
+
+
+STABLELM = Family(
+    _NAMES,
+    _stablelm,
+    keys={"rms_norm_eps": "layer_norm_eps"},
+    defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25},
+)
