@@ -11,7 +11,7 @@ import pytest
 from tokenmill.bench import golden
 from tokenmill.bench import rows as bench_rows
 from tokenmill.bench.rows import COLUMNS, read_rows
-from tokenmill.cli.bench.rows import HEADER, lines_of
+from tokenmill.cli.bench.rows import HEADER, ending, lines_of
 from tokenmill.kernels.attend import gather
 from tokenmill.measure import machine
 from tokenmill.measure.machine import Limits
@@ -99,6 +99,21 @@ def test_a_sweep_with_the_cache_and_without_is_one_table(tm, llama, tmp_path):
     )
     assert "4 of 4 points are in" in tm(*sweep, "--cache", "on,off", "--output", file)[2]
     assert "--cache = 'maybe' is not allowed: on, off, or on,off" in tm(*sweep, "--cache", "maybe")[2]
+
+
+@pytest.mark.parametrize(
+    "kind, label, name",
+    [("sweep", "3ddfb2c7", "pp8+tg4"), ("ladder", "multi-step", "multi-step"), ("run", "", "pp8+tg4")],
+)
+def test_what_became_of_drafts_is_said_of_the_point_or_of_the_rung(capsys, kind, label, name):
+    figures = dict.fromkeys(("peak_mb", "load_s", "compile_s", "warmup_s", "weights_mb"), 1.0)
+    texts = dict.fromkeys("program scheme kernel dtype commit tokenmill torch text_check".split(), "")
+    drafts = {"drafted": 5, "accepted": 3, "mean_accepted": 1.5, "accepted_histogram": {1: 1, 2: 1}}
+    seconds = {"drafting_s": 0.25, "verifying_s": 2}
+    row = {"status": "ok", "noisy": False, "kind": kind, "label": label, "test": "pp8+tg4"}
+    ending([row | figures | texts | drafts | seconds], json=False)
+    said = f"{name}: 3 of 5 drafts accepted, 1.5 in a pass (1: 1, 2: 1); 0.25 s to draft, 2.00 s to verify"
+    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 def test_a_sweep_without_a_valid_point_says_so(tm, llama):

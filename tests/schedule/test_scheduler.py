@@ -108,6 +108,15 @@ def test_drafts_never_run_past_the_end_of_a_sequence():
     assert sequence.tokens == solo([1, 2, 3], 6, {})
 
 
+def test_drafts_leave_a_token_of_the_budget_to_everybody_else():
+    cache = SimulatedCache(8, 32, 3, 6, False)
+    for number, prompt in enumerate(([1], [2], [3] * 30)):
+        cache.scheduler.add(Sequence(number, prompt, len(prompt), 40))
+    assert counts(cache.step()) == {0: 1, 1: 1, 2: 4}
+    drafts = {0: [9] * 10, 1: [9] * 10}
+    assert counts(cache.step(drafts)) == {0: 4, 1: 1, 2: 1}  # 0 has its token and three drafts
+
+
 def rewound(cache: SimulatedCache, first: list[int], then: list[int]) -> None:
     """Run a sequence over `first`, rewind it to two tokens, and let it go on with `then`."""
     sequence = Sequence(0, list(first), len(first), len(first) + 1, keep=True)

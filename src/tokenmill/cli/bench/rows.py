@@ -194,7 +194,9 @@ def ending(rows: Sequence[Row], json: bool) -> None:
         typer.echo(f"text check: {last['text_check']}")
         for row in good:
             if row.get("drafted"):
-                typer.echo(f"{row['label'] or row['test']}: {described(row)}")
+                # The label of a sweep's row is the digest by which the sweep resumes.
+                name = row["test"] if row["kind"] == "sweep" else row["label"] or row["test"]
+                typer.echo(f"{name}: {described(row)}")
     if any(row["noisy"] for row in good):
         probes = [row["probe_gb_s"] for row in good]
         remark(
