@@ -19,7 +19,7 @@ from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Completion, Piece, Tracker
 from tokenmill.engine.requests import Prompt, Request
 from tokenmill.engine.thread import EngineThread
-from tokenmill.errors import CapacityError, DeadlinePassed, RequestError
+from tokenmill.errors import CapacityError, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.schedule.scheduler import Scheduler
 from tokenmill.schedule.sequence import Sequence
@@ -37,20 +37,39 @@ class Core:
             core.step()
         print(core.take(request))
 
-    trackers: of requests that have not ended, by sequence id. thread: its own, or for a draft model that of the engine
-    whose steps it is part of. step_begun_s: when the step began that is being made, by time.perf_counter; else None.
+    loop: it holds the model, the scheduler and the speculation. thread: its own, or for a draft model that of the
+    engine whose steps it is part of. step_begun_s: when the step began that is being made, by time.perf_counter; else
+    None.
     """
 
     def __init__(
         self, loaded: LoadedModel, scheduler: Scheduler, speculation: Speculation, thread: EngineThread | None = None
     ) -> None:
-        self.loaded, self.scheduler, self.speculation = loaded, scheduler, speculation
         self.inputs, self.loop = InputProcessor(loaded), Loop(loaded, scheduler, speculation)
-        self.trackers = self.loop.trackers
         self.thread = thread or EngineThread()
         self.step_begun_s: float | None = None
         self._is_closed = False
         weakref.finalize(self, self.thread.stop).atexit = False
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model with its program and its cache."""
+        return self.loop.loaded
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Its methods are called in the engine's thread alone, between two steps."""
+        return self.loop.scheduler
+
+    @property
+    def speculation(self) -> Speculation:
+        """The proposer, and the counts of its drafts."""
+        return self.loop.speculation
+
+    @property
+    def trackers(self) -> dict[int, Tracker]:
+        """Of requests that have not ended, by the id of their sequence."""
+        return self.loop.trackers
 
     # ---- the thread
 
@@ -110,7 +129,7 @@ class Core:
         self.call(partial(self._submit, request))
 
     def _submit(self, request: Request) -> None:
-        self._fail_overdue()
+        self.loop.fail_overdue()
         limit, needed = self.loaded.config.max_waiting, len(self.scheduler.waiting) + len(request.sequences)
         if limit is not None and needed > limit:
             raise CapacityError("places in the queue", needed, limit, "max_waiting, or try again later")
@@ -119,7 +138,7 @@ class Core:
             tracker = Tracker(sequence, detokenizer, self.loop.clock(), index, request.deadline_s)
             self._enqueue(sequence)
             request.trackers.append(tracker)
-            self.trackers[sequence.id] = tracker
+            self.loop.trackers[sequence.id] = tracker
 
     def enqueue(self, sequence: Sequence) -> None:
         """Queue a sequence, new or parked. One without a tracker gets no text; its logits may go to its `on_logits`."""
@@ -193,7 +212,7 @@ class Core:
     def cancel(self, request: Request) -> None:
         """End a request before the next step; `follow` and `finish` in another thread raise RequestError."""
         if not request.is_done:
-            self.thread.tidy(lambda: self._end([each.sequence for each in request.trackers if not each.has_ended]))
+            self.thread.tidy(lambda: self.loop.end([each.sequence for each in request.trackers if not each.has_ended]))
 
     def release(self, sequence: Sequence) -> None:
         """End a sequence for good and give its blocks back, before the next step."""
@@ -256,50 +275,23 @@ class Core:
         self.step_begun_s = time.perf_counter()
         try:
             self.loop.leave_out_finished()
-            self._fail_overdue()
+            self.loop.fail_overdue()
             with self.loaded.torch_threads():
                 self.loop.step()
             self.loop.leave_out_finished()
         except BaseException as error:
-            self._begin_anew(error)
+            self.loop.begin_anew(error)
             raise
         finally:
             self.step_begun_s = None
 
-    def _begin_anew(self, error: BaseException) -> None:
-        """After a step that has raised: everything that ran or waited ends with its error, and no row is kept."""
-        for tracker in self.trackers.values():
-            tracker.error = error
-        self.trackers.clear()
-        self.loop.in_flight = None
-        self.scheduler.reset()
-
-    def _fail_overdue(self) -> None:
-        for tracker in [each for each in self.trackers.values() if each.deadline_s < inf]:
-            if self.loop.clock() >= tracker.deadline_s:
-                after = len(tracker.tokens)
-                self.loop.fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
-
-    def _end(self, sequences: List[Sequence]) -> None:
-        """End sequences whether they wait, run or are parked. Those that are kept may be resumed."""
-        for sequence in sequences:
-            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
-            sequence.on_logits = None
-            if (tracker := self.trackers.pop(sequence.id, None)) is not None:
-                tracker.error = RequestError("this was cancelled, or its session was closed")
-        self.loop.leave_out_finished()
-
     def _release(self, sequence: Sequence) -> None:
         sequence.keep = False
-        self._end([sequence])
+        self.loop.end([sequence])
 
     def _end_all(self) -> None:
         self._is_closed = True
-        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            self.loop.fail(sequence, RequestError("this engine is closed"))
-        self.loop.in_flight = None
-        self.speculation.close()
-        self.loaded.release()
+        self.loop.close()
 
 
 def _new_pieces(request: Request) -> list[Piece]:

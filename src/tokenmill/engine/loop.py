@@ -6,13 +6,14 @@ drafts → plan → copy and load → run → sample → verify → commit → s
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
+from math import inf
 
 from torch import Tensor
 
 from tokenmill.engine.inflight import InFlight
 from tokenmill.engine.observers import Observer
 from tokenmill.engine.outputs import Tracker
-from tokenmill.errors import RequestError
+from tokenmill.errors import DeadlinePassed, RequestError
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.sample.sampler import Sampled
 from tokenmill.schedule.scheduler import Scheduler
@@ -114,6 +115,38 @@ class Loop:
             tracker.error = error
             del self.trackers[sequence.id]
         self.scheduler.finish(sequence, "error")
+
+    def fail_overdue(self) -> None:
+        """End the sequences whose deadline has passed."""
+        for tracker in [each for each in self.trackers.values() if each.deadline_s < inf]:
+            if self.clock() >= tracker.deadline_s:
+                after = len(tracker.tokens)
+                self.fail(tracker.sequence, DeadlinePassed(f"the deadline has passed after {after} tokens"))
+
+    def end(self, sequences: List[Sequence]) -> None:
+        """End sequences whether they wait, run or are parked. Those that are kept may be resumed."""
+        for sequence in sequences:
+            (self.scheduler.park if sequence.keep else self.scheduler.drop)(sequence)
+            sequence.on_logits = None
+            if (tracker := self.trackers.pop(sequence.id, None)) is not None:
+                tracker.error = RequestError("this was cancelled, or its session was closed")
+        self.leave_out_finished()
+
+    def begin_anew(self, error: BaseException) -> None:
+        """After a step that has raised: everything that ran or waited ends with its error, and no row is kept."""
+        for tracker in self.trackers.values():
+            tracker.error = error
+        self.trackers.clear()
+        self.in_flight = None
+        self.scheduler.reset()
+
+    def close(self) -> None:
+        """End every sequence with an error, and let go of weights and cache."""
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self.fail(sequence, RequestError("this engine is closed"))
+        self.in_flight = None
+        self.speculation.close()
+        self.loaded.release()
 
     def deliver(self, trackers: List[Tracker]) -> None:
         """Hand each tracker the tokens of its sequence that it does not have yet; one that has ended is forgotten."""
