@@ -8,6 +8,7 @@ from tests.tiny_models import save
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.loader import draft_model as module
+from tokenmill.loader import load_model as load_module
 from tokenmill.loader.draft_model import load_draft_model
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
@@ -49,6 +50,14 @@ def test_another_model(llama, other):
     assert draft.config.model == str(other) and draft.fingerprint != target.fingerprint
     assert draft.config.dtype == "float32", "its own"
     assert draft.config.max_length == 100 and draft.config.fingerprint == "full"
+
+
+@pytest.mark.parametrize("name", ["q8", "another"])
+def test_each_model_is_resolved_once(llama, other, name, monkeypatch):
+    given, resolve = [], load_module.resolve
+    monkeypatch.setattr(load_module, "resolve", lambda *args: given.append(args[0]) or resolve(*args))
+    drafted(llama, other if name == "another" else name)
+    assert [each.draft_model is None for each in given] == [False, True]
 
 
 @pytest.mark.parametrize(("block_size", "wanted"), [(None, None), (8, 8), (49, 49), (50, None), (51, None)])

@@ -5,10 +5,9 @@ from dataclasses import replace
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
-from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.packed_copy import load_with_copy, open_model
-from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.loader.packed_copy import load_with_copy, open_files, resolve_opened
+from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint
 from tokenmill.weights.packed.copies import start_reading
@@ -40,10 +39,10 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Prog
         packed_cache=config.packed_cache,
         packed_limit=config.packed_limit,
     )
-    source, found = _open_same(checkpoint, settings) if is_same else open_model(locate(name), settings)
-    max_length = min(config.max_length, found.model.context)
+    source = _open_same(checkpoint, settings) if is_same else open_files(locate(name), settings)
+    max_length = min(config.max_length, read_config(source.config).context)
     block_size = config.block_size if config.block_size < max_length else None
-    resolved = resolve_checkpoint(source, replace(settings, max_length=max_length, block_size=block_size))
+    source, resolved = resolve_opened(source, replace(settings, max_length=max_length, block_size=block_size))
     needed, available = resolved.cache.num_bytes + resolved.weight_bytes, free_bytes(resolved.config.device)
     if needed > available:
         setting = "draft_model, max_length or max_sequences"
@@ -52,12 +51,10 @@ def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Prog
     return loaded
 
 
-def _open_same(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
-    """The same model, to be read with other weights."""
+def _open_same(checkpoint: Checkpoint, config: EngineConfig) -> Checkpoint:
+    """Open the same model, to be read with other weights."""
     if (is_packed := isinstance(checkpoint, PackedCheckpoint)) and not checkpoint.is_copy:
         allowed = "the name of a model: a packed model cannot be read with other weights"
         raise ConfigError("draft_model", config.scheme, allowed)
     reader = start_reading(checkpoint.path, config)
-    if reader is None and not is_packed:
-        return checkpoint, resolve_checkpoint(checkpoint, config)
-    return open_model(checkpoint.path, config, reader)
+    return checkpoint if reader is None and not is_packed else open_files(checkpoint.path, config, reader)

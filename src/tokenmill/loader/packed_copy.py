@@ -35,26 +35,43 @@ log = logging.getLogger(__name__)
 def open_model(
     path: Path, config: EngineConfig, reader: PackedReader | None = None
 ) -> tuple[Checkpoint, ResolvedModel]:
-    """The packed copy of a model, if these settings would make the same one on this machine, or else the model's own
-    files; and the model resolved with these settings.
+    """Open a model's files, or the packed copy of them, and resolve it with these settings.
 
     `reader` is what start_reading returned for them, if it was called before.
     """
+    return resolve_opened(open_files(path, config, reader), config)
+
+
+def open_files(path: Path, config: EngineConfig, reader: PackedReader | None = None) -> Checkpoint:
+    """Open the packed copy of a model if one was kept for these settings, or else the model's own files."""
     reader = reader or start_reading(path, config)
     if reader is None or reader.path == path:
-        return _opened(open_checkpoint(path, reader), config)
+        return open_checkpoint(path, reader)
     try:
-        copy = PackedCheckpoint(reader.path, reader, copy_of=path)
-        resolved = resolve_checkpoint(copy, config)
-        wanted = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
-        if all(copy.facts[name] == value for name, value in wanted.items()):
-            return copy, resolved
+        return PackedCheckpoint(reader.path, reader, copy_of=path)
     except PackedModelError as error:
         _give_up(reader.path, error)
-    return _opened(open_checkpoint(path), config)
+    return open_checkpoint(path)
 
 
-def _opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
+def resolve_opened(checkpoint: Checkpoint, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
+    """Resolve a model that `open_files` has opened; its own files take the place of a copy that a load with these
+    settings would not make on this machine.
+    """
+    if not isinstance(checkpoint, PackedCheckpoint) or not checkpoint.is_copy:
+        return checkpoint, resolve_checkpoint(checkpoint, config)
+    try:
+        resolved = resolve_checkpoint(checkpoint, config)
+        wanted = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
+        if all(checkpoint.facts[name] == value for name, value in wanted.items()):
+            return checkpoint, resolved
+    except PackedModelError as error:
+        _give_up(checkpoint.file, error)
+    return _opened(checkpoint.path, config)
+
+
+def _opened(path: Path, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel]:
+    checkpoint = open_checkpoint(path)
     return checkpoint, resolve_checkpoint(checkpoint, config)
 
 
@@ -70,7 +87,7 @@ def load_with_copy(
             return load_model(checkpoint, resolved, progress), checkpoint
         except PackedModelError as error:
             _give_up(checkpoint.file, error)
-            checkpoint, resolved = _opened(open_checkpoint(checkpoint.path), resolved.given)
+            checkpoint, resolved = _opened(checkpoint.path, resolved.given)
     with _Keeper(checkpoint, resolved) as keeper:
         try:
             loaded = load_model(checkpoint, resolved, progress, allocate=keeper.allocate)
