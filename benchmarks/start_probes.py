@@ -13,7 +13,7 @@ from typing import Any
 
 STEPS = {  # what is timed: "module:function" or "module:class.method", in the order of the table
     "tokenmill.hub.names:locate": "find the model's files",
-    "tokenmill.weights.packed.copies:copy_name": "name of the copy: digests of the model's files",
+    "tokenmill.loader.copies:copy_name": "name of the copy: digests of the model's files",
     "tokenmill.weights.packed.reader:PackedReader.__init__": "read the header, map the weights",
     "tokenmill.model.families:read_config": "read the model's config",
     "tokenmill.loader.resolve:resolve": "resolve settings, choose the program",

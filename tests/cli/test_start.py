@@ -32,7 +32,7 @@ def watched(text="", **settings):
         globals()["first"] = sorted(sys.modules)
     echo(text, **settings)
 if sys.argv[1] == "small":  # so is the model, and gets a copy all the same
-    from tokenmill.weights.packed import copies
+    from tokenmill.loader import copies
     copies.SMALLEST = 0  # before the engine, and with it torch, is imported
     del sys.argv[1]
 typer.echo = watched

@@ -115,7 +115,7 @@ def _show_snapshot(path: Path, json: bool) -> None:
 
 def _verify(path: Path, json: bool) -> None:
     """Read all of a packed model, or of each packed copy of a model; a damaged copy is deleted."""
-    from tokenmill.weights.packed.copies import copies, delete_copy, without_remedy
+    from tokenmill.loader.copies import copies, delete_copy, without_remedy
     from tokenmill.weights.packed.reader import PackedReader, is_packed_model
 
     found = [copy.path for copy in copies() if copy.source == str(path.resolve())]

@@ -62,7 +62,7 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
     """Load as tokenmill.load does, with progress for the fetch as well. chat_template: a file in the place of the
     model's own."""
     from tokenmill.hub.names import is_there, locate
-    from tokenmill.weights.packed.copies import start_reading
+    from tokenmill.loader.copies import start_reading
 
     template = None if chat_template is None else _template(chat_template)
     path = locate(config.model, progress=progress)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from tokenmill.errors import CapacityError, ConfigError
 from tokenmill.hub.names import locate
 from tokenmill.kernels.devices import free_bytes
+from tokenmill.loader.copies import start_reading
 from tokenmill.loader.loaded import LoadedModel
 from tokenmill.loader.packed_copy import load_with_copy, open_files, resolve_opened
 from tokenmill.model.families import read_config
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import Checkpoint
-from tokenmill.weights.packed.copies import start_reading
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.source import Progress
 

@@ -7,14 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
-from tokenmill.loader.load_model import load_model, resolve_checkpoint
-from tokenmill.loader.loaded import LoadedModel
-from tokenmill.loader.pack import finish_packed
-from tokenmill.loader.resolve import ResolvedModel
-from tokenmill.memory.arena import Allocation, unreserved
-from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
-from tokenmill.weights.packed.copies import (
+from tokenmill.loader.copies import (
     SMALLEST,
     copies_folder,
     copy_name,
@@ -24,6 +17,13 @@ from tokenmill.weights.packed.copies import (
     start_reading,
     writing_copy,
 )
+from tokenmill.loader.load_model import load_model, resolve_checkpoint
+from tokenmill.loader.loaded import LoadedModel
+from tokenmill.loader.pack import finish_packed
+from tokenmill.loader.resolve import ResolvedModel
+from tokenmill.memory.arena import Allocation, unreserved
+from tokenmill.settings.engine_config import EngineConfig
+from tokenmill.weights.checkpoint import Checkpoint, open_checkpoint
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import PackedReader
 from tokenmill.weights.packed.writer import PackedWriter

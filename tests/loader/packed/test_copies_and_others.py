@@ -16,10 +16,10 @@ from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError
-from tokenmill.loader import packed_copy
+from tokenmill.loader import copies, packed_copy
 from tokenmill.loader.packed_copy import load_with_copy, open_model
 from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.packed import copies, verified
+from tokenmill.weights.packed import verified
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 from tokenmill.weights.packed.writer import PackedWriter

@@ -17,12 +17,12 @@ from tests.tiny_models import save
 from tests.weights.packed.conftest import LONG, needs_library, there
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
-from tokenmill.loader import packed_copy
+from tokenmill.loader import copies, packed_copy
 from tokenmill.loader.load_model import resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.checkpoint import open_checkpoint
-from tokenmill.weights.packed import copies, reader, writer
+from tokenmill.weights.packed import reader, writer
 from tokenmill.weights.packed.model import PackedCheckpoint
 from tokenmill.weights.packed.reader import BEGIN, begin_file, read_header
 

@@ -9,8 +9,8 @@ from tokenmill.cli.parser.options import Json, Quiet, examples
 from tokenmill.cli.process.display import print_json
 from tokenmill.errors import RequestError
 from tokenmill.hub.names import SHORT_NAMES
+from tokenmill.loader.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
 from tokenmill.units import size
-from tokenmill.weights.packed.copies import CopiesFolder, Copy, copies, copies_folder, delete_copy
 
 EXAMPLES = examples("tokenmill cache clear", "tokenmill cache clear SmolLM2-135M-Instruct.Q4_1.gguf")
 

@@ -10,8 +10,8 @@ import typer
 from tokenmill.cli.parser.options import Json, examples
 from tokenmill.cli.process.display import print_json, print_table
 from tokenmill.hub.download import cache_folder
+from tokenmill.loader.copies import copies, copies_folder
 from tokenmill.units import size
-from tokenmill.weights.packed.copies import copies, copies_folder
 
 EXAMPLES = examples("tokenmill cache list", "tokenmill cache list --json")
 HEADER = ("what", "name", "of", "size", "last used")

@@ -9,9 +9,8 @@ import pytest
 
 from tests.weights.packed.test_reader import WEIGHTS, written
 from tokenmill.errors import CapacityError, CheckpointError, PackedModelError
-from tokenmill.settings.engine_config import EngineConfig
-from tokenmill.weights.packed import copies as module
-from tokenmill.weights.packed.copies import (
+from tokenmill.loader import copies as module
+from tokenmill.loader.copies import (
     CopiesFolder,
     copies,
     copies_folder,
@@ -23,6 +22,7 @@ from tokenmill.weights.packed.copies import (
     without_remedy,
     writing_copy,
 )
+from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.weights.packed.reader import BEGIN, MAGIC
 
 NAMES = [f"{letter}-{number:016x}.packed" for number, letter in enumerate("abc")]
