@@ -36,13 +36,11 @@ def summary(
     engine: "Engine", completions: Sequence["Completion"], elapsed_s: float, params: SamplingParams = DEFAULTS
 ) -> str:
     """Tokens, time to first token, tokens per second, how, the hash, and the limit that ended the text, if one did."""
-    import torch
-
     config, new = engine.config, sum(len(done.tokens) for done in completions)
     prompt = sum(done.num_prompt_tokens for done in completions)
     first, timing, stats = completions[0], completions[0].timing, engine.core.speculation.stats
     rate = timing.tokens_per_s if len(completions) == 1 else new / elapsed_s
-    where = counted(config.threads or torch.get_num_threads(), "thread") if config.device == "cpu" else config.device
+    where = counted(config.threads, "thread") if config.device == "cpu" else config.device
     return " · ".join(
         [
             *([f"{len(completions)} texts"] if len(completions) > 1 else []),
