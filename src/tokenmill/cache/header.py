@@ -42,7 +42,7 @@ def begins_with(path: Path, front: bytes) -> bool:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The header alone, checked."""
+    """Read and check the header alone."""
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise SnapshotError(f"{path} is a {'directory' if path.is_dir() else 'device or a pipe'}, not a snapshot")
     try:
@@ -61,7 +61,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def shared_fields(header: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that must all be equal before rows may be shared."""
+    """Choose the fields that must all be equal before rows may be shared."""
     return {name: value for name, value in header.items() if name not in DESCRIPTIVE}
 
 

@@ -49,7 +49,7 @@ class Pool:
         return sum(tensor.nbytes for tensor in self._named.values())
 
     def slots_of(self, blocks: Sequence[int], count: int) -> Tensor:
-        """Where the first `count` rows of a block table lie, [count]."""
+        """Find where the first `count` rows of a block table lie, [count]."""
         if self._slots and count:
             size = 8 * self.spec.block_size
             joined = bytearray().join([self._slots[block * size : (block + 1) * size] for block in blocks])
@@ -59,14 +59,17 @@ class Pool:
         return slots
 
     def block_bytes(self, block: int) -> list[Any]:
-        """All rows of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache itself."""
+        """Return all rows of a block, layer by layer, as `split` reads them: buffers, on a CPU those of the cache
+        itself.
+        """
         first, end = block * self.spec.block_size, (block + 1) * self.spec.block_size
         if self._arrays:
             return [rows[first:end] for rows in self._arrays]
         return [torch.cat([rows[first:end].view(-1) for rows in self._bytes]).cpu().numpy()]
 
     def split(self, path: Path, stored: Tensor) -> dict[str, Tensor]:
-        """Views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a block is."""
+        """Make views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a block is.
+        """
         size = self.spec.block_size
         lengths = [size * rows.shape[1] for rows in self._bytes]
         if stored.dtype != torch.uint8 or list(stored.shape) != [sum(lengths)]:
@@ -76,7 +79,7 @@ class Pool:
         return {name: part.view(tensor.dtype).view(size, *tensor.shape[1:]) for (name, tensor), part in parts}
 
     def read(self, slots: Tensor) -> dict[str, Tensor]:
-        """The rows of these slots, copied: "layer.kind" → [S, …] on the CPU."""
+        """Copy the rows of these slots: "layer.kind" → [S, …] on the CPU."""
         return {name: tensor[slots].cpu() for name, tensor in self._named.items()}
 
     def write(self, slots: Tensor, rows: Mapping[str, Tensor]) -> None:
@@ -88,11 +91,11 @@ class Pool:
             tensor[place] = rows[name].to(tensor.device, tensor.dtype)
 
     def converted(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Rows from elsewhere as this pool stores them, on the CPU."""
+        """Convert rows from elsewhere to what this pool stores, on the CPU."""
         return {name: rows[name].to(tensor.dtype) for name, tensor in self._named.items()}
 
     def check_rows(self, path: Path, rows: Mapping[str, Tensor], count: int, convert: bool = False) -> None:
-        """SnapshotError, by name, unless the file's rows are `count` rows of every tensor here, and of its dtype.
+        """Raise SnapshotError, by name, unless the file's rows are `count` rows of every tensor here, and of its dtype.
 
         convert: a tensor of floats may hold floats of another dtype.
         """

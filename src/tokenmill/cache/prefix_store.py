@@ -62,7 +62,7 @@ class PrefixStore:
             self._blocks.recount()
 
     def find(self, block_hash: bytes) -> RowSource | None:
-        """What reads the rows of that block, or None if there is no file of it."""
+        """Find what reads the rows of that block, or None if there is no file of it."""
         return (
             partial(self.read, block_hash)
             if block_hash not in self._damaged and self._path(block_hash).is_file()
@@ -70,7 +70,7 @@ class PrefixStore:
         )
 
     def read(self, block_hash: bytes, first: int, last: int) -> Mapping[str, Tensor]:
-        """Rows [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
+        """Read rows [first, last) of a block. SnapshotError where the file is gone, damaged or another."""
         path = self._path(block_hash)
         try:
             facts, found = read_snapshot(path)
@@ -101,7 +101,7 @@ class PrefixStore:
             self._damaged.discard(block_hash)
 
     def _facts(self, block_hash: bytes) -> dict[str, Any]:
-        """What a file says of itself: which block it is, of which store. The first stands in OWN_FRONT."""
+        """Say which block a file is, of which store. The first stands in OWN_FRONT."""
         return {"block": block_hash.hex(), "store": self._store}
 
     def _path(self, block_hash: bytes) -> Path:

@@ -22,7 +22,8 @@ from tokenmill.value_reader import brief
 
 @dataclass(frozen=True)
 class SavedSession:
-    """What a session is made of. answer_from: where the last prompt ends. tensors: name → [num_rows - first_row, …].
+    """The content of a saved session's file. answer_from: where the last prompt ends. tensors: name → [num_rows -
+    first_row, …].
 
     first_row: rows before it are not in the file: they lie before every window.
     is_own: the rows were computed as this engine computes, so that they may be shared.
@@ -38,7 +39,7 @@ class SavedSession:
     is_own: bool
 
     def rows(self, first: int, last: int) -> Mapping[str, Tensor]:
-        """Rows [first, last), with zeros in the place of those that the file does not have."""
+        """Read rows [first, last), with zeros in the place of those that the file does not have."""
         begin = max(first - self.first_row, 0)
         found = {name: tensor[begin : last - self.first_row] for name, tensor in self.tensors.items()}
         if (missing := self.first_row - first) > 0:
@@ -48,7 +49,7 @@ class SavedSession:
 
 
 def read_session(path: Path, ours: Mapping[str, Any], vocab_size: int, pool: Pool, convert: bool) -> SavedSession:
-    """The session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
+    """Read the session in a file. SnapshotError, by field, for what is damaged, impossible, or of another model.
 
     `ours` is the engine's compatibility header; `pool` is where the rows will lie.
     """

@@ -10,12 +10,12 @@ from tokenmill.value_reader import ValueReader
 
 
 def read_session_facts(path: Path) -> dict[str, Any]:
-    """The header, checked. SnapshotError names the field that is wrong."""
+    """Read and check the header. SnapshotError names the field that is wrong."""
     return dict(checked_header(path, read_facts(path)).values)
 
 
 def checked_header(path: Path, facts: Mapping[str, Any]) -> ValueReader:
-    """A reader of the header, in which every field has the right type and range."""
+    """Make a reader of the header, in which every field has the right type and range."""
     reader = ValueReader(facts, f"{path} is damaged", SnapshotError, is_ours=True)
     for name in ("model", "rope", "cache_format", "dtype", "scheme", "program"):
         reader.text(name)

@@ -23,7 +23,8 @@ from tokenmill.value_reader import brief
 
 
 class Snapshot(NamedTuple):
-    """What a file holds: the header, and rows: name → [T, …], one entry per layer and row kind, T positions each."""
+    """The content of a file: the header, and rows: name → [T, …], one entry per layer and row kind, T positions each.
+    """
 
     facts: dict[str, Any]
     rows: Mapping[str, Tensor]
@@ -45,7 +46,7 @@ def write_snapshot(path: Path, facts: Mapping[str, Any], rows: Mapping[str, Tens
 
 
 def serialise_bytes(facts: Mapping[str, Any], name: str, parts: Sequence[Any]) -> list[Any]:
-    """Buffers that make a file which follow each other: facts, and `parts`, buffers too, as one tensor of bytes.
+    """Make the buffers that are a file when they follow each other: facts, and `parts`, as one tensor of bytes.
 
     It copies nothing in memory, where fresh pages cost more than writing does; so it makes the file's header itself.
     The header begins with FRONT and the facts in their order.
@@ -85,7 +86,7 @@ def read_snapshot(path: Path) -> Snapshot:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Over names, types, shapes and bytes, in the order of the names."""
+    """Sum over names, types, shapes and bytes, in the order of the names."""
     total = 0
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -13,7 +13,7 @@ from tokenmill.errors import CheckpointError
 
 
 class RowsSpec(NamedTuple):
-    """What a layer keeps of a token: K and V of so many heads. window: past tokens that a query sees, None for all."""
+    """A layer keeps of a token K and V of so many heads. window: past tokens that a query sees, None for all."""
 
     num_kv_heads: int
     head_dim: int
@@ -21,7 +21,7 @@ class RowsSpec(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """What a layer keeps of a whole text in the place of rows: tensors that each token changes."""
+    """A layer keeps of a whole text, in the place of rows, tensors that each token changes."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
@@ -35,7 +35,7 @@ LayerSpec = RowsSpec | StateSpec
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What each layer keeps, and the format of it. A contiguous cache has blocks of the maximum length.
+    """The specs of what each layer keeps, and its format. A contiguous cache has blocks of the maximum length.
 
     layers: they may differ. A slot is a row of each.
     """
@@ -66,7 +66,7 @@ class CacheSpec:
 
 
 def rows_of(layers: Iterable[LayerSpec]) -> tuple[RowsSpec, ...]:
-    """The rows of layers that all keep rows. CheckpointError names the layers that keep state."""
+    """Take the rows of layers that all keep rows. CheckpointError names the layers that keep state."""
     rows, states = list[RowsSpec](), list[str]()
     for number, layer in enumerate(layers):
         if isinstance(layer, RowsSpec):

@@ -28,7 +28,8 @@ Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 
 
 def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
-    """ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold a mixture."""
+    """Raise ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold a mixture.
+    """
     if plan.scheme_bits != 4:
         raise ConfigError("target_bits", target_bits, "only with scheme q4, some of whose matrices then get 8 bits")
     if not to.mixes_bits:
@@ -44,7 +45,7 @@ def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
 
 
 def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, progress: Progress) -> list[str]:
-    """The tensors that get 8 bits, so that the matrices together take at most `target_bits` bits per weight."""
+    """Choose the tensors that get 8 bits, so that the matrices together take at most `target_bits` bits per weight."""
     walk = LayerWalk(plan.checkpoint, [text[:LENGTH] for text in texts.tokens[:NUM_TEXTS]], set(plan.bits))
     units = {
         (number, kind): [name for name in walk.names(number) if kind_of(name) == kind and plan.bits[name] == 4]
@@ -69,7 +70,7 @@ def choose_8_bits(plan: Plan, to: Export, texts: Texts, target_bits: float, prog
 def _divergences(
     walk: LayerWalk, units: Mapping[Unit, list[str]], group: int, grid: str, progress: Progress
 ) -> dict[Unit, float]:
-    """The mean KL divergence, in nats per token, of predictions with one unit rounded from those with none."""
+    """Measure the mean KL divergence, in nats per token, of predictions with one unit rounded from those with none."""
     progress.stage(f"measuring what 4 bits cost in each of {len(units)} kinds of matrices, layer by layer")
     progress.advance(0, len(units))
 

@@ -59,7 +59,7 @@ class LayerWalk:
 
     @property
     def hidden_TD(self) -> Tensor:
-        """The hidden states after the layers that were computed, of all texts one after the other."""
+        """Return the hidden states after the layers that were computed, of all texts one after the other."""
         return self._x_TD
 
     @property
@@ -67,7 +67,7 @@ class LayerWalk:
         return len(self._decoder.layers)
 
     def names(self, number: int) -> Iterator[str]:
-        """The tensors of a layer that are rounded."""
+        """Name the tensors of a layer that are rounded."""
         for role in self._matrices(number):
             yield from (name for name in self._weights.tensors(number, role) if name in self._rounded)
 
@@ -120,7 +120,7 @@ class LayerWalk:
 
     @torch.no_grad()
     def logits(self, x_TD: Tensor) -> Tensor:
-        """[T, V], of hidden states after the last layer."""
+        """Compute logits [T, V] of hidden states after the last layer."""
         head = self._decoder.head
         if head is not None and head.get_parameter("weight").is_meta:
             head.fill(self._weights.matrix(None, "head"))
@@ -131,7 +131,7 @@ class LayerWalk:
         return found
 
     def _matrices(self, number: int) -> dict[str, Matrix]:
-        """Those of a layer, by their roles."""
+        """Return the matrices of a layer, by their roles."""
         modules = self._decoder.layers[number].named_modules()
         return {role: module for role, module in modules if isinstance(module, Matrix)}
 
@@ -148,7 +148,7 @@ class LayerWalk:
 
 
 def _step(texts: list[list[int]]) -> Step:
-    """All texts from their beginnings, as one step."""
+    """Make one step of all texts from their beginnings."""
     token_ids = [token for text in texts for token in text]
     positions = [position for text in texts for position in range(len(text))]
     spans, first = [], 0

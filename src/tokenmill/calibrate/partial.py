@@ -89,7 +89,7 @@ class Partial:
             raise ConfigError("output", str(self._out), f"{allowed}; delete that directory to begin anew")
 
     def _content(self, file: Path, is_own: bool = True) -> Any:
-        """What `_keep` was given. is_own: refuse what another calibration has kept."""
+        """Read what `_keep` was given. is_own: refuse what another calibration has kept."""
         try:
             facts = unseal(file.read_bytes(), FORMAT)
         except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ class Partial:
             _write(self.path / name, seal({"calibration": self._id, "content": content}, FORMAT).encode())
 
     def texts(self, vocab_size: int) -> dict[str, Texts]:
-        """What `keep_texts` was given, or nothing."""
+        """Read what `keep_texts` was given, or nothing."""
         file = self.path / "texts.json"
         if not file.exists():
             return {}
@@ -116,12 +116,12 @@ class Partial:
         return {key: Texts(tokens, origin) for key, (tokens, origin) in found.items()}
 
     def keep_texts(self, texts: Mapping[str, Texts]) -> None:
-        """The first that is kept."""
+        """Keep the texts, which come before all else."""
         self._keep("settings.json", self._settings)
         self._keep("texts.json", texts)
 
     def eight_bits(self, names: Collection[str]) -> list[str] | None:
-        """The tensors that `keep_eight_bits` was given, if it was. names: those that there are."""
+        """Read the tensors that `keep_eight_bits` was given, if it was. names: those that there are."""
         file = self.path / "eight_bits.json"
         if not file.exists():
             return None
@@ -131,14 +131,14 @@ class Partial:
         return found
 
     def keep_eight_bits(self, names: list[str]) -> None:
-        """The tensors that get 8 bits in a model of 4."""
+        """Keep the tensors that get 8 bits in a model of 4."""
         self._keep("eight_bits.json", names)
 
     def has_layer(self, number: int) -> bool:
         return self._layer(number).exists()
 
     def keep_layer(self, number: int, found: Mapping[str, Stored], changes: Mapping[str, tuple[float, float]]) -> None:
-        """All matrices of a layer, and Rounding.changes of them."""
+        """Keep all matrices of a layer, and Rounding.changes of them."""
         tensors = {}
         for name, stored in found.items():
             assert stored.codes is not None and stored.scales is not None, "rounded to codes"
@@ -154,7 +154,7 @@ class Partial:
         self._places |= {name: (self._layer(number), stored.bits) for name, stored in found.items()}
 
     def read_layer(self, number: int, bits: Mapping[str, int]) -> dict[str, tuple[float, float]]:
-        """The changes of a layer, whose matrices `matrix` can then read. bits: of each of them, by its name."""
+        """Read the changes of a layer, whose matrices `matrix` can then read. bits: of each of them, by its name."""
         file = self._layer(number)
         facts = self._facts(file)
         if (facts.get("calibration"), facts.get("layer")) != (self._id, number):
@@ -165,7 +165,7 @@ class Partial:
         return {name: (float(before), float(after)) for name, (before, after) in facts["changes"].items()}
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Stored | None:
-        """The codes [R, K] of a matrix of a layer that was kept or read."""
+        """Return the codes [R, K] of a matrix of a layer that was kept or read."""
         if name not in self._places:
             return None
         file, bits = self._places[name]
@@ -180,7 +180,7 @@ class Partial:
             raise self._damaged(file, error) from None
 
     def _check(self, bits: int, shape: tuple[int, ...], parts: Mapping[str, torch.Tensor]) -> None:
-        """ValueError where the parts of a matrix are not those of that shape."""
+        """Raise ValueError where the parts of a matrix are not those of that shape."""
         num_rows, num_inputs = shape
         padded = -(-num_inputs // GROUP) * GROUP
         groups = num_rows, -(-padded // self._group)
@@ -192,7 +192,9 @@ class Partial:
             raise ValueError("its codes are not those of that matrix")
 
     def remove(self) -> None:
-        """Everything is written elsewhere. What tokenmill has not written into the directory stays, and is named."""
+        """Remove the directory, because everything is written elsewhere. What tokenmill has not written into the
+        directory stays, and is named.
+        """
         with file_errors(self.path, "deleted"):
             others = self._folder.remove()
         if others:
@@ -224,7 +226,7 @@ def _write(file: Path, content: bytes) -> None:
 
 
 def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Over names and bytes, in the order of the names."""
+    """Sum over names and bytes, in the order of the names."""
     total = 0
     for name in sorted(tensors):
         total = zlib.crc32(
@@ -234,7 +236,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def _are_texts(found: Any, vocab_size: int) -> bool:
-    """Whether this is what Texts are written as."""
+    """Say whether this is what Texts are written as."""
     if not (isinstance(found, list) and len(found) == 2 and isinstance(found[0], list) and isinstance(found[1], str)):
         return False
     texts = found[0]

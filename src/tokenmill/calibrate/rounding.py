@@ -21,7 +21,7 @@ COLUMNS = 256  # of Xᵀ X, computed at a time, from the diagonal down: the matr
 
 @dataclass
 class Rounding:
-    """How matrices are rounded, and what each has lost.
+    """The way in which matrices are rounded, and what each has lost.
 
     algorithm: "importance" searches scales with squared errors weighted by the mean square of each input; "gptq": see
     quant/gptq.py. group, grid: see round_to_nearest. changes: for each tensor the mean square of the error of its
@@ -35,7 +35,7 @@ class Rounding:
     _last: "_Seen | None" = None
 
     def round(self, name: str, numbers_RK: Tensor, inputs_TK: Tensor | None, bits: int) -> Stored:
-        """The codes of a matrix. Without inputs, or with inputs that hold NaN or infinity, it is rounded to nearest,
+        """Round a matrix to codes. Without inputs, or with inputs that hold NaN or infinity, it is rounded to nearest,
         which is logged as a warning.
         """
         numbers_RK = numbers_RK.float()
@@ -87,12 +87,12 @@ class _Seen:
         return self._squares(stored.values()[:, : numbers_RK.shape[1]] - numbers_RK) / outputs if outputs else 0.0
 
     def _squares(self, rows_RK: Tensor) -> float:
-        """The sum over rows w of w H wᵀ: the mean square of the outputs, times their number."""
+        """Sum w H wᵀ over rows w: the mean square of the outputs, times their number."""
         return max(0.0, float(((rows_RK @ self.products_KK) * rows_RK).sum(dtype=torch.float64)))
 
 
 def _products(inputs_TK: Tensor) -> Tensor:
-    """Xᵀ X / T. Half of it is computed, and the other half copied."""
+    """Compute Xᵀ X / T. Half of it is computed, and the other half copied."""
     num_inputs = inputs_TK.shape[1]
     found_KK = torch.empty(num_inputs, num_inputs)
     for first in range(0, num_inputs, COLUMNS):

@@ -49,7 +49,7 @@ def quantize_calibrated(
     target_bits: float | None = None,
     **settings: Any,
 ) -> Calibrated:
-    """As `quantize`, whose `settings` these are, with matrices rounded for the inputs that they have on the texts.
+    """Quantise as `quantize` does, whose `settings` these are, with matrices rounded for their inputs on the texts.
 
     algorithm: "importance" or "gptq". text_settings: what decides the texts, as JSON; they are made once, and kept with
     the layers that are done in OUT.partial until everything is written. target_bits: so many bits per weight of the
@@ -85,7 +85,7 @@ def quantize_calibrated(
 
 
 def _check_tokens(texts: Mapping[str, Texts], vocab_size: int) -> None:
-    """RequestError for tokens that a tokenizer has and the embedding has not."""
+    """Raise RequestError for tokens that a tokenizer has and the embedding has not."""
     for each in texts.values():
         if (largest := max(map(max, each.tokens))) >= vocab_size:
             raise RequestError(
@@ -104,7 +104,7 @@ def _eight_bits(
 
 
 def _check_space(plan: Plan, to: Export, out: Path) -> None:
-    """The kept layers take about as many bytes as the output, and both exist at the end."""
+    """Check the disk: the kept layers take about as many bytes as the output, and both exist at the end."""
     needed = 2 * sum(to.num_bytes(plan, name) for name in plan.shapes)
     with file_errors(out, "written"):
         out.parent.mkdir(parents=True, exist_ok=True)

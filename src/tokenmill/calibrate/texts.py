@@ -26,7 +26,7 @@ class Texts(NamedTuple):
 
 
 def written_texts(engine: Engine, count: int, length: int, seed: int, progress: Progress) -> Texts:
-    """`count` texts of `length` tokens that the model writes from its first token on, at temperature 1.
+    """Have the model write `count` texts of `length` tokens from its first token on, at temperature 1.
 
     A text goes on behind an end token, as those do that models are trained on. The first token is the model's
     beginning-of-sequence token; without one, each text begins with another token of the vocabulary.
@@ -50,7 +50,8 @@ def written_texts(engine: Engine, count: int, length: int, seed: int, progress: 
 def cut_text(
     written: str, name: str, tokenizer: Tokenizer, count: int, length: int, held_out: int
 ) -> tuple[Texts, Texts]:
-    """Up to `count` texts of `length` tokens for calibration, spread over a file, and up to `held_out` from its end.
+    """Cut up to `count` texts of `length` tokens for calibration, spread over a file, and up to `held_out` from its
+    end.
 
     RequestError where the file is too short for two of each.
     """

@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Score:
-    """How likely a model finds a continuation.
+    """The score of a continuation, by how likely a model finds it.
 
     logprobs: of each of its tokens, in nats. is_greedy: whether each of them is the likeliest in its place, the lowest
     id among equals, so that greedy sampling would say the same.
@@ -40,7 +40,7 @@ class Score:
 
     @property
     def logprob(self) -> float:
-        """Of the whole continuation."""
+        """Sum the log-probabilities of its tokens."""
         return math.fsum(self.logprobs)
 
 
@@ -99,7 +99,7 @@ def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int
 
 
 def in_order(results: Iterable[tuple[int, Result]], count: int) -> list[Result]:
-    """Results by their places."""
+    """Sort results by their places."""
     found = dict(results)
     return [found[number] for number in range(count)]
 
@@ -143,7 +143,7 @@ class _Continuations:
         return True
 
     def take(self) -> dict[int, Score]:
-        """The scores that are complete now, by number."""
+        """Take the scores that are complete now, by number."""
         done = [number for number, tail in self._tails.items() if len(self._known[number]) == len(tail)]
         found = {}
         for number in done:
@@ -193,5 +193,5 @@ def _entries(
 
 
 def _num_alike(one: List[int], other: List[int]) -> int:
-    """How many tokens both begin with."""
+    """Count the tokens with which both begin."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -68,7 +68,7 @@ class Core:
 
     @property
     def trackers(self) -> dict[int, Tracker]:
-        """Of requests that have not ended, by the id of their sequence."""
+        """The requests that have not ended have these, by the id of their sequence."""
         return self.loop.trackers
 
     # ---- the thread
@@ -96,7 +96,7 @@ class Core:
         return result
 
     def watch(self, poll: Callable[[], Any], on_error: Callable[[BaseException], None]) -> None:
-        """As `wait`, and nobody waits: on_error is called with what the function or a step raises."""
+        """Do what `wait` does without a waiting caller: on_error is called with what the function or a step raises."""
         self.thread.post(poll, self._step, on_error)
 
     def step(self) -> None:
@@ -155,7 +155,7 @@ class Core:
         self.check_scored(sequence)
 
     def check_scored(self, sequence: Sequence) -> None:
-        """RequestError for a sequence that was ended before all of its rows were computed."""
+        """Raise RequestError for a sequence that was ended before all of its rows were computed."""
         if sequence.finish_reason not in (None, "scored"):
             self.check_open()
             raise RequestError("this was cancelled before its end")
@@ -242,7 +242,7 @@ class Core:
             self.thread.stop()
 
     def check_open(self) -> None:
-        """RequestError after `close`."""
+        """Raise RequestError after `close`."""
         if self._is_closed:
             raise RequestError("this engine is closed")
 

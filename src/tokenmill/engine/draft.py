@@ -30,7 +30,7 @@ class Follower:
     num_known: int = 0  # tokens that both had when it last followed
 
     def num_alike(self, tokens: List[int]) -> int:
-        """Tokens at the beginning that both have."""
+        """Count the tokens at the beginning that both have."""
         own, known = self.sequence.tokens, min(self.num_known, len(tokens), len(self.sequence.tokens))
         alike = known if own[:known] == tokens[:known] else 0
         while alike < min(len(own), len(tokens)) and own[alike] == tokens[alike]:
@@ -47,7 +47,7 @@ class DraftCore:
         self.has_caught_up = self.is_behind = self._has_failed = False
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """By id of the text, at most `limit` tokens that may follow; none for a text that the model cannot take.
+        """Draft at most `limit` tokens for each text, by its id; none for a text that the model cannot take.
 
         A text gets no drafts while the draft model is still prefilling it, or has no free blocks for it. Each call
         makes at most one step of such a prefill, so that no text waits until the whole prompt of another is computed.
@@ -72,7 +72,7 @@ class DraftCore:
         return {text.id: own.tokens[len(text.tokens) :] for text, own in following}
 
     def _warn_of_failure(self) -> None:
-        """Once. `_follow` leaves the texts out whose follower has failed."""
+        """Warn once. `_follow` leaves the texts out whose follower has failed."""
         if not self._has_failed:
             name = self._core.loaded.config.model
             log.warning("%s, the draft model, has computed logits that are no numbers; texts go on without it", name)
@@ -80,7 +80,7 @@ class DraftCore:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its weights and its cache."""
+        """Its weights and its cache take so much memory."""
         memory = self._core.loaded.memory
         return memory["weights_bytes"] + memory["cache_bytes"]
 
@@ -89,7 +89,7 @@ class DraftCore:
         self._core.close()
 
     def _follow(self, text: Sequence, limit: int) -> Sequence | None:
-        """The text's follower, with the same tokens and settings, to be continued by at most `limit` tokens."""
+        """Give the text's follower the same tokens and settings, to be continued by at most `limit` tokens."""
         core, loaded = self._core, self._core.loaded
         length = min(len(text.tokens) + limit, text.max_tokens, loaded.resolved.longest_text)
         if length <= len(text.tokens):
@@ -120,7 +120,9 @@ class DraftCore:
 
 
 def check_vocabulary(name: str, draft: Tokenizer | None, target: Tokenizer | None, sizes: tuple[int, int]) -> None:
-    """ConfigError unless both models mean the same by each token id. sizes: of both, where there are no tokenizers."""
+    """Raise ConfigError unless both models mean the same by each token id. sizes: of both, where there are no
+    tokenizers.
+    """
     if draft is None or target is None:
         if sizes[0] != sizes[1]:
             allowed = f"a model with the same vocabulary: its own has {sizes[0]} tokens, this model's {sizes[1]}"

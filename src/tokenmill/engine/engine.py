@@ -50,7 +50,7 @@ class Engine:
 
     @property
     def memory(self) -> dict[str, int]:
-        """Bytes that were allocated, by kind."""
+        """The weights, the cache and a draft model take so many bytes."""
         self.core.check_open()
         draft = self.core.speculation.draft
         return self.core.loaded.memory | ({} if draft is None else {"draft_bytes": draft.num_bytes})
@@ -97,7 +97,7 @@ class Engine:
         params: SamplingParams | None = None,
         **settings: Unpack[SamplingKeywords],
     ) -> Stream:
-        """As generate, piece by piece: text as it becomes safe to show. Read it with `for`, or with `async for`.
+        """Generate piece by piece: text comes as soon as it is safe to show. Read it with `for`, or with `async for`.
 
         `Piece.index` says which completion, counted prompt by prompt, a piece belongs to; its last piece carries the
         completion. Prompts are checked at once and queued with the first piece. Closing the stream early ends the
@@ -117,7 +117,7 @@ class Engine:
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Stream:
-        """As chat, piece by piece."""
+        """Answer as `chat` does, piece by piece."""
         return self.stream(self.chat_prompt(messages), params, **settings)
 
     def logits(self, prompt: Prompt) -> Tensor:
@@ -130,8 +130,8 @@ class Engine:
         return score(self.core, prompt, choices)
 
     def score_pairs(self, pairs: List[tuple[Prompt, Prompt]]) -> list[Score]:
-        """Of each (context, continuation): the log-probability of every token of the continuation, and whether each is
-        the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
+        """Score each (context, continuation): the log-probability of every token of the continuation, and whether each
+        is the likeliest there. max_sequences contexts are in flight together, and equal ones are computed once.
 
         A pair may have one token more than max_length, since its last one is not fed.
         """

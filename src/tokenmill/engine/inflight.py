@@ -81,7 +81,7 @@ def _collect(work: Work, logits_RV: Tensor) -> None:
 
 
 def _can_go_unread(work: Work) -> bool:
-    """Whether the next token can be chosen before this one is read: there are no drafts, penalties or logprobs."""
+    """Say whether the next token can be chosen before this one is read: there are no drafts, penalties or logprobs."""
     sequence = work.sequence
     kind = choice_kind(sequence.choosing.params, len(sequence.tokens) - sequence.num_prompt_tokens)
     return sequence.score_from is None and not work.drafts and kind is not ChoiceKind.HISTORY

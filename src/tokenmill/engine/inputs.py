@@ -109,7 +109,7 @@ class InputProcessor:
         return tokens
 
     def unread_variables(self, variables: Mapping[str, Any]) -> list[str]:
-        """Names of variables, such as `tools`, that this model's chat template does not read: they change nothing."""
+        """Name the variables, such as `tools`, that this model's chat template does not read: they change nothing."""
         return unread_variables(self._need_tokenizer(), {k: v for k, v in variables.items() if k not in HOW_IT_ENDS})
 
     def sequences(
@@ -143,7 +143,7 @@ class InputProcessor:
         return own | dict.fromkeys(params.stop_token_ids, "stop")
 
     def detokenizer(self, sequence: Sequence) -> Detokenizer | None:
-        """For the tokens that follow the prompt of a sequence; None without a tokenizer.
+        """Make a detokenizer of the tokens that follow the prompt of a sequence; None without a tokenizer.
 
         If they continue a text, it shows first what the text's earlier tokens have held back.
         """
@@ -176,7 +176,7 @@ class InputProcessor:
         )
 
     def check_length(self, num_tokens: int) -> None:
-        """RequestError for more tokens than max_length."""
+        """Raise RequestError for more tokens than max_length."""
         if num_tokens > self._max_length:
             raise RequestError(
                 f"{num_tokens} tokens are over max_length of {self._max_length}: shorten the text "
@@ -184,7 +184,7 @@ class InputProcessor:
             )
 
     def _remedy(self, num_tokens: int) -> str:
-        """What else would help a text of so many tokens. Advice that the model would refuse is none."""
+        """Advise what else would help a text of so many tokens. Advice that the model would refuse is none."""
         if num_tokens <= self._context:
             return f"or raise max_length{' and cache_tokens' * (num_tokens > self._cache_limit)} to {num_tokens}"
         if self._max_length >= self._context:
@@ -192,7 +192,9 @@ class InputProcessor:
         return f"the model's own context is {self._context}"
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
-        """Length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as fit."""
+        """Compute the length at which the sequence ends: max_new_tokens after the prompt or, by default, as many as
+        fit.
+        """
         max_length, wanted, min_new = self._max_length, params.max_new_tokens, max(params.min_new_tokens, 1)
         if wanted == -1:
             wanted = max(self._room - num_prompt, min_new)
@@ -211,7 +213,7 @@ class InputProcessor:
         return min(num_prompt + num_new, max_length)
 
     def _bad_words(self, words: List[str]) -> tuple[tuple[int, ...], ...]:
-        """The token ids of each word, as it is written alone and after a space."""
+        """Encode each word as it is written alone and after a space."""
         if not words:
             return ()
         if self._tokenizer is None:
@@ -227,7 +229,7 @@ class InputProcessor:
         return tuple(spelled)
 
     def _check_ids(self, tokens: Iterable[int], setting: str | None = None) -> None:
-        """RequestError for ids that the model does not have, in a prompt or in a setting."""
+        """Raise RequestError for ids that the model does not have, in a prompt or in a setting."""
         for token in tokens:
             if not 0 <= token < self._vocab_size:
                 last, where = self._vocab_size - 1, f"{setting}: " if setting else ""
@@ -241,8 +243,9 @@ class InputProcessor:
 
 
 def _cache_limit(resolved: ResolvedModel) -> float:
-    """cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length, or is enough
-    for a window, and so for a text of any length."""
+    """Return cache_tokens where it was set to less than all sequences need; otherwise it grows with max_length, or is
+    enough for a window, and so for a text of any length.
+    """
     config, cache = resolved.config, resolved.cache
     grows = config.cache_tokens >= default_blocks(config, cache) * config.block_size
     is_enough = resolved.window.max_blocks(sys.maxsize) <= cache.num_blocks
@@ -250,12 +253,14 @@ def _cache_limit(resolved: ResolvedModel) -> float:
 
 
 def salt_of(given: bytes) -> bytes:
-    """What starts the digests of a sequence. No salt equals the digest of another tenant's block, which is shorter."""
+    """Make the start of the digests of a sequence. No salt equals the digest of another tenant's block, which is
+    shorter.
+    """
     return sha512(given).digest() if given else b""
 
 
 def _message(message: Any, where: str) -> Mapping[str, Any]:
-    """One chat message, checked. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
+    """Check one chat message. Parts, which OpenAI's API has as a list, are joined by newlines, as in vLLM."""
     reader = ValueReader(message, where, RequestError)
     role, content = reader.text("role"), reader.values.get("content")
     if isinstance(content, list):

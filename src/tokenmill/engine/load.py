@@ -84,7 +84,7 @@ def _with_loop(loaded: LoadedModel, checkpoint: Checkpoint, progress: Told | Non
 
 
 def _draft(target: LoadedModel, loaded: LoadedModel, thread: EngineThread) -> DraftCore:
-    """The draft model with a loop of its own, moved by the engine's thread."""
+    """Give the draft model a loop of its own, which the engine's thread moves."""
     sizes = loaded.model_config.vocab_size, target.model_config.vocab_size
     check_vocabulary(str(target.config.draft_model), loaded.tokenizer, target.tokenizer, sizes)
     facts = Facts(loaded.spec.finds_drafts)
@@ -105,14 +105,14 @@ def _speculation(proposer: Proposer, loaded: LoadedModel, facts: Facts) -> Specu
 
 
 def _suffix_store(loaded: LoadedModel) -> SuffixStore:
-    """Texts of all models with the same vocabulary."""
+    """Open the store of texts, which all models with the same vocabulary share."""
     config, vocab_size = loaded.config, loaded.model_config.vocab_size
     identity = f"{vocab_size} {loaded.fingerprint.get('tokenizer')}"
     return SuffixStore(path_of(str(config.suffix_dir)), identity, vocab_size, config.suffix_limit * 1_000_000)
 
 
 class _Told(Progress):
-    """A function in the place of a Progress."""
+    """A Progress that calls a function."""
 
     def __init__(self, told: Told) -> None:
         self._told = told

@@ -70,7 +70,7 @@ class Loop:
             self.in_flight = self._run(plan, current.ids_R)
 
     def _plan(self) -> Plan:
-        """The next plan, its blocks copied and loaded; without the sequences whose rows could not be loaded."""
+        """Make the next plan and copy and load its blocks; sequences whose rows could not be loaded are left out."""
         plan = self.scheduler.plan(self.speculation.drafts(self.scheduler.running))
         failed = self.loaded.runner.prepare(plan)
         return self.scheduler.withdraw(plan, failed) if failed else plan
@@ -133,7 +133,7 @@ class Loop:
         self.leave_out_finished()
 
     def begin_anew(self, error: BaseException) -> None:
-        """After a step that has raised: everything that ran or waited ends with its error, and no row is kept."""
+        """End everything that ran or waited with the error that a step has raised, and keep no row."""
         for tracker in self.trackers.values():
             tracker.error = error
         self.trackers.clear()

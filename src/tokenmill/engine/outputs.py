@@ -29,14 +29,16 @@ def hash_tokens(tokens: List[int]) -> str:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. ttft_s: submission to first token. itl_s: gaps between the tokens after it. total_s: their sum."""
+    """Seconds that a completion took. ttft_s: submission to first token. itl_s: gaps between the tokens after it.
+    total_s: their sum.
+    """
 
     ttft_s: float
     itl_s: tuple[float, ...]
 
     @property
     def total_s(self) -> float:
-        """Submission to last token."""
+        """From the submission to the last token."""
         return self.ttft_s + sum(self.itl_s)
 
     @property
@@ -87,7 +89,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of one continuation: text that is safe to show, tokens, and their log-probabilities if wanted.
+    """The new part of one continuation: text that is safe to show, tokens, and their log-probabilities if wanted.
 
     done: the completion, on the last piece. index: which of a request's n continuations it belongs to.
     """
@@ -136,7 +138,7 @@ class Tracker:
         return (is_due or self.detokenizer.has_stops) and self._decode()
 
     def take(self) -> Piece | None:
-        """What is new since the last call, or None. Raises the error that has ended the sequence, once."""
+        """Take what is new since the last call, or None. Raises the error that has ended the sequence, once."""
         if self._is_over:
             return None
         if self.error is not None:
@@ -157,7 +159,7 @@ class Tracker:
         return self.detokenizer.text if self.detokenizer is not None else ""
 
     def _logprobs(self, first: int, last: int) -> tuple[TokenLogprobs, ...] | None:
-        """Of the generated tokens [first, last); None if the request does not want them."""
+        """Return those of the generated tokens [first, last); None if the request does not want them."""
         if self.sequence.choosing.params.logprobs is None:
             return None
         start = self.sequence.num_prompt_tokens

@@ -36,7 +36,7 @@ class Request:
 
 
 def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """What `make` makes of each, or a refusal that says which one it is about."""
+    """Call `make` for each; a refusal says which one it is about."""
     made = []
     for number, each in enumerate(given, start=1):
         try:
@@ -48,7 +48,7 @@ def for_each(what: str, given: List[Any], make: Callable[[Any], Any]) -> list[An
 
 
 def token_ids(given: Any, what: str = "prompt: a prompt is text (no bytes), or a list of whole numbers") -> list[int]:
-    """Token ids out of a list, array, tensor or iterator; RequestError where it is none or has no order."""
+    """Read token ids out of a list, array, tensor or iterator; RequestError where it is none or has no order."""
     if isinstance(given, SamplingParams):
         raise RequestError("settings are no prompt: give a SamplingParams as params=")
     try:
@@ -61,12 +61,12 @@ def token_ids(given: Any, what: str = "prompt: a prompt is text (no bytes), or a
 
 
 def plain(value: Any) -> Any:
-    """A number, or numbers, of numpy or torch as Python's."""
+    """Turn a number, or numbers, of numpy or torch into Python's."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def batch_of(prompt: Any) -> tuple[list[Any], bool]:
-    """The prompts that are meant, and whether they came as a list of several, which may be empty.
+    """Find the prompts that are meant, and whether they came as a list of several, which may be empty.
 
     One prompt is a text, or ids in a list, tuple, array or tensor. A generator is read to its end.
     """

@@ -33,7 +33,7 @@ PER_CALL = ("max_new_tokens", "min_new_tokens", "n")
 
 
 def in_engine(method: Callable[Concatenate["Session", P], T]) -> Callable[Concatenate["Session", P], T]:
-    """A method that is called in the engine's thread, between two steps."""
+    """Have a method called in the engine's thread, between two steps."""
 
     @wraps(method)
     def call(self: "Session", *args: P.args, **given: P.kwargs) -> T:
@@ -137,7 +137,7 @@ class Session:
     def stream(
         self, prompt: Prompt | None = None, params: SamplingParams | None = None, **settings: Unpack[SamplingKeywords]
     ) -> Stream:
-        """As generate, piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
+        """Generate piece by piece. If it is closed early, the session keeps the tokens that were yielded."""
         sequence = self._open()
         last = replace(self.params, **{name: getattr(SamplingParams, name) for name in PER_CALL})
         params = self.core.inputs.params(settings, last if params is None else params)
@@ -188,7 +188,7 @@ class Session:
 
     @property
     def _penalties_from(self) -> int:
-        """Where the last prompt ends. Penalties count from there, and so are the same in one call and in several."""
+        """The last prompt ends here. Penalties count from there, and so are the same in one call and in several."""
         start, length = self._answer_from, len(self._sequence.tokens)
         return length if start is None else min(start, length)
 
@@ -207,7 +207,7 @@ class Session:
         self._compute(lambda: self.num_cached)
 
     def load(self) -> None:
-        """As prefill, with rows that lie in a file loaded now, and not with the next call."""
+        """Do what `prefill` does, with rows that lie in a file loaded now, and not with the next call."""
         self._compute(lambda: self._sequence.rows.num_computed)
 
     @in_engine
@@ -250,7 +250,7 @@ class Session:
 
     @in_engine
     def fork(self) -> "Session":
-        """Another session with the same past. What they share is stored once."""
+        """Make another session with the same past. What they share is stored once."""
         other = Session(self.core, self.params)
         self.core.scheduler.share(self._open(), other._open())
         other.notes, other._answer_from = dict(self.notes), self._answer_from
@@ -286,7 +286,7 @@ class Session:
         return write_snapshot(file, *snapshot)
 
     def _snapshot(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The header and the rows of a file."""
+        """Make the header and the rows of a file."""
         loaded, sequence, held = self.core.loaded, self._sequence, self._sequence.rows
         num_rows = min(self.num_cached, len(sequence.tokens) - 1)  # the last token is fed by the next call
         is_loaded = held.saved is None or held.num_computed >= held.num_saved

@@ -18,7 +18,7 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
     """Made by Engine.stream and Session.stream. Closed, by name or as a context, it ends its sequences."""
 
     def __init__(self, pieces: Generator[Piece, None, None], cancel: Callable[[], None], thread: EngineThread) -> None:
-        """cancel: what lets a thread that waits for the next piece stop waiting. thread: which makes the steps."""
+        """`cancel` lets a thread that waits for the next piece stop waiting. thread: which makes the steps."""
         self._pieces, self._cancel, self._thread = pieces, cancel, thread
         self._lock = threading.RLock()  # a generator must not be closed while another thread is within it
 
@@ -58,5 +58,5 @@ class Stream(Iterator[Piece], AsyncIterator[Piece], ContextManager["Stream"], As
         await self.aclose()
 
     async def aclose(self) -> None:
-        """As close; it waits for a step that is being made."""
+        """Close the stream; it waits for a step that is being made."""
         await asyncio.to_thread(self.close)

@@ -116,7 +116,7 @@ class EngineThread:
         _threads.add(self)
 
     def begin_anew(self) -> None:
-        """In a process that was just forked, which has neither the thread nor anybody who waited for it."""
+        """Begin anew in a process that was just forked, which has neither the thread nor anybody who waited for it."""
         self._inbox: SimpleQueue[_Task[Any] | None] = SimpleQueue()
         self._tasks: list[_Task[Any]] = []  # that wait for steps
         self.turn = threading.RLock()  # held in a step or a function, so that a fork finds neither half done
@@ -145,11 +145,11 @@ class EngineThread:
         step: Step | None = None,
         on_error: Callable[[BaseException], None] = _log_error,
     ) -> None:
-        """As `call`, or with `step` as `wait`, and nobody waits."""
+        """Do what `call` does, or with `step` what `wait` does, without a waiting caller."""
         self._inbox.put(_Task(do, step, on_error))
 
     def tidy(self, do: Callable[[], None]) -> None:
-        """As `post`, and in a process that is forked before it was done as well."""
+        """Do what `post` does, in a process that is forked before it was done as well."""
         self._untidy.append(do)
         self.post(self._tidy_up)
 
@@ -192,7 +192,7 @@ class EngineThread:
     # ---- in the thread
 
     def _do_alone(self, task: _Task[Any]) -> None:
-        """In the place of the thread, once it has ended for good."""
+        """Do a task in the place of the thread, once it has ended for good."""
         self._await_end()
         self._ident = threading.get_ident()
         try:
@@ -205,12 +205,14 @@ class EngineThread:
             self._ident = None
 
     def _await_end(self) -> None:
-        """Holding nothing, because a signal handler may do the same meanwhile."""
+        """Wait for the end of the thread, holding nothing, because a signal handler may do the same meanwhile."""
         while self._runs.locked():
             time.sleep(QUIT_LOOKS_S)
 
     def _run(self) -> None:
-        """Two that were begun at once: one ends here. What comes while this one ends is done by it, or by the next."""
+        """Run the thread. Of two that were begun at once one ends here. What comes while this one ends is done by it,
+        or by the next.
+        """
         while self._runs.acquire(blocking=False):
             self._ident = threading.get_ident()
             while self._take():
@@ -241,7 +243,7 @@ class EngineThread:
                 self._tasks = [each for each in self._tasks if not each.attempt()]
 
     def _move(self) -> None:
-        """One step, and a look at what those wait for who wait."""
+        """Make one step, and look at what those wait for who wait."""
         with self._my_turn():
             self._finalize()
             for step in {task.step for task in self._tasks if task.step is not None}:
@@ -262,7 +264,7 @@ class EngineThread:
             _guarded(self.finalized.popleft())
 
     def _my_turn(self) -> AbstractContextManager[object]:
-        """A lock is not fair: whoever forks gets a moment in which to take it."""
+        """Return the turn. A lock is not fair: whoever forks gets a moment in which to take it."""
         if _forking:
             time.sleep(FORK_WAITS_S)
         return self.turn
@@ -295,7 +297,7 @@ def _hold() -> bool:
 
 
 def _others() -> "list[EngineThread]":
-    """All threads but the one that asks, which has its turn."""
+    """List all threads but the one that asks, which has its turn."""
     while True:
         with suppress(RuntimeError):  # another was made meanwhile
             return [each for each in list(_threads) if not each.is_current]
@@ -329,6 +331,6 @@ os.register_at_fork(before=_hold_all, after_in_parent=_let_all_go, after_in_chil
 
 @atexit.register
 def _quit_all() -> None:
-    """No thread may be within a library when the interpreter takes itself apart."""
+    """End all threads, because none may be within a library when the interpreter takes itself apart."""
     for thread in list(_threads):
         thread.quit()

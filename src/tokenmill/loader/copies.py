@@ -75,12 +75,12 @@ def start_reading(model: Path, config: EngineConfig) -> PackedReader | None:
 
 
 def say_unusable(error: CheckpointError) -> None:
-    """The model's own files serve in the place of a copy."""
+    """Warn that the model's own files serve in the place of a copy."""
     log.warning("%s; the model's own files are read, and another copy is made", without_remedy(error))
 
 
 def without_remedy(error: CheckpointError) -> str:
-    """What is wrong with a copy, without the advice to make it again, since that happens by itself."""
+    """Say what is wrong with a copy, without the advice to make it again, since that happens by itself."""
     return str(error).removesuffix(f"; {REMEDY}").removesuffix(": make it again").removesuffix("; make it again")
 
 
@@ -155,7 +155,7 @@ def copies() -> list[Copy]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """What a packed model says of itself; nothing if it is of another version, or damaged."""
+    """Read what a packed model says of itself; nothing if it is of another version, or damaged."""
     try:
         return read_header(path)[0]
     except CheckpointError:

@@ -18,7 +18,7 @@ DRAFT_SCHEMES = ("q8", "q4")  # as a draft model: this model with such weights
 
 
 def load_draft_model(checkpoint: Checkpoint, target: LoadedModel, progress: Progress | None) -> LoadedModel:
-    """With a cache for as many texts as `target` has, which was loaded from that checkpoint, and of the same length.
+    """Load it with a cache for as many texts, and of the same length, as `target`, which came from that checkpoint.
 
     CapacityError where it does not fit beside the model.
     """

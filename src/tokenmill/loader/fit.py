@@ -14,7 +14,7 @@ SHARE = 0.8  # of what is free after the weights; the rest is for prompts, answe
 
 
 def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | None) -> EngineConfig:
-    """With so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
+    """Choose so many sequences (None: by the processors) and a cache that fits; what config says of the cache holds.
 
     CapacityError if the weights do not fit, or one sequence of max_length, or cache_tokens: it names the largest that
     would.
@@ -35,7 +35,7 @@ def fit_for_many(config: EngineConfig, model: ModelConfig, num_sequences: int | 
 
 
 def _most_tokens(resolved: ResolvedModel) -> tuple[int, int]:
-    """Tokens of the largest cache that fits beside the weights, and those of its whole blocks."""
+    """Count the tokens of the largest cache that fits beside the weights, and those of its whole blocks."""
     spec, weights, available = resolved.cache, resolved.weight_bytes, free_bytes(resolved.config.device)
     if weights >= available:
         raise CapacityError("memory for the weights", weights, available, "model or scheme", in_bytes=True)

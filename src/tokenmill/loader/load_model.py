@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_checkpoint(checkpoint: Checkpoint, config: EngineConfig) -> ResolvedModel:
-    """What an engine of these settings has of this checkpoint; ConfigError for what a packed model was not made for."""
+    """Resolve these settings for this checkpoint; ConfigError for what a packed model was not made for."""
     if isinstance(checkpoint, PackedCheckpoint) and not checkpoint.is_copy:
         config = _as_packed(config, checkpoint)
     return resolve(config, read_config(checkpoint.config), default_threads())
@@ -50,7 +50,8 @@ def load_model(
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
 ) -> LoadedModel:
-    """A model with its program and its own cache. `allocate` gives the memory for weights that the program packs."""
+    """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
+    """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
     with torch_threads(resolved.config.threads), naming(checkpoint.path):
@@ -96,7 +97,7 @@ def _load(
 
 
 def _tell(resolved: ResolvedModel) -> None:
-    """What was chosen where something faster or closer to the checkpoint was to be expected."""
+    """Log what was chosen where something faster or closer to the checkpoint was to be expected."""
     config, model = resolved.config, resolved.model
     for name, reason in resolved.program_refusals.items():
         log.info("program %s runs, which is slower than %s; that one %s", resolved.program_name, name, reason)
@@ -105,7 +106,8 @@ def _tell(resolved: ResolvedModel) -> None:
 
 
 def _threads(resolved: ResolvedModel) -> int:
-    """The threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py."""
+    """Count the threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py.
+    """
     count, given = resolved.config.threads, resolved.given.threads
     usable = count if resolved.program.has_threads else usable_threads(count)
     if given is not None and given > usable:
@@ -126,14 +128,14 @@ def _tokenizer(checkpoint: Checkpoint, vocab_size: int) -> Tokenizer | None:
 
 
 def _check_fused(config: ResolvedConfig) -> None:
-    """ConfigError where matrices are to be left unfused that are not plain."""
+    """Raise ConfigError where matrices are to be left unfused that are not plain."""
     if not {"qkv", "gate_up"} <= set(config.fused) and not find_scheme(config.scheme).is_plain:
         allowed = f"with qkv and gate_up, because scheme is {config.scheme!r}, not {REFERENCE}"
         raise ConfigError("fuse", config.fuse, allowed)
 
 
 def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, str]:
-    """The fingerprint; of a packed model, that of the model it was made of."""
+    """Take the fingerprint; of a packed model, that of the model it was made of."""
     if not isinstance(checkpoint, PackedCheckpoint):
         return fingerprint(checkpoint.path, config.fingerprint)
     digests = dict(checkpoint.facts["fingerprint"])
@@ -143,7 +145,7 @@ def _fingerprint(checkpoint: Checkpoint, config: ResolvedConfig) -> dict[str, st
 
 
 def _as_packed(config: EngineConfig, packed: PackedCheckpoint) -> EngineConfig:
-    """With the settings that a packed model was made for; ConfigError if another value is given."""
+    """Set the settings that a packed model was made for; ConfigError if another value is given."""
     fixed = {name: packed.facts[name] for name in ("program", "dtype", "scheme")}
     for name, value in fixed.items():
         if (given := getattr(config, name)) not in ("auto", value):

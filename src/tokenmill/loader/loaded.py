@@ -57,7 +57,7 @@ class LoadedModel:
 
     @property
     def spec(self) -> type[ProgramSpec]:
-        """The facts of its program."""
+        """Its program has these facts."""
         return self.resolved.program
 
     def torch_threads(self) -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ class LoadedModel:
 
 
 def _shape(layers: tuple[RowsSpec, ...]) -> dict[str, Any]:
-    """The rows of all layers, for the header; a list where layers differ."""
+    """Describe the rows of all layers, for the header; a list where layers differ."""
     of_each = {"num_kv_heads": [rows.num_kv_heads for rows in layers], "head_dim": [rows.head_dim for rows in layers]}
     same = {name: values[0] if len(set(values)) == 1 else values for name, values in of_each.items()}
     return {"num_layers": len(layers), **same}

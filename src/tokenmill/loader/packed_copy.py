@@ -78,7 +78,7 @@ def _opened(path: Path, config: EngineConfig) -> tuple[Checkpoint, ResolvedModel
 def load_with_copy(
     checkpoint: Checkpoint, resolved: ResolvedModel, progress: Progress | None
 ) -> tuple[LoadedModel, Checkpoint]:
-    """The model, and the checkpoint that it was loaded from: another one if that is a copy which is damaged.
+    """Load the model; the checkpoint that it came from is another one if the given one is a damaged copy.
 
     Its weights are packed into a copy, unless they come from one.
     """
@@ -133,7 +133,7 @@ class _Keeper:
         return self._writer is not None and self._writer.failed
 
     def allocate(self, num_bytes: int, num_pieces: int) -> Allocation:
-        """The copy, if it can be kept, otherwise memory. See Allocate."""
+        """Give the copy, if it can be kept, otherwise memory. See Allocate."""
         try:
             self._begin()
         except (OSError, CapacityError, CheckpointError) as error:
@@ -161,5 +161,5 @@ class _Keeper:
             self.say(error)
 
     def say(self, error: Exception) -> None:
-        """Why no copy is kept."""
+        """Warn why no copy is kept."""
         log.warning("no packed copy of %s is kept, so it will not start faster: %s", self._checkpoint.path.name, error)

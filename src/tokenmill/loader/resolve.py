@@ -30,7 +30,7 @@ program that reads the cache by itself; kernels of kernels/attend copy the rows 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """What an engine will have, and what it will take: nothing that loads it decides any of this again.
+    """A record of all that an engine will have and take: nothing that loads it decides any of this again.
 
     given: the settings as they were given. config: with a value for every default; its scheme is no longer "auto".
     program_reason: why that program. program_refusals: the faster ones, and why each cannot run the model.
@@ -48,7 +48,7 @@ class ResolvedModel:
 
     @cached_property
     def window(self) -> Window:
-        """What a sequence keeps of its rows. Without the cache each step reads all of them."""
+        """A sequence keeps these of its rows. Without the cache each step reads all of them."""
         return _window(self.config, self.cache)
 
     @cached_property
@@ -66,7 +66,7 @@ class ResolvedModel:
 
 
 def resolve(given: EngineConfig, model: ModelConfig, threads: int = 1) -> ResolvedModel:
-    """Settings and a model's config, resolved. ConfigError for what cannot be combined, with every reason.
+    """Resolve settings and a model's config. ConfigError for what cannot be combined, with every reason.
 
     threads: the number of CPU threads where given.threads is None. No other setting depends on it, so that callers
     which only describe a model may leave it out.
@@ -77,7 +77,7 @@ def resolve(given: EngineConfig, model: ModelConfig, threads: int = 1) -> Resolv
 
 
 def resolve_with(resolved: ResolvedModel, config: ResolvedConfig) -> ResolvedModel:
-    """The same with a config that a load has changed; the program is chosen anew if it was changed."""
+    """Replace the config, which a load has changed; the program is chosen anew if it was changed."""
     if config.program == resolved.config.program:
         return replace(resolved, config=config)
     return _resolved(resolved.given, config, resolved.model, _choose(config, resolved.model))
@@ -89,7 +89,7 @@ def _resolved(given: EngineConfig, config: ResolvedConfig, model: ModelConfig, c
 
 
 def _lengths(given: EngineConfig, model: ModelConfig, threads: int) -> ResolvedConfig:
-    """With every value that does not depend on the program."""
+    """Fill in every value that does not depend on the program."""
     max_length = given.max_length or min(DEFAULT_MAX_LENGTH, model.context)
     if max_length > model.context:
         raise ConfigError("max_length", max_length, f"at most this model's context, {model.context}")
@@ -119,14 +119,14 @@ def _lengths(given: EngineConfig, model: ModelConfig, threads: int) -> ResolvedC
 
 
 def _dtype(given: EngineConfig, model: ModelConfig, device: str) -> str:
-    """The checkpoint's own, unless a setting says otherwise, or no fast program of the device computes in it."""
+    """Take the checkpoint's own, unless a setting says otherwise, or no fast program of the device computes in it."""
     if given.dtype != "auto":
         return given.dtype
     return FLOAT16_ON_CPU if (model.dtype, kind_of(device)) == ("float16", "cpu") else model.dtype
 
 
 def _with_program(config: ResolvedConfig, model: ModelConfig) -> tuple[ResolvedConfig, Choice]:
-    """The program. A quantised file stays as it is, in any dtype, unless no program here can run its codes."""
+    """Choose the program. A quantised file stays as it is, in any dtype, unless no program here can run its codes."""
     if config.scheme == "auto" and model.codes:
         kept = replace(config, scheme=AS_STORED)
         try:
@@ -146,7 +146,7 @@ def _choose(config: ResolvedConfig, model: ModelConfig) -> Choice:
 def _with_blocks(
     config: ResolvedConfig, given: EngineConfig, model: ModelConfig, program: type[ProgramSpec]
 ) -> ResolvedConfig:
-    """With the size of blocks, and as many whole ones as all sequences need at their longest."""
+    """Fill in the size of blocks, and as many whole ones as all sequences need at their longest."""
     size = config.block_size
     if given.block_size is None and (given.prefix_dir is not None or program.attends):
         size = min(SHARED_BLOCK, size)
@@ -155,7 +155,7 @@ def _with_blocks(
 
 
 def default_blocks(config: ResolvedConfig, cache: CacheSpec) -> int:
-    """Blocks with which no sequence ever waits for one, where all have max_length tokens."""
+    """Count the blocks with which no sequence ever waits for one, where all have max_length tokens."""
     num_steps = 2 if config.async_scheduling == "on" else 1  # a step in flight gives nothing back
     num_fed = num_steps * config.max_step_tokens
     return _window(config, cache).max_blocks(config.max_length, num_fed, config.max_sequences)
@@ -166,7 +166,7 @@ def _window(config: ResolvedConfig, cache: CacheSpec) -> Window:
 
 
 def _cache_spec(config: ResolvedConfig, model: ModelConfig) -> CacheSpec:
-    """The cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
+    """Describe the cache of a resolved config: whole blocks, as many as `cache_tokens` needs."""
     return CacheSpec(
         layers=describe(model).rows,
         dtype=config.dtype,

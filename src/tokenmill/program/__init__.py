@@ -20,7 +20,7 @@ __all__ = ["Choice", "choose", "find_spec", "preferred_schemes"]
 
 
 def find_spec(name: str) -> type[ProgramSpec]:
-    """The facts of the program of that name."""
+    """Find the facts of the program of that name."""
     found: type[ProgramSpec] = lookup(PROGRAMS, name, "program")
     return found
 
@@ -35,7 +35,7 @@ class Choice(NamedTuple):
 
 
 def choose(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> Choice:
-    """The program to use; ConfigError with every reason when none can."""
+    """Choose the program to use; ConfigError with every reason when none can."""
     name, reasons = config.program, dict[str, str]()
     if name == "auto" and config.aot_package is not None:
         name = "aot"
@@ -55,14 +55,14 @@ def choose(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: s
 
 
 def preferred_schemes(program: type[ProgramSpec]) -> list[str]:
-    """The weight schemes that "auto" may choose for a program, in the order in which it tries them."""
+    """List the weight schemes that "auto" may choose for a program, in the order in which it tries them."""
     schemes = {name: find_scheme(name) for name in SCHEMES}
     fast = [name for name, scheme in schemes.items() if program.prefers_codes or not scheme.is_integer]
     return [name for name in fast if program.runs(schemes[name])]
 
 
 def _refuse_scheme(program: type[ProgramSpec], name: str) -> str | None:
-    """The reason of a program that does not run the weight scheme of that name, or None."""
+    """Give the reason of a program that does not run the weight scheme of that name, or None."""
     if name == "auto" or program.runs(find_scheme(name)):
         return None
     return f"does not run scheme {name}, only {', '.join(each for each in SCHEMES if program.runs(find_scheme(each)))}"

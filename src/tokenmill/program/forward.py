@@ -28,7 +28,8 @@ class Output(NamedTuple):
 
 
 class ModelParts(NamedTuple):
-    """What a program is made from. attend: the kernel for packed steps, for programs that do not attend by themselves.
+    """The parts of a model from which a program is made. attend: the kernel for packed steps, for programs that do not
+    attend by themselves.
 
     packed: a packed model, which was made for this program; `weights` then knows names and shapes alone. package: for
     program aot. config: resolved. allocate: returns memory for packed weights.
@@ -53,7 +54,7 @@ class Program(Protocol):
     def __init__(self, parts: ModelParts) -> None: ...
 
     def packed_weights(self) -> dict[str, Any]:
-        """What the header of a packed model says of the weights, which were packed into its file.
+        """Describe the weights, which were packed into a file, for the header of that packed model.
 
         ConfigError if the program does not pack them.
         """
@@ -61,7 +62,7 @@ class Program(Protocol):
 
     @property
     def build_id(self) -> str:
-        """What must be equal, beside the settings, for two processes to compute the same bits."""
+        """Two processes compute the same bits if this is equal, beside the settings."""
 
     def run(self, step: Step) -> Output:
         """Compute the step; the cache rows of all its tokens are written.
@@ -71,6 +72,6 @@ class Program(Protocol):
 
 
 def find_program(name: str) -> type[Program]:
-    """The class of the program of that name."""
+    """Find the class of the program of that name."""
     found: type[Program] = lookup(PROGRAMS, name, "program", computes=True)
     return found

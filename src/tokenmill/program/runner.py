@@ -87,7 +87,7 @@ class Runner:
 
 
 def _known(plan: Plan, step: Step, logits_RV: Tensor, token_ids: Iterable[int]) -> tuple[Plan, Tensor]:
-    """The plan with the tokens that the program found, up to where a text ends, and the logits of what it computed."""
+    """Enter the tokens that the program found, up to where a text ends; the logits of what it computed."""
     found, work, kept = list(token_ids), [], list[int]()
     first = 0
     for each, span in zip(plan.work, step.spans, strict=True):

@@ -29,18 +29,18 @@ class ProgramSpec(Protocol):
 
     @staticmethod
     def refuse(config: EngineConfig, model: ModelConfig, cache: CacheSpec, device: str) -> str | None:
-        """Why this program cannot run that model with these settings, or None. `config` is resolved."""
+        """Say why this program cannot run that model with these settings, or None. `config` is resolved."""
         return None
 
     @staticmethod
     def weight_bytes(model: ModelConfig, dtype: str, scheme: Scheme) -> int:
-        """What num_weight_bytes of the program will be."""
+        """Foresee num_weight_bytes of the program."""
 
 
 class EagerSpec(ProgramSpec):
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """All of them: the module of a matrix multiplies by itself."""
+        """Run all of them: the module of a matrix multiplies by itself."""
         return True
 
     @staticmethod
@@ -65,7 +65,7 @@ class _MicroBatchedSpec(EagerSpec):
 
     @staticmethod
     def runs(scheme: Scheme) -> bool:
-        """Those whose products a compiler can trace."""
+        """Run those whose products a compiler can trace."""
         return scheme.is_traceable
 
 

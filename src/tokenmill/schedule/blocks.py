@@ -13,7 +13,7 @@ from itertools import chain
 
 
 def chain_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of a full block: a hash over its tokens and the name of the block before it (for the first, a salt)."""
+    """Name a full block by a hash over its tokens and the name of the block before it (for the first, a salt)."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
@@ -34,7 +34,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks without a reference; published ones among them still count as free."""
+        """So many blocks have no reference; published ones among them still count as free."""
         return len(self._free)
 
     def count(self, num_tokens: int) -> int:
@@ -50,11 +50,11 @@ class BlockAllocator:
         return len(self._block_of)
 
     def state_of(self, block: int) -> str:
-        """`f` free, `k` free and still findable, `u` in use, `s` shared."""
+        """Return `f` for free, `k` for free and still findable, `u` for in use, `s` for shared."""
         return "us"[self.references[block] > 1] if self.references[block] else "fk"[block in self._digest_of]
 
     def allocate(self) -> int | None:
-        """A block with one reference and no name, or None when every block is in use."""
+        """Return a block with one reference and no name, or None when every block is in use."""
         if not self._free:
             return None
         block = next(iter(self._free))
@@ -64,12 +64,12 @@ class BlockAllocator:
         return block
 
     def share(self, block: int) -> None:
-        """One more reference; a free but still findable block comes back into use."""
+        """Add a reference; a free but still findable block comes back into use."""
         self._free.pop(block, None)
         self.references[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less; at none the block is free, and findable until it is reused."""
+        """Take a reference away; without any the block is free, and findable until it is reused."""
         assert self.references[block] > 0, f"block {block} was released twice"
         self.references[block] -= 1
         if not self.references[block]:
@@ -88,7 +88,7 @@ class BlockAllocator:
             del self._block_of[digest]
 
     def find(self, digest: bytes) -> int | None:
-        """The block of that name. Take it with `share` before anything is allocated."""
+        """Find the block of that name. Take it with `share` before anything is allocated."""
         return self._block_of.get(digest)
 
     def forget_names(self) -> None:

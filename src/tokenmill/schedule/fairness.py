@@ -24,7 +24,7 @@ class Clients:
         return len(self._served) <= 1
 
     def arrive(self, client: bytes, unfinished: Iterable[Sequence]) -> None:
-        """A sequence of this client will wait. unfinished: those that wait and run already."""
+        """Note that a sequence of this client will wait. unfinished: those that wait and run already."""
         if self._is_one and client in self._served:
             return
         there = {each.client for each in unfinished}
@@ -33,18 +33,18 @@ class Clients:
         self._served[client] = own if client in there else max(own, least)
 
     def charge(self, client: bytes, num_tokens: int) -> None:
-        """So many tokens were planned for a client."""
+        """Note that so many tokens were planned for a client."""
         self._served[client] = self._served.get(client, 0) + num_tokens
 
     def next_of(self, waiting: List[Sequence], running: Iterable[Sequence]) -> Sequence:
-        """The sequence that should run next: by priority; of a client that has none running; by the counters."""
+        """Choose the sequence that should run next: by priority; of a client that has none running; by the counters."""
         if self._is_one:
             return waiting[0]
         have = {each.client for each in running}
         return min(waiting, key=lambda one: (one.priority, one.client in have, self._served[one.client], one.arrival))
 
     def gives_way(self, waiting: List[Sequence], running: List[Sequence]) -> Sequence | None:
-        """With all places taken: a sequence that should be preempted, so that a client with none running gets a place.
+        """Choose, with all places taken, a sequence to preempt, so that a client with none running gets a place.
 
         It is one of the client with the most, if that is more than its share of the places and more than one: the only
         one would come back at the next step, and nobody would get on.
@@ -61,7 +61,8 @@ class Clients:
 
 
 def shares(pending: List[int], budget: int) -> list[int]:
-    """How many tokens of each prompt a step takes, at least one. pending: those it could take, the oldest's first.
+    """Decide how many tokens of each prompt a step takes, at least one. pending: those it could take, the oldest's
+    first.
 
     The oldest gets at least half, the others what is left, the shortest first: neither waits for the other.
     """

@@ -88,7 +88,7 @@ class PrefixCache:
         return num_rows if rows.first_saved <= self._window.first_row(max(num_rows - 1, 0)) else 0
 
     def _num_needed(self, sequence: Sequence, first_block: int, max_blocks: int) -> int:
-        """Blocks that a sequence will hold at once for its tokens, if it holds none before first_block."""
+        """Count the blocks that a sequence will hold at once for its tokens, if it holds none before first_block."""
         return min(self._allocator.count(len(sequence.tokens)) - first_block, max_blocks)
 
     def _find(self, sequence: Sequence, num_blocks: int) -> tuple[list[bytes], list[int | RowSource | None]]:

@@ -64,7 +64,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=_ORDER)
 
     def check_length(self, num_tokens: int) -> None:
-        """CapacityError for a sequence that needs more than the whole pool."""
+        """Raise CapacityError for a sequence that needs more than the whole pool."""
         needed, available, size = (
             self.window.max_blocks(num_tokens),
             self.allocator.num_blocks,
@@ -164,7 +164,7 @@ class Scheduler:
         return plan
 
     def withdraw(self, plan: Plan, sequences: List[Sequence]) -> Plan:
-        """The plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
+        """Make the plan without these sequences, whose rows could not be loaded: they wait again, and compute them."""
         for sequence in sequences:
             sequence.rows.saved, sequence.rows.num_saved = None, 0
             if sequence in self.running:
@@ -251,7 +251,7 @@ class Scheduler:
             self._preempt(sequence)
 
     def _newcomer(self, unfinished: List[Sequence]) -> list[int]:
-        """The pending tokens of a sequence that this step could admit; none if there is no place for it."""
+        """Count the pending tokens of a sequence that this step could admit; none if there is no place for it."""
         if not self.waiting or not unfinished or len(self.running) >= self.max_sequences:
             return []
         sequence = self._clients.next_of(self.waiting, self.running)
@@ -299,12 +299,13 @@ class Scheduler:
         return True
 
     def _max_blocks(self, sequence: Sequence) -> int:
-        """The most blocks that the tokens of a sequence hold at once."""
+        """Count the most blocks that the tokens of a sequence hold at once."""
         needed = self.window.max_blocks(len(sequence.tokens), self.max_step_tokens)
         return min(needed, self.allocator.num_blocks)
 
     def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
-        """A free block, taken from idle sequences and then from the last running ones; None if that is this one."""
+        """Return a free block, taken from idle sequences and then from the last running ones; None if that is this one.
+        """
         while (block := self.allocator.allocate()) is None:
             if self._reclaim():
                 continue

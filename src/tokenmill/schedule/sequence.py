@@ -20,7 +20,9 @@ UNKNOWN = -1
 
 
 def unread_mark(row: int) -> int:
-    """The placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read yet."""
+    """Make the placeholder in `Sequence.tokens` for a token that was chosen on the device, by `row`, and is not read
+    yet.
+    """
     return UNKNOWN - 1 - row
 
 
@@ -52,7 +54,7 @@ class Rows:
         return [self.blocks[0]] * (self.first_row // block_size) + self.blocks if self.first_row else self.blocks
 
     def copy(self) -> "Rows":
-        """The same rows for another sequence. The caller counts the references of the blocks."""
+        """Copy the rows for another sequence. The caller counts the references of the blocks."""
         return replace(self, blocks=list(self.blocks), block_hashes=list(self.block_hashes))
 
 
@@ -89,7 +91,7 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens whose rows are not computed yet."""
+        """So many tokens have rows that are not computed yet."""
         return len(self.tokens) - self.rows.num_computed
 
     @property
@@ -104,7 +106,7 @@ class Sequence:
 
     @property
     def end_reason(self) -> str | None:
-        """Why its tokens end the text, if they do: a stop token that was generated, or the length."""
+        """Say why its tokens end the text, if they do: a stop token that was generated, or the length."""
         if self.score_from is not None or len(self.tokens) <= self.num_prompt_tokens or self.has_unread_token:
             return None
         return self.choosing.stop_ids.get(self.tokens[-1]) or (

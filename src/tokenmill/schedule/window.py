@@ -20,19 +20,20 @@ class Window:
     block_size: int
 
     def first_row(self, position: int) -> int:
-        """The first row that queries at `position` and later read."""
+        """Find the first row that queries at `position` and later read."""
         return 0 if self.size is None else max(position - self.size + 1, 0)
 
     def first_block(self, position: int) -> int:
-        """The block of a sequence that holds this row."""
+        """Find the block of a sequence that holds this row."""
         return self.first_row(position) // self.block_size
 
     def first_kept(self, position: int) -> int:
-        """The first block that is kept when the next token to be fed is that of `position`."""
+        """Find the first block that is kept when the next token to be fed is that of `position`."""
         return max(self.first_block(position) - 1, 0)
 
     def max_blocks(self, num_tokens: int, num_fed: int = 1, num_sequences: int = 1) -> int:
-        """The most blocks that sequences of num_tokens hold at once, where a step feeds num_fed of all their tokens.
+        """Count the most blocks that sequences of num_tokens hold at once, where a step feeds num_fed of all their
+        tokens.
 
         A sequence of which c tokens are fed holds their rows, size - 1 before them, and a block before these. n rows in
         succession lie in at most (n + 2 * block_size - 2) // block_size blocks.
@@ -56,7 +57,7 @@ def give_back(rows: Rows, window: Window, allocator: BlockAllocator) -> None:
 
 
 def max_fed(rows: Rows, allocator: BlockAllocator) -> int:
-    """Tokens that a step can feed of a sequence which has the whole cache to itself."""
+    """Count the tokens that a step can feed of a sequence which has the whole cache to itself."""
     return (rows.first_row // allocator.block_size + allocator.num_blocks) * allocator.block_size - rows.num_computed
 
 

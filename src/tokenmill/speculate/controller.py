@@ -64,7 +64,7 @@ class Controller(Proposer):
         return several_steps(sequences, min(limit, STEPS - 1), step_s)
 
     def _of_matches(self, num_sequences: int) -> Choice:
-        """As many of the likeliest guesses as promise most tokens a second."""
+        """Choose as many of the likeliest guesses as promise most tokens a second."""
         drafts = [
             (chance, number)
             for number, (sequence, guess) in self._guesses.items()
@@ -82,7 +82,7 @@ class Controller(Proposer):
         return Choice(best, lengths)
 
     def _of_model(self, sequences: List[Sequence], limit: int) -> Choice:
-        """As many tokens of the draft model for each sequence as promise most tokens a second."""
+        """Choose as many tokens of the draft model for each sequence as promise most tokens a second."""
         if self._facts.draft is None or limit < 1:
             return Choice(0.0, {})
         count, each_s = len(sequences), self._model_costs.of(len(sequences))
@@ -101,7 +101,7 @@ class Controller(Proposer):
         return Choice(best, {each.id: length for each in sequences if each.score_from is None}, True)
 
     def _made(self, sequences: List[Sequence], choice: Choice) -> dict[int, list[int]]:
-        """The drafts of a choice."""
+        """Make the drafts of a choice."""
         draft = self._facts.draft
         if not choice.by_model or draft is None:
             return {number: self._guesses[number][1].tokens[:length] for number, length in choice.lengths.items()}

@@ -31,7 +31,7 @@ class PassCosts:
         self._num_passes = 0
 
     def of(self, num_tokens: int, several: bool) -> float:
-        """Of a pass with so many tokens; several: one of several in a call."""
+        """Estimate the seconds of a pass with so many tokens; several: one of several in a call."""
         size = _size(num_tokens)
         if (known := self._ratios.get((size, several))) is not None:
             return known[0]
@@ -62,7 +62,7 @@ def _size(num_tokens: int) -> int:
 
 
 class MatchChances:
-    """How often a guessed token is right: by the length of the match before it, and by the text.
+    """It counts how often a guessed token is right: by the length of the match before it, and by the text.
 
     The rates of all texts are moved, in log-odds, by an offset of each text. Every guess teaches it, tried or not, so a
     text that repeats nothing shows after a few tokens, whatever the texts before it did.
@@ -74,12 +74,12 @@ class MatchChances:
         self._offsets: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
 
     def along(self, sequence: Sequence, matched: int, count: int) -> list[float]:
-        """For each of `count` tokens after a match, the chance that it and all before it are right."""
+        """Estimate for each of `count` tokens after a match the chance that it and all before it are right."""
         offset = self._offsets.get(sequence, NEW_TEXT)
         return list(accumulate((self._chance(_bucket(matched + place), offset) for place in range(count)), mul))
 
     def useful(self, sequence: Sequence, matched: int, limit: int) -> int:
-        """How many of `limit` tokens after a match have a chance at all; a few more, so that they are judged."""
+        """Count how many of `limit` tokens after a match have a chance at all; a few more, so that they are judged."""
         chance, offset = 1.0, self._offsets.get(sequence, NEW_TEXT)
         for place in range(limit):
             chance *= self._chance(_bucket(matched + place), offset)
@@ -109,19 +109,21 @@ def _bucket(length: int) -> int:
 
 
 class TextChances:
-    """How often the draft model's next token is right, in each text; a new text begins with what the others had."""
+    """It counts how often the draft model's next token is right, in each text; a new text begins with what the others
+    had.
+    """
 
     def __init__(self) -> None:
         self._everywhere = 0.8
         self._rates: WeakKeyDictionary[Sequence, float] = WeakKeyDictionary()
 
     def along(self, sequence: Sequence, count: int) -> list[float]:
-        """For each of `count` tokens, the chance that it and all before it are right."""
+        """Estimate for each of `count` tokens the chance that it and all before it are right."""
         rate = self._rates.get(sequence, self._everywhere)
         return list(accumulate([rate] * count, mul))
 
     def learn(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """num_accepted: the first of the drafts that were right."""
+        """Learn that the first num_accepted drafts were right."""
         for right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafted):
             rate = self._rates.get(sequence, self._everywhere)
             self._rates[sequence] = rate + 0.05 * (right - rate)
@@ -139,7 +141,7 @@ class DraftCosts:
         self._seconds: dict[int, float] = {}
 
     def of(self, num_sequences: int) -> float:
-        """0 until it is measured, so that it is tried."""
+        """Estimate the seconds; 0 until they are measured, so that it is tried."""
         return self._seconds.get(_size(num_sequences), 0.0)
 
     def learn(self, num_sequences: int, seconds: float) -> None:

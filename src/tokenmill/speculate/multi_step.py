@@ -23,7 +23,7 @@ class MultiStep(Proposer):
         self._clock, self._called_s, self._num_steps = clock, 0.0, 0
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """The same number of unknown tokens for every sequence; none unless all of them are greedy."""
+        """Draft the same number of unknown tokens for every sequence; none unless all of them are greedy."""
         now_s = self._clock()
         step_s = (now_s - self._called_s) / self._num_steps if self._num_steps else MAX_CALL_S
         self._called_s = now_s
@@ -36,7 +36,7 @@ class MultiStep(Proposer):
 
 
 def several_steps(sequences: List[Sequence], limit: int, step_s: float) -> dict[int, list[int]]:
-    """As many unknown tokens for each of these sequences, which `take_largest`, as fit into a call."""
+    """Draft as many unknown tokens for each of these sequences, which `take_largest`, as fit into a call."""
     num_steps = min(limit + 1, int(MAX_CALL_S / max(step_s, 1e-6)), MAX_ROWS // len(sequences))
     return {sequence.id: [UNKNOWN] * (num_steps - 1) for sequence in sequences} if num_steps > 1 else {}
 

@@ -16,7 +16,7 @@ class Draft(Protocol):
     """A second model, loaded. See engine/draft.py."""
 
     def continuations(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """By id of the sequence, at most `limit` tokens that may follow."""
+        """Draft at most `limit` tokens for each sequence, by its id."""
 
     @property
     def has_caught_up(self) -> bool:
@@ -28,7 +28,7 @@ class Draft(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of its weights and its cache."""
+        """Its weights and its cache take so much memory."""
 
     def close(self) -> None:
         """Give that memory back."""
@@ -38,7 +38,8 @@ class Store(Protocol):
     """Texts of earlier requests. See speculate/suffix_store.py."""
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
-        """At most `limit` tokens that followed the longest suffix that was found; the length of that suffix."""
+        """Return at most `limit` tokens that followed the longest suffix that was found, and the length of that suffix.
+        """
 
     def add(self, tokens: List[int]) -> None:
         """Keep a text."""
@@ -48,7 +49,9 @@ class Store(Protocol):
 
 
 class Facts(NamedTuple):
-    """What a proposer may know of the engine. finds_drafts: as its Program says. The others are there if asked for."""
+    """The facts of an engine that a proposer may know. finds_drafts: as its Program says. The others are there if asked
+    for.
+    """
 
     finds_drafts: bool
     draft: Draft | None = None
@@ -59,7 +62,7 @@ class Proposer:
     """Made with the engine's Facts."""
 
     def propose(self, sequences: List[Sequence], limit: int) -> dict[int, list[int]]:
-        """Sequence id → at most `limit` tokens that may follow its own. Sequences may be left out."""
+        """Draft at most `limit` tokens for each sequence, by its id. Sequences may be left out."""
         raise NotImplementedError
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
@@ -70,7 +73,7 @@ class Proposer:
 
 
 class NoProposer(Proposer):
-    """Off: plain decoding."""
+    """Speculation is off: plain decoding."""
 
     def __init__(self, _: Facts) -> None:
         pass
@@ -81,7 +84,7 @@ class NoProposer(Proposer):
 
 
 def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
-    """A resolved config with the proposer that "auto" stands for. finds_drafts: as its Program says."""
+    """Resolve the proposer that "auto" stands for. finds_drafts: as its Program says."""
     is_given = config.num_draft_tokens != default_drafts(config.speculate)
     if config.speculate == "auto":
         # Where the same bits come whatever is drafted; elsewhere only if something to draft from was given.
@@ -96,5 +99,5 @@ def choose(config: ResolvedConfig, finds_drafts: bool) -> ResolvedConfig:
 
 
 def default_drafts(proposer: str) -> int:
-    """num_draft_tokens where it is not given. "auto" has that of adaptive, which it may become."""
+    """Return num_draft_tokens where it is not given. "auto" has that of adaptive, which it may become."""
     return {"auto": 15, "adaptive": 15, "suffix": 8}.get(proposer, 4)

@@ -22,7 +22,8 @@ Drafts = dict[int, list[int]]  # by the id of the sequence
 
 @dataclass
 class DraftStats:
-    """What came of the drafts of an engine. Tokens that a program found itself, in one of several steps, are none.
+    """Counts of an engine's drafts, and of those that were accepted. Tokens that a program found itself, in one of
+    several steps, are none.
 
     num_drafted, num_accepted: tokens. histogram: how often so many drafts of a sequence were accepted in one pass.
     drafting_s: time in the proposer. verifying_s: time of the passes that had drafts.
@@ -36,12 +37,12 @@ class DraftStats:
 
     @property
     def mean_accepted(self) -> float:
-        """Of the drafts of a sequence in one pass."""
+        """The mean number of accepted drafts of a sequence in one pass."""
         return self.num_accepted / max(self.histogram.total(), 1)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """All of it under the names that reports give it; each number of accepted drafts, and how often it came."""
+        """These counts have the names that reports give them; accepted_histogram says how often each number came."""
         return {
             "drafted": self.num_drafted,
             "accepted": self.num_accepted,
@@ -52,14 +53,14 @@ class DraftStats:
         }
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
-        """What became of the drafts of one sequence in one pass."""
+        """Count the drafts of one sequence in one pass, and the accepted ones among them."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self.histogram[num_accepted] += 1
 
 
 def described(columns: Mapping[str, Any]) -> str:
-    """DraftStats.columns, or a row of a benchmark that has them, as a sentence."""
+    """Say DraftStats.columns, or a row of a benchmark that has them, in a sentence."""
     counts = ", ".join(f"{number}: {times:,}" for number, times in columns["accepted_histogram"].items())
     return (
         f"{columns['accepted']:,} of {columns['drafted']:,} drafts accepted, {columns['mean_accepted']:.1f} in a pass "
@@ -103,7 +104,7 @@ class Speculation:
         return found
 
     def learn(self, plan: Plan, accepted: List[List[int]]) -> None:
-        """What a step that is done has accepted: see Proposer.learn."""
+        """Have the proposer learn what a step that is done has accepted; see Proposer.learn."""
         sequences = [work.sequence for work in plan.work]
         try:
             self.proposer.learn(plan, accepted)
@@ -139,7 +140,7 @@ class Speculation:
             return self._propose_singly(sequences, limit, error)
 
     def _propose_singly(self, sequences: List[Sequence], limit: int, error: Exception) -> Drafts:
-        """The drafts of those sequences for which the proposer does not fail; the others go on without from now on."""
+        """Ask for each sequence alone; those for which the proposer fails go on without it from now on."""
         found: Drafts = {}
         failed = []
         for sequence in sequences:
@@ -158,7 +159,7 @@ class Speculation:
         self._without.update(sequences)
 
     def _usable(self, tokens: list[int], limit: int) -> list[int]:
-        """Drafts up to the limit, or to the first that is no token of the model."""
+        """Cut drafts at the limit, or before the first that is no token of the model."""
         if tokens[:1] == [UNKNOWN]:  # several steps in one call are for all sequences or none
             return tokens[: limit * (not self._without)]
         return list(takewhile(lambda token: 0 <= token < self._vocab_size, tokens[:limit]))

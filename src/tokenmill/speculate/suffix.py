@@ -57,11 +57,11 @@ class SuffixAutomaton:
 
     @property
     def matched(self) -> int:
-        """Length of the longest suffix that occurred before."""
+        """Find the length of the longest suffix that occurred before."""
         return self._length[self._link[self._last]]
 
     def guess(self, limit: int) -> list[int]:
-        """What follows the longest suffix that occurred before, the most frequent token each time.
+        """Guess what follows the longest suffix that occurred before, the most frequent token each time.
 
         Where the earlier occurrence runs into the end of the text, the text is taken to repeat itself.
         """
@@ -114,7 +114,7 @@ class Suffix(Proposer):
         return {sequence.id: self.guess(sequence, limit).tokens for sequence in decoding}
 
     def guess(self, sequence: Sequence, limit: int, useful: Useful | None = None) -> Guess:
-        """What followed the longest suffix, in the text itself or, if that has none so long, in an earlier one.
+        """Guess what followed the longest suffix, in the text itself or, if that has none so long, in an earlier one.
 
         useful: how many tokens after such a match are worth guessing.
         """
@@ -137,7 +137,7 @@ class Suffix(Proposer):
         self._num_stored[sequence] = len(sequence.tokens)
 
     def _automaton(self, sequence: Sequence) -> SuffixAutomaton:
-        """That of all its tokens."""
+        """Return the sequence's automaton, with all of its tokens entered."""
         # Taken out while it grows, so that an interrupt leaves none that is half grown.
         automaton, tokens = self._automata.pop(sequence, None), sequence.tokens
         done = len(automaton.tokens) if automaton is not None else 0

@@ -78,7 +78,7 @@ class SuffixStore:
             self._pending.add(piece)
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
-        """At most `limit` tokens that followed the longest suffix that was found; its length, at most WINDOW.
+        """Return at most `limit` tokens that followed the longest suffix that was found; its length, at most WINDOW.
 
         Where several texts have it, the most frequent next token decides, then the latest text.
         """
@@ -99,7 +99,7 @@ class SuffixStore:
         self._folder.segments = []
 
     def _following(self, matched: int, texts: TextIndex, at: int, limit: int) -> tuple[list[int], int]:
-        """The tokens from there on, up to the end of that text, and the length of the match."""
+        """Read the tokens from there on, up to the end of that text, and the length of the match."""
         try:
             texts.check(at - matched, at + limit)
         except SnapshotError as error:
@@ -165,7 +165,8 @@ class SegmentFolder:
         self.segments = found
 
     def _to_merge(self, num_tokens: int) -> list[Segment]:
-        """The latest segments: so many that few remain, and so few that a text is written a few times at most."""
+        """Choose the latest segments: so many that few remain, and so few that a text is written a few times at most.
+        """
         found: list[Segment] = []
         for segment in reversed(self.segments):
             more = len(segment.tokens)
@@ -207,7 +208,7 @@ def _finish(folder: SegmentFolder, pending: PendingTexts) -> None:
 
 
 def _longest(places: List[TextIndex], number: int, query: Query) -> list[tuple[int, TextIndex, int]]:
-    """The longest matches, all of one length: that length, the texts and the place."""
+    """Find the longest matches, all of one length: that length, the texts and the place."""
     longest, found, left, key = 0, list[tuple[int, TextIndex, int]](), CANDIDATES, query.keys[number]
     starts = [(texts, at) for texts in places if (at := texts.heads[number][key % texts.num_slots])]
     for place, (texts, start) in enumerate(starts):
@@ -224,7 +225,7 @@ def _longest(places: List[TextIndex], number: int, query: Query) -> list[tuple[i
 
 
 def _most_frequent(found: List[tuple[int, TextIndex, int]]) -> tuple[int, TextIndex, int]:
-    """The first of those that are followed by the most frequent token."""
+    """Choose the first of those that are followed by the most frequent token."""
     if len(found) == 1:
         return found[0]
     following = [texts.tokens[at] for _, texts, at in found]

@@ -44,7 +44,8 @@ Tokens = NDArray[np.int32]
 
 
 class Query(NamedTuple):
-    """What is looked for: the last token, the last NEAR and the last WINDOW tokens, and a hash for each of NGRAMS.
+    """The end of a text that is looked for: the last token, the last NEAR and the last WINDOW tokens, and a hash for
+    each of NGRAMS.
 
     Many tokens are one number here. So they are compared in one operation, and its highest bit tells which one differs.
     """
@@ -56,7 +57,7 @@ class Query(NamedTuple):
 
 
 def query_of(tokens: List[int]) -> Query:
-    """For a sequence of any length."""
+    """Make the query of a sequence of any length."""
     tail = list(tokens[-WINDOW:])
     tail = [PADDING] * (WINDOW - len(tail)) + tail
     data = array("i", tail).tobytes()
@@ -65,7 +66,7 @@ def query_of(tokens: List[int]) -> Query:
 
 
 def _hash_of(tail: List[int], size: int) -> int:
-    """Of the last tokens, as `_enter` computes it."""
+    """Hash the last tokens as `_enter` does."""
     total: int = sum(map(mul, tail[: -size - 1 : -1], WEIGHTS))
     return total & WORD
 
@@ -84,7 +85,9 @@ class TextIndex:
         self.num_slots = len(heads[0])
 
     def matches(self, number: int, query: Query, at: int, count: int) -> list[tuple[int, int]]:
-        """Length and place behind it of each match among `count` places, from what the heads of that size say."""
+        """Find the length of each match and the place behind it among `count` places, from what the heads of that size
+        say.
+        """
         tokens, data, links = self.tokens, self._bytes, self._links[number]
         token, near, far, _ = query
         found, last = list[tuple[int, int]](), len(tokens)
@@ -102,11 +105,11 @@ class TextIndex:
         return found
 
     def check(self, first: int, last: int) -> None:
-        """SnapshotError if the tokens of [first, last) are not those that were written."""
+        """Raise SnapshotError if the tokens of [first, last) are not those that were written."""
 
 
 class PendingTexts(TextIndex):
-    """In memory, and grows up to a number of tokens."""
+    """Texts in memory; it grows up to a number of tokens."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self._end = capacity, WINDOW
@@ -120,7 +123,7 @@ class PendingTexts(TextIndex):
         return self._end + num_tokens < len(self._all)
 
     def add(self, text: Tokens) -> None:
-        """A text that there is room for."""
+        """Add a text that there is room for."""
         first, last = self._end, self._end + len(text)
         self._all[first:last], self._all[last] = text, SEPARATOR
         for size, heads, links in zip(NGRAMS, *self._index, strict=True):
@@ -128,7 +131,7 @@ class PendingTexts(TextIndex):
         self._end = last + 1
 
     def written(self) -> Tokens:
-        """All texts, as they stand in a segment."""
+        """Return all texts, as they stand in a segment."""
         return self._all[: self._end]
 
     def keep(self, part: float) -> None:
@@ -176,7 +179,7 @@ class Segment(TextIndex):
 
 
 def joined(parts: Iterable[Tokens]) -> Tokens:
-    """The texts of all parts; of those that are equal, the latest."""
+    """Join the texts of all parts; of those that are equal, the latest is kept."""
     texts: dict[bytes, None] = {}
     for part in parts:
         for text in _split(part):
@@ -186,7 +189,9 @@ def joined(parts: Iterable[Tokens]) -> Tokens:
 
 
 def write_segment(path: Path, tokens: Tokens, identity: str) -> None:
-    """A new file, or OSError and none. It is not synced: what a power cut leaves is refused when it is opened."""
+    """Write a new file; where that fails, OSError, and there is none. It is not synced: what a power cut leaves is
+    refused when it is opened.
+    """
     num_slots = int(len(tokens) * SLOTS_PART) + 1
     heads = [np.zeros(num_slots, np.int32) for _ in NGRAMS]
     links = [np.zeros(len(tokens), np.int32) for _ in NGRAMS]
@@ -214,7 +219,7 @@ def is_segment(path: Path) -> bool:
 
 
 def _read_header(path: Path, data: mmap.mmap, identity: str) -> tuple[int, list[int]]:
-    """Where the arrays begin, and the size of each; the first holds the checksums of the blocks."""
+    """Read where the arrays begin, and the size of each; the first holds the checksums of the blocks."""
     begin = len(MAGIC) + 8
     if data[: len(MAGIC)] != MAGIC:
         raise SnapshotError(f"{path} holds no texts")
@@ -253,7 +258,7 @@ def _enter(tokens: Tokens, size: int, heads: Tokens, links: Tokens, first: int, 
 
 
 def _split(tokens: Tokens) -> Iterator[bytes]:
-    """Each text with the separator behind it."""
+    """Split the texts, each with the separator behind it."""
     data = tokens.tobytes()
     for before, behind in pairwise(np.flatnonzero(tokens == SEPARATOR).tolist()):
         if behind - before > 1:

@@ -8,7 +8,7 @@ from tokenmill.schedule.sequence import Plan
 
 
 def verify(plan: Plan, chosen: List[list[int]]) -> list[list[int]]:
-    """For each work item of the plan, the accepted ones of the tokens chosen there; none if nothing was sampled."""
+    """Accept, for each work item of the plan, the chosen tokens that count; none if nothing was sampled."""
     accepted: list[list[int]] = []
     for work, sampled in zip(plan.work, chosen, strict=True):
         differ = (at for at, (draft, token) in enumerate(zip(work.drafts, sampled, strict=False)) if draft != token)

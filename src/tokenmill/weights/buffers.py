@@ -32,7 +32,7 @@ def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
 
 
 def _are_frequencies(stored: Tensor, model: ModelConfig) -> bool:
-    """Those that the config describes, or the ones before its scaling, which some versions stored."""
+    """Compare with those that the config describes, or the ones before its scaling, which some versions stored."""
     rope = model.rope
     if rope is None:
         return False

@@ -100,7 +100,7 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
 
 
 def foreseen_config(path: Path) -> dict[str, Any]:
-    """The config that `open_checkpoint` will find, of a directory from config.json alone if that is all there is.
+    """Read the config that `open_checkpoint` will find, of a directory from config.json alone if that is all there is.
 
     Whether the head of a tied model is one of its own is told by its tensors. If these cannot be read, config.json
     counts, with a warning.

@@ -12,7 +12,7 @@ from tokenmill.weights.plain import Checkpoint
 
 
 def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Target]:
-    """The checkpoint's own name of each tensor → its target.
+    """Match the checkpoint's own name of each tensor with its target.
 
     CheckpointError lists every tensor that is missing, unexpected or misshapen.
     """
@@ -34,7 +34,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
 
 
 def expected_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[Target, tuple[int, ...]]]:
-    """The tensors that a file of this model has, by their names without the family's prefix, and their shapes."""
+    """List the tensors that a file of this model has, by their names without the family's prefix, and their shapes."""
     shapes, found = parameter_shapes(describe(config)), {}
     for name, target in expand(family, config, shapes).items():
         outputs, *inputs = shapes[target.parameter]

@@ -13,7 +13,7 @@ from tokenmill.value_reader import ValueReader, brief
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The files that transformers would read, or those of another name where there are none of its names.
+    """Find the files that transformers would read, or those of another name where there are none of its names.
 
     CheckpointError where there are none, or where an index or the name of a shard says that one is missing.
     """
@@ -36,7 +36,7 @@ def has_weights(path: Path) -> bool:
 
 
 def not_a_model(path: Path) -> str:
-    """Why a directory without a config.json is no model, as a message."""
+    """Say why a directory without a config.json is no model."""
     if (path / "adapter_config.json").is_file():
         base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
         return (
@@ -52,7 +52,7 @@ def not_a_model(path: Path) -> str:
 
 
 def _files_of_index(index: Path, present: set[str]) -> list[str]:
-    """The files that an index names; every one of them must be there."""
+    """List the files that an index names; every one of them must be there."""
     reader = ValueReader(read_json(index), str(index), CheckpointError)
     named = {
         name if isinstance(name, str) else brief(name) for name in reader.inside("weight_map", True).values.values()

@@ -40,7 +40,9 @@ GGUF = {told.model_files: name for name, told in RECOMMENDED.items()}
 
 
 def defaults_of_directory(path: Path) -> dict[str, Any]:
-    """Of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says nothing."""
+    """Read those of a directory in Hugging Face layout; empty where there is no generation_config.json, or it says
+    nothing.
+    """
     file = path / "generation_config.json"
     reader = ValueReader(read_json(file), str(file), CheckpointError)
     values = {key: value for key, value in reader.values.items() if value is not None}
@@ -54,7 +56,7 @@ def defaults_of_directory(path: Path) -> dict[str, Any]:
 
 
 def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a GGUF file; empty where the metadata says nothing."""
+    """Read those of a GGUF file; empty where the metadata says nothing."""
     values = {key.removeprefix(IN_GGUF): value for key, value in metadata.items() if key.startswith(IN_GGUF)}
     ignored = {key: values[key] for key, neutral in ABSENT_IN_GGUF.items() if values.get(key, neutral) != neutral}
     if values.get("penalty_repeat", 1.0) == 1.0:
@@ -67,12 +69,12 @@ def defaults_of_gguf(path: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_of_defaults(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata that defaults_of_gguf reads these from."""
+    """Make the metadata that defaults_of_gguf reads these from."""
     return {f"{IN_GGUF}{key}": found[name] for key, name in GGUF.items() if name in found}
 
 
 def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
-    """The settings of a Checkpoint where they are wanted; else none, and a warning that they are not used.
+    """Take the settings of a Checkpoint where they are wanted; else none, and a warning that they are not used.
 
     CheckpointError for values that are not allowed, where they are wanted.
     """
@@ -85,7 +87,7 @@ def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
 
 
 def usable(checkpoint: Any) -> dict[str, Any]:
-    """The settings of a Checkpoint that is written anew; none, with a warning, where values are not allowed."""
+    """Take the settings of a Checkpoint that is written anew; none, with a warning, where values are not allowed."""
     try:
         found: dict[str, Any] = checkpoint.generation_defaults()
     except CheckpointError as error:
@@ -95,7 +97,7 @@ def usable(checkpoint: Any) -> dict[str, Any]:
 
 
 def checked(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """What differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
+    """Keep what differs from SamplingParams' own defaults; CheckpointError for values that are not allowed."""
     try:
         params = SamplingParams(**found)
     except ConfigError as error:

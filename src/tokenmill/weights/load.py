@@ -19,7 +19,7 @@ RETURNED = 16  # matrices after which freed memory is given back
 
 
 def load_decoder(source: WeightSource, num_positions: int, fused: Collection[str]) -> Decoder:
-    """A decoder with its weights."""
+    """Load a decoder with its weights."""
     decoder = empty_decoder(source.model, source.scheme, num_positions, fused)
     fill_small(decoder, source)
     is_tied = source.model.tie_embeddings  # then the head has no tensors of its own, and comes last
@@ -40,7 +40,7 @@ def empty_decoder(config: ModelConfig, scheme: Scheme, num_positions: int, fused
 
 
 def fill_small(decoder: Decoder, source: WeightSource) -> None:
-    """Tables, norms and biases: all parameters but the weights of matrices."""
+    """Fill tables, norms and biases: all parameters but the weights of matrices."""
     for path, module in decoder.named_modules():
         for name, _ in list(module.named_parameters(recurse=False)):
             if not (isinstance(module, Matrix) and name == "weight"):
@@ -48,7 +48,7 @@ def fill_small(decoder: Decoder, source: WeightSource) -> None:
 
 
 def matrices_in(decoder: Decoder) -> Iterator[tuple[int | None, str, Matrix]]:
-    """Each matrix with its layer, and its role there."""
+    """Yield each matrix with its layer, and its role there."""
     for number, layer in enumerate(decoder.layers):
         for role, module in layer.named_modules():
             if isinstance(module, Matrix):

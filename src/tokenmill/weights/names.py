@@ -78,7 +78,7 @@ def is_ignored(family: Family, name: str) -> bool:
 
 
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
-    """The rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
+    """Choose the rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
     if not target.part:
         return range(num_rows)
     if target.part.isdigit():

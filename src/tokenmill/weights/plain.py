@@ -56,15 +56,15 @@ class Checkpoint:
         raise NotImplementedError
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        """One tensor, in the file's own floating type. dtype: that of quantised ones, float32 if it is not given.
+        """Read one tensor, in the file's own floating type. dtype: that of quantised ones, float32 if it is not given.
 
         rows: these alone; where they lie one after the other in the file, nothing else of it is read.
         """
         raise NotImplementedError
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        """One matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round, or the
-        codes of those outputs.
+        """Read one matrix as the file's own codes, [outputs, inputs] even where `read` gives it the other way round, or
+        the codes of those outputs.
 
         None if it is stored in floating point, or as codes that are not kept.
         """
@@ -80,7 +80,7 @@ class Checkpoint:
         return not self.read(name).any() if pieces is None else not any(map(any, pieces))
 
     def find_reader(self, kind: str) -> TensorReader:
-        """What reads the tensors of checkpoints of that kind, a key of TENSOR_READERS, for this one.
+        """Find what reads the tensors of checkpoints of that kind, a key of TENSOR_READERS, for this one.
 
         It is not kept: the two would hold each other in memory.
         """
@@ -138,7 +138,7 @@ class PlainCheckpoint(Checkpoint):
         return stored.file.dtypes[stored.name]
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        """The tensor is a view of the mapped file, whose pages are read when they are used."""
+        """Read a tensor as a view of the mapped file, whose pages are read when they are used."""
         stored, number = self._stored[name], self._stored[name].expert
         if number is None:
             return stored.file.read(stored.name, rows)

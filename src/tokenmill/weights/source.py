@@ -111,7 +111,7 @@ class WeightSource:
         return list(self._joined(numbers, kept, bits, len(wanted)))
 
     def _tied_head(self, rows: range | None) -> list[Stored]:
-        """The codes that the file has of the embedding, or its values as they are looked up."""
+        """Read the codes that the file has of the embedding, or its values as they are looked up."""
         bits = self._bits(HEAD)
         ((name, target, _),) = self._parts(f"{EMBEDDING}.weight")
         stored = self._codes(name, target, rows, bits) if self.scheme.is_integer else None
@@ -123,7 +123,7 @@ class WeightSource:
         return [Stored.plain(part) if bits is None else round_to_nearest(part, bits, quick=True)]
 
     def _joined(self, numbers: Tensor | None, kept: dict[int, Stored], bits: int | None, end: int) -> Iterator[Stored]:
-        """What was kept and, between, rows of `numbers`, rounded."""
+        """Join what was kept and, between, rows of `numbers`, rounded."""
         first = 0
         for start in [*sorted(kept), end]:
             if start > first:
@@ -138,7 +138,9 @@ class WeightSource:
                 first = start + kept[start].num_rows
 
     def _bits(self, path: str) -> int | None:
-        """What the rows of a matrix are rounded to. A router is not: a small error may choose another expert."""
+        """Decide to how many bits the rows of a matrix are rounded. A router is not: a small error may choose another
+        expert.
+        """
         is_left = path == EMBEDDING or self._roles[path].role == "router"
         return None if is_left else self.scheme.rounds_to
 
@@ -148,7 +150,7 @@ class WeightSource:
             yield name, target, rows_of(target, num_rows, self.model)
 
     def _codes(self, name: str, target: Target, rows: range | None, bits: int | None) -> Stored | None:
-        """A tensor's codes, unless they have more bits than those to which other rows are rounded."""
+        """Read a tensor's codes, unless they have more bits than those to which other rows are rounded."""
         transform = _OF_ROWS.get(target.transform, target.transform)  # codes are [outputs, inputs] anyway
         with naming(self._checkpoint.path):
             stored = self._checkpoint.read_codes(name, None if transform else rows)
@@ -160,7 +162,7 @@ class WeightSource:
     def _values(
         self, name: str, target: Target, dtype: torch.dtype, rows: range | None = None, change: Change | None = None
     ) -> Tensor:
-        """A tensor's values as the parameter has them, or those rows of it."""
+        """Read a tensor's values as the parameter has them, or those rows of it."""
         is_direct = not target.transform and change is None
         values, transform = self._read(name, dtype, rows if is_direct else None), TRANSFORMS[target.transform]
         if change is not None:

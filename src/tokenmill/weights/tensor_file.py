@@ -28,10 +28,10 @@ class TensorFile(Protocol):
     def __init__(self, path: Path) -> None: ...
 
     def read(self, name: str, rows: range | None = None) -> "Tensor":
-        """One tensor, or rows of it: a view of the mapped file where it can be mapped."""
+        """Read one tensor, or rows of it: a view of the mapped file where it can be mapped."""
 
     def stored_bytes(self, name: str) -> Iterator[bytes] | None:
-        """A tensor's bytes, in pieces; None where they do not lie in one place of the file."""
+        """Read a tensor's bytes, in pieces; None where they do not lie in one place of the file."""
 
 
 def dtype_bytes(name: str) -> int:
@@ -41,7 +41,7 @@ def dtype_bytes(name: str) -> int:
 
 
 def open_tensor_file(path: Path) -> TensorFile:
-    """CheckpointError for a file that has no tensors."""
+    """Open a file of tensors; CheckpointError for one that has none."""
     with path.open("rb") as opened:
         if opened.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise CheckpointError(f"{path} is a pointer of Git LFS, not the file itself: run `git lfs pull`")

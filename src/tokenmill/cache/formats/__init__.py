@@ -15,7 +15,7 @@ class Format(Protocol):
 
     @staticmethod
     def row_bytes(num_kv_heads: int, head_dim: int, dtype: str) -> int:
-        """Bytes of one token's K, or V."""
+        """Count the bytes of one token's K, or V."""
 
 
 def find_format(name: str) -> type[Format]:

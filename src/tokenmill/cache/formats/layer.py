@@ -31,17 +31,18 @@ class LayerKV(Protocol):
         """Store one row per slot, in place."""
 
     def gather(self, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
+        """Read K and V of these slots, [L, K, H] in the model's dtype; of a slice perhaps without a copy."""
 
 
 def find_layer(name: str) -> type[LayerKV]:
-    """The layers of the cache format of that name."""
+    """Find the layers of the cache format of that name."""
     found: type[LayerKV] = lookup(FORMATS, name, "cache_format", computes=True)
     return found
 
 
 def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
-    """The same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`."""
+    """Make the same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`.
+    """
     other: LayerKV = object.__new__(type(layer))
     other.tensors, other.dtype = tensors, layer.dtype
     return other

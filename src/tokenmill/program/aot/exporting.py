@@ -110,7 +110,7 @@ def write_package(
 
 
 def _exports(decoder: Decoder, pool: Pool, attend: Attend, kinds: tuple[str, ...]) -> tuple[list[int], list[Export]]:
-    """For each layer the number of its code, and what to compile."""
+    """Find the number of each layer's code, and what to compile."""
     known: dict[object, int] = {}
     layers = [known.setdefault(_kind_of(layer), len(known)) for layer in decoder.layers if isinstance(layer, Layer)]
     exports = []
@@ -137,7 +137,7 @@ def _kind_of(layer: Layer) -> Hashable:
 def _layer_inputs(
     x_TD: Tensor, decoder: Decoder, index: int, cache: tuple[Tensor, ...], kind: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Example inputs of OneLayer, and which of their sizes are dynamic."""
+    """Make example inputs of OneLayer, and say which of their sizes are dynamic."""
     positions_T = torch.arange(len(x_TD), device=x_TD.device)
     angles = decoder.angles(positions_T)[index]
     keys_BL = positions_T.new_zeros(len(x_TD) if kind == "many" else 1, KEYS)
@@ -167,7 +167,7 @@ def compile_part(part: Export, path: Path) -> None:
 
 
 def _compiler() -> str:
-    """Name and version of the compiler, for `tokenmill info` alone: running a package needs none."""
+    """Ask for name and version of the compiler, for `tokenmill info` alone: running a package needs none."""
     asked = subprocess.run(  # noqa: S603  (the compiler that torch found)
         [cpp_builder.get_cpp_compiler(), "--version"], capture_output=True, text=True, check=True
     )

@@ -17,7 +17,7 @@ REMEDY = "make it again with `tokenmill compile`, or load without it"
 
 
 def check_folder(folder: Path) -> None:
-    """PackageMismatch for a directory or file that is there and no package, or holds what is not of the package."""
+    """Raise PackageMismatch for a directory or file that is no package, or holds what is not of the package."""
     if not folder.exists():
         return
     try:
@@ -38,7 +38,7 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> int:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Its facts. PackageMismatch if it is no AOT package, damaged, or of another version."""
+    """Read the facts of a package. PackageMismatch if it is no AOT package, damaged, or of another version."""
     path = folder / MANIFEST
     try:
         return unseal(path.read_bytes(), FORMAT)

@@ -25,7 +25,7 @@ class Package(NamedTuple):
 
 
 def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch.device) -> dict[str, Any]:
-    """The fields of a manifest that must equal those of an engine before it uses the package. config: resolved."""
+    """List the fields of a manifest that must equal those of an engine before it uses the package. config: resolved."""
     versions = (each.version for each in distributions(name="triton"))
     return {
         "model": {part: digest for part, digest in fingerprint.items() if part != "tokenizer"},
@@ -38,7 +38,7 @@ def made_for(config: EngineConfig, fingerprint: Mapping[str, str], device: torch
 
 
 def _processor() -> str:
-    """The processor with its features: code is compiled for all features of the processor that compiles it."""
+    """Name the processor with its features: code is compiled for all features of the processor that compiles it."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(encoding="utf-8") if cpuinfo.exists() else ""
     first = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
@@ -49,7 +49,8 @@ def _processor() -> str:
 
 
 def open_package(folder: Path, wanted: Mapping[str, Any], device: torch.device) -> Package:
-    """PackageMismatch names every field that differs from `wanted`, or the first file that is damaged."""
+    """Open a package; PackageMismatch names every field that differs from `wanted`, or the first file that is damaged.
+    """
     facts = read_manifest(folder)
     differ = [f"{name} {facts.get(name)!r}, here {here!r}" for name, here in wanted.items() if facts.get(name) != here]
     if differ:

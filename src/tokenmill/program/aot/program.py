@@ -26,7 +26,7 @@ class Aot(MicroBatched):
         self._end_weights = weights_of(End(self.decoder)).values()
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """By its kind; see exporting.KINDS."""
+        """Find the code of a micro-batch by its kind; see exporting.KINDS."""
         kind = "chunk" if batch[0].count > 1 else "one" if len(batch) == 1 else "many"
         return partial(self._run_code, kind) if kind in self._package.kinds else None
 
@@ -47,7 +47,7 @@ class Aot(MicroBatched):
 
 
 class End(nn.Module):
-    """What follows the last layer: [R, D] → [R, V]."""
+    """The modules after the last layer: [R, D] → [R, V]."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -59,5 +59,5 @@ class End(nn.Module):
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name. Compiled code takes them in this order."""
+    """List parameters and buffers by name. Compiled code takes them in this order."""
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}

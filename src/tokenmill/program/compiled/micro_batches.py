@@ -52,7 +52,7 @@ class StaticShapes:
         self.keys = _powers(256, 4, max_length)
 
     def of(self, batch: MicroBatch) -> Shape:
-        """The smallest declared shape that it fits in."""
+        """Find the smallest declared shape that it fits in."""
         return Shape(
             self.sequences[bisect_left(self.sequences, len(batch))],
             self.tokens[bisect_left(self.tokens, batch[0].count)],
@@ -61,7 +61,9 @@ class StaticShapes:
         )
 
     def compilation(self, shape: Shape) -> tuple[Shape, Shape]:
-        """What tells the compiled function of a shape from others, and the shape to compile it with: both itself."""
+        """Return what tells the compiled function of a shape from others, and the shape to compile it with: both
+        itself.
+        """
         return shape, shape
 
 
@@ -115,7 +117,7 @@ class Inputs(NamedTuple):
         return what + (", all logits" if self.rows_B is None and tokens > 1 else "")
 
     def padded(self, size: int) -> PaddedStep:
-        """The step, with the slots that follow from the tables of blocks of that size."""
+        """Make the step, with the slots that follow from the tables of blocks of that size."""
         keys_BL = self.tables_BM[:, self.offsets_L // size] * size + self.offsets_L % size
         slots_BC = torch.gather(self.tables_BM, 1, self.positions_BC // size) * size + self.positions_BC % size
         token_ids_T = self.token_ids_BC.flatten()
@@ -131,7 +133,7 @@ Call = Callable[[Inputs, Cache], Tensor]
 
 
 class MicroBatched(Eager):
-    """What programs of compiled functions have in common. Each has its own `find`."""
+    """The programs of compiled functions have this in common. Each has its own `find`."""
 
     shapes: StaticShapes | DynamicShapes
 
@@ -150,7 +152,7 @@ class MicroBatched(Eager):
         self.shapes = DynamicShapes(len(self._offsets_P))
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """What runs that micro-batch of a step, or None."""
+        """Find what runs that micro-batch of a step, or None."""
         raise NotImplementedError
 
     @torch.inference_mode()
@@ -171,7 +173,7 @@ class MicroBatched(Eager):
         return Output(logits[0] if len(logits) == 1 else torch.cat(logits))
 
     def stage(self, batch: MicroBatch, shape: Shape, step: Step) -> Inputs:
-        """A micro-batch padded to `shape`, by repeating the last token of a sequence and the last sequence."""
+        """Pad a micro-batch to `shape`, by repeating the last token of a sequence and the last sequence."""
         token_ids, positions, tables = lists = list[list[int]](), list[list[int]](), list[list[int]]()
         for span in batch:
             fill = shape.num_tokens - span.count
@@ -191,7 +193,7 @@ class MicroBatched(Eager):
         return Inputs(step.fed(token_ids_BC), positions_BC, tables_BM, self._offsets_P[: shape.num_keys], rows_B)
 
     def _run_plain(self, step: Step, spans: Sequence[Span]) -> dict[int, Tensor]:
-        """Some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
+        """Run some of a step's spans by the plain modules: the wanted rows of each, by its first token."""
         tokens, rows, packed = list[int](), list[int](), list[Span]()
         for span in spans:
             packed.append(span._replace(first=len(tokens)))
@@ -213,7 +215,7 @@ def _into_huge_pages(module: nn.Module) -> None:
 
 
 def _wanted(batch: MicroBatch, logits_RV: Tensor) -> dict[int, Tensor]:
-    """The wanted rows of each span, by its first token."""
+    """Choose the wanted rows of each span, by its first token."""
     if batch[0].num_logits > 1:
         (span,) = batch
         return {span.first: logits_RV[span.count - span.num_logits : span.count]}

@@ -51,7 +51,9 @@ class Compiled(MicroBatched):
         self._forward = Forward(decoder, pool, self.padded)
 
     def find(self, batch: MicroBatch, step: Step) -> Call | None:
-        """Compiled now if need be; None while that goes on in the background, and where it is not to be."""
+        """Find the compiled function, compiled now if need be; None while a thread compiles it, and where it is not to
+        be.
+        """
         if self._config.compile_phases not in ("both", "decode" if batch[0].count == 1 else "prefill"):
             return None
         key, example = self.shapes.compilation(self.shapes.of(batch))
@@ -69,7 +71,7 @@ class Compiled(MicroBatched):
         return self.calls[key]
 
     def _compile(self, inputs: Inputs, cache: Cache) -> Call:
-        """It is run once with these inputs, which writes what their step will write again."""
+        """Compile. The function is run once with these inputs, which writes what their step will write again."""
         if self._mode == "no":
             return self._forward
         log.info("compiling %s", inputs)
@@ -107,7 +109,7 @@ class Forward(nn.Module):
 
 @torch.inference_mode()
 def compile_forward(forward: Forward, inputs: Inputs, cache: Cache, backend: str, dynamic: bool) -> Call:
-    """What runs inputs of this shape. It is run once with these. ConfigError where the backend fails."""
+    """Compile what runs inputs of this shape. It is run once with these. ConfigError where the backend fails."""
     # The same function with a code object of its own: torch.compile keeps what it compiled by code object.
     run = FunctionType(_run.__code__.replace(), globals())
     compiled = torch.compile(
@@ -144,7 +146,7 @@ def _mark_dynamic(inputs: Inputs) -> None:
 
 
 def check_backend(name: str) -> None:
-    """ConfigError for a name that torch.compile does not know, or for inductor without a C++ compiler."""
+    """Raise ConfigError for a name that torch.compile does not know, or for inductor without a C++ compiler."""
     names = torch._dynamo.list_backends(())
     if name not in names:
         raise ConfigError("compile_backend", name, f"torch.compile knows {', '.join(sorted(names))}")

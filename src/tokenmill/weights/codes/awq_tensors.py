@@ -12,6 +12,6 @@ ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where the codes of columns 0, 1, … lie amo
 
 
 def unpack(layout: AWQ, parts: Mapping[str, Tensor], name: str) -> Stored:
-    """R rows of codes."""
+    """Make R rows of codes."""
     codes_KR, zeros_GR = (fields_of(parts[part], 4)[..., ORDER].flatten(1) for part in ("qweight", "qzeros"))
     return of_zeros(layout, codes_KR.t(), zeros_GR, parts["scales"])

@@ -81,7 +81,7 @@ def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_layout(config: Mapping[str, Any]) -> Layout:
-    """What a config's quantization_config says; CheckpointError names what is not implemented."""
+    """Read a config's quantization_config; CheckpointError names what is not implemented."""
     method = quant_method(config)
     assert method is not None, "only called for quantised directories"
     given = {key: value for key, value in config["quantization_config"].items() if value not in (None, {})}
@@ -94,7 +94,7 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
-    """X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
+    """Find X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
     found, missing, misshapen = {}, [], []
     names = layout.parts
     for name, shape in plain.shapes.items():
@@ -116,7 +116,8 @@ def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]
 
 
 def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
-    """Biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its issue 555)."""
+    """Find biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its issue 555).
+    """
     model, family = read_config(plain.config), find_family(plain.config)
     has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}
     has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}

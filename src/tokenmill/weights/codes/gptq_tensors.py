@@ -12,7 +12,7 @@ from tokenmill.weights.codes.words import fields_of, of_zeros, on_groups, words_
 
 
 def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-    """The parts of rounded rows. Loses nothing but the padding.
+    """Make the parts of rounded rows. Loses nothing but the padding.
 
     The number of inputs must be a multiple of the group, that of the rows one of the codes in a word, and no zero may
     be below what is taken off a stored one.
@@ -34,7 +34,7 @@ def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
 
 
 def unpack(layout: GPTQ, parts: Mapping[str, Tensor], name: str) -> Stored:
-    """R rows of codes. CheckpointError where the groups are not of neighbours."""
+    """Make R rows of codes. CheckpointError where the groups are not of neighbours."""
     if (groups_K := parts.get("g_idx")) is not None:
         # With desc_act, inputs of one group may lie anywhere in the row.
         order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))

@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How a directory stores its codes.
+    """The way in which a directory stores its codes.
 
     bits: of GPTQ and AWQ; our own directories may hold matrices of 4 and of 8. group: inputs that share a scale, 0 for
     all of a row. zero_offset: what is added to a stored zero. parts: the names of the tensors that hold a matrix, the
@@ -33,20 +33,21 @@ class Layout:
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Self:
-        """The layout that these settings describe."""
+        """Read the layout that these settings describe."""
         return cls(found["bits"], max(found["group_size"], 0))
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
-        """[R, K] of the matrix whose parts have these shapes."""
+        """Return [R, K] of the matrix whose parts have these shapes."""
         raise NotImplementedError
 
     def part_shapes(self, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
-        """The shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits."""
+        """Return the shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits.
+        """
         raise NotImplementedError
 
     @property
     def fields(self) -> int:
-        """The number of codes in a word of 32 bits."""
+        """The layout puts so many codes in a word of 32 bits."""
         return 32 // self.bits
 
     def num_groups(self, num_inputs: int) -> int:

@@ -32,7 +32,7 @@ class CodesReader:
         return stored if exact else None
 
     def _unpack(self, name: str, rows: range | None) -> Stored | None:
-        """Where a row of the matrix is a row of every part, only those rows of the parts are read."""
+        """Unpack codes. Where a row of the matrix is a row of every part, only those rows of the parts are read."""
         opened, layout, base = self._checkpoint, self._checkpoint.layout, name.removesuffix(".weight")
         if not opened.is_coded(name):
             return None

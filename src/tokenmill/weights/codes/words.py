@@ -17,8 +17,8 @@ def of_groups(
 
 
 def of_zeros(layout: Layout, codes_RK: Tensor, zeros_GR: Tensor, scales_GR: Tensor) -> Stored:
-    """R rows of codes with a zero for each group. 8 bits with a zero other than 128 come with minimums, which no scheme
-    keeps.
+    """Make R rows of codes with a zero for each group. 8 bits with a zero other than 128 come with minimums, which no
+    scheme keeps.
     """
     zeros_RG = (zeros_GR.t() + layout.zero_offset) & (1 << layout.bits) - 1
     scales_RG = scales_GR.float().t()
@@ -27,7 +27,7 @@ def of_zeros(layout: Layout, codes_RK: Tensor, zeros_GR: Tensor, scales_GR: Tens
 
 
 def on_groups(layout: Layout, stored: Stored, num_inputs: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes [R, K], with the scales and minimums [R, G] of the layout's groups: the inverse of of_groups."""
+    """Return codes [R, K], with the scales and minimums [R, G] of the layout's groups: the inverse of of_groups."""
     stored, step = stored.unpacked(), layout.group // GROUP
     assert stored.codes is not None and stored.scales is not None
     minimums_RG = None if stored.minimums is None else stored.minimums[:, ::step]
@@ -35,12 +35,12 @@ def on_groups(layout: Layout, stored: Stored, num_inputs: int) -> tuple[Tensor, 
 
 
 def fields_of(words_AB: Tensor, bits: int) -> Tensor:
-    """[A, B] int32 → [A, B, 32 / bits] uint8, from the low bits up."""
+    """Turn [A, B] int32 into [A, B, 32 / bits] uint8, from the low bits up."""
     bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
     return bytes_ABC if bits == 8 else split_nibbles(bytes_ABC)
 
 
 def words_of(fields_ABC: Tensor, bits: int) -> Tensor:
-    """The inverse of fields_of."""
+    """Invert fields_of."""
     bytes_ABC = fields_ABC if bits == 8 else joined_nibbles(fields_ABC)
     return bytes_ABC.contiguous().view(torch.int32).squeeze(-1)

@@ -51,7 +51,7 @@ class GGUFCheckpoint(Checkpoint):
         }
 
     def source_of(self, name: str) -> tuple[TensorInfo, Transform]:
-        """Where a tensor lies in the file, and how it is brought to Hugging Face's layout."""
+        """Find where a tensor lies in the file, and how it is brought to Hugging Face's layout."""
         return self._sources[name]
 
     def dtype_of(self, name: str) -> str:
@@ -59,7 +59,7 @@ class GGUFCheckpoint(Checkpoint):
         return FLOATS.get(info.type, "float32")
 
     def read(self, name: str, dtype: "torch.dtype | None" = None, rows: range | None = None) -> "Tensor":
-        """May be a view that is not contiguous."""
+        """Read one tensor, which may be a view that is not contiguous."""
         return self.find_reader("gguf").read(name, dtype, rows)
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
@@ -72,7 +72,8 @@ class GGUFCheckpoint(Checkpoint):
         return defaults_of_gguf(self.path, self.metadata)
 
     def _find_sources(self, tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, Transform]]:
-        """Hugging Face name → where it lies and how it is read; CheckpointError lists what no name belongs to."""
+        """Find, for each Hugging Face name, where it lies and how it is read; CheckpointError lists what has no name.
+        """
         model_type = self.config["model_type"]
         bases = hf_bases(model_type)
         sources: dict[str, tuple[TensorInfo, Transform]] = {}
@@ -91,7 +92,7 @@ class GGUFCheckpoint(Checkpoint):
         return sources
 
     def _experts(self, name: str, info: TensorInfo) -> Iterator[tuple[str, TensorInfo]]:
-        """The tensor itself, or each expert of the stack that it is."""
+        """Yield the tensor itself, or each expert of the stack that it is."""
         if "{e}" not in name:
             yield name, info
             return
@@ -105,7 +106,7 @@ class GGUFCheckpoint(Checkpoint):
             yield name.replace("{e}", str(i)), part
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
-        """The bytes of a tensor, row by row: [rows, bytes of a row]."""
+        """Return the bytes of a tensor, row by row: [rows, bytes of a row]."""
         with file_errors(self.path, "read"):
             raw = np.fromfile(self.path, np.uint8, info.num_bytes, offset=self._data_offset + info.offset)
         if raw.size != info.num_bytes:
@@ -114,7 +115,7 @@ class GGUFCheckpoint(Checkpoint):
 
 
 def _code_bits(tensors: Mapping[str, TensorInfo]) -> float:
-    """Bits per number of the matrices that tokens are multiplied with, a tied head among them."""
+    """Count the bits per number of the matrices that tokens are multiplied with, a tied head among them."""
     tables = ("position_embd.", "token_embd.") if "output.weight" in tensors else ("position_embd.",)
     matrices = [info for name, info in tensors.items() if len(info.shape) > 1 and not name.startswith(tables)]
     bits = sum(prod(info.shape) * BITS.get(info.type, 8.5) for info in matrices)

@@ -19,7 +19,7 @@ KIND = gguf.GGMLQuantizationType
 
 
 def decode(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Stored:
-    """[R, bytes of a row] → R rows of codes."""
+    """Turn [R, bytes of a row] into R rows of codes."""
     blocks_RGB = torch.from_numpy(rows).reshape(len(rows), -1, gguf.GGML_QUANT_SIZES[kind][1])
     scales = _half_floats(blocks_RGB, 0)
     if kind == KIND.Q8_0:
@@ -36,7 +36,7 @@ def decode(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> Stored:
 
 
 def encode(stored: Stored, kind: gguf.GGMLQuantizationType) -> Tensor:
-    """R rows of codes as Q4_0, Q4_1 or Q8_0: [R, bytes of a row]. The inverse of decode."""
+    """Store R rows of codes as Q4_0, Q4_1 or Q8_0: [R, bytes of a row]. The inverse of decode."""
     stored = stored.unpacked()
     assert stored.codes is not None and stored.scales is not None
     assert (stored.minimums is not None) == (kind == KIND.Q4_1), f"codes of another grid than {kind.name}"

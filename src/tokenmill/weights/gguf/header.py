@@ -85,7 +85,7 @@ class _Parser:
         return Header(metadata, tensors, data_offset)
 
     def records(self, count: int, min_bytes: int, what: str, read: Callable[[str], Any]) -> dict[str, Any]:
-        """Names, each followed by what `read` makes of the bytes after it. No name may come twice."""
+        """Read names, each followed by what `read` makes of the bytes after it. No name may come twice."""
         self.demand(count, min_bytes, f"every {what}")
         found: dict[str, Any] = {}
         for number in range(count):
@@ -115,7 +115,7 @@ class _Parser:
         return [self.value(inner, what, depth + 1) for _ in range(count)]
 
     def values(self, kind: int, count: int, what: str) -> list[Any]:
-        """`count` strings, numbers or truth values in a row."""
+        """Read `count` strings, numbers or truth values in a row."""
         if kind == _STRING:
             return self.texts(count, what, _MAX_LENGTH)
         if kind not in _NUMBERS:
@@ -144,7 +144,7 @@ class _Parser:
         return TensorInfo(name, shape, kind, offset, prod(shape) // block * block_bytes)
 
     def check_places(self, tensors: dict[str, TensorInfo], data_offset: int, alignment: int) -> None:
-        """Every tensor lies aligned, inside the file, and on no other."""
+        """Check that every tensor lies aligned, inside the file, and on no other."""
         free = 0
         for info in sorted(tensors.values(), key=lambda info: info.offset):
             start, end = data_offset + info.offset, data_offset + info.offset + info.num_bytes
@@ -165,7 +165,8 @@ class _Parser:
         return values
 
     def texts(self, count: int, what: str, longest: int) -> list[str]:
-        """`count` strings in a row. One loop over local names, because a vocabulary with its merges has 100 000."""
+        """Read `count` strings in a row. One loop over local names, because a vocabulary with its merges has 100 000.
+        """
         self.demand(count, 8, what)
         data, at, size, texts = self.data, self.at, self.size, []
         for _ in range(count):

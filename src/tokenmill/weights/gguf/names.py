@@ -54,7 +54,7 @@ def hf_bases(model_type: str) -> dict[str, str]:
 
 
 def find_transform(model_type: str, kind: str) -> Transform:
-    """Of tensors of that kind, which is GGUF's name without its layer and .weight or .bias."""
+    """Find the transform of tensors of that kind, which is GGUF's name without its layer and .weight or .bias."""
     order, *keys = gguf_facts(model_type).rows.get(kind.removeprefix("blk.{i}."), ("same",))
     return ORDERS[order](*keys)
 
@@ -73,7 +73,9 @@ def _swap_axes(axis: int, shape: tuple[int | str, ...], tensor: "Tensor", config
 
 
 def _halves(heads: str) -> Transform:
-    """Within each head, from pairs of rows that rotate together, 0 1, 2 3, …, to all even rows, then all odd rows."""
+    """Reorder, within each head, from pairs of rows that rotate together, 0 1, 2 3, …, to all even rows, then all odd
+    rows.
+    """
     return Transform(partial(_swap_axes, 1, (heads, -1, 2)), partial(_swap_axes, 1, (heads, 2, -1)))
 
 

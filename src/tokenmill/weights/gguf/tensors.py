@@ -49,7 +49,7 @@ class GGUFReader:
         return self._codes(info).map(lambda part: part[places_R])
 
     def _stretch(self, info: TensorInfo, transform: Transform, rows: range) -> tuple[TensorInfo, Tensor]:
-        """The rows of the file among which those rows lie, as a tensor, and their places in it."""
+        """Read the rows of the file among which those rows lie, as a tensor, and their places in it."""
         numbers_R1 = torch.arange(info.shape[0])[:, None]
         order_R = transform.to_hf(numbers_R1, self._checkpoint.config)[rows.start : rows.stop, 0]
         first, size = int(order_R.min()), info.num_bytes // info.shape[0]
@@ -63,7 +63,7 @@ class GGUFReader:
         return round_to_nearest(self._load(info), 8, quick=True)
 
     def _load(self, info: TensorInfo, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""
+        """Load the values of a tensor as it is stored, from its own bytes alone; in that dtype if it is quantised."""
         kind, raw, shape = info.type, self._checkpoint.raw(info), info.shape
         if kind in FLOATS:
             return torch.from_numpy(raw).view(getattr(torch, FLOATS[kind])).reshape(shape)

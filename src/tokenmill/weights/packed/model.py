@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PackedCheckpoint(Checkpoint):
-    """PackedModelError, by field, if the file is damaged, of another version, or older than its model.
+    """It raises PackedModelError, by field, if the file is damaged, of another version, or older than its model.
 
     facts: the header; only the program, dtype and scheme that it names can use the weights.
     """

@@ -26,7 +26,7 @@ REMEDY = "make it again with `tokenmill pack`"
 
 
 def is_packed_model(path: Path) -> bool:
-    """By its first bytes, whatever its name."""
+    """Tell a packed model by its first bytes, whatever its name."""
     try:
         with path.open("rb") as opened:
             return opened.read(len(MAGIC)) == MAGIC
@@ -35,7 +35,7 @@ def is_packed_model(path: Path) -> bool:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """The facts, and where the header ends. PackedModelError if it is none, damaged, or of another version.
+    """Read the facts, and where the header ends. PackedModelError if it is none, damaged, or of another version.
 
     Every fact that this room uses has the right type, and the file the size that they say.
     """
@@ -78,7 +78,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def read_tokenizer(path: Path, facts: dict[str, Any], end: int) -> bytes:
-    """The tokenizer, unverified; the facts and where the header ends are what read_header has given."""
+    """Read the tokenizer, unverified; the facts and where the header ends are what read_header has given."""
     with file_errors(path, "read"), path.open("rb") as opened:
         return _read_at(opened, end, facts["tokenizer_bytes"])
 
@@ -89,7 +89,7 @@ def _read_at(opened: BinaryIO, begin: int, size: int) -> bytes:
 
 
 def begin_file(header_at: int, header_bytes: int) -> bytes:
-    """The first bytes of a packed model."""
+    """Make the first bytes of a packed model."""
     return MAGIC + header_at.to_bytes(8, "little") + header_bytes.to_bytes(8, "little")
 
 
@@ -116,7 +116,7 @@ class PackedReader:
         thread.shutdown(wait=False)
 
     def wait(self) -> mmap.mmap:
-        """All weights; PackedModelError names the part that does not match its checksum."""
+        """Wait for all weights; PackedModelError names the part that does not match its checksum."""
         self._done.result()
         return self._memory
 

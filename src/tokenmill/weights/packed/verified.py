@@ -32,7 +32,7 @@ def is_verified(path: Path, opened: int) -> bool:
 
 
 def remember(path: Path, opened: int) -> None:
-    """This open file was verified. Where that cannot be written, it is verified again next time."""
+    """Remember that this open file was verified. Where that cannot be written, it is verified again next time."""
     record = _record(path)
     if time.time() - os.fstat(opened).st_ctime < SETTLED_S:
         return
@@ -45,12 +45,12 @@ def remember(path: Path, opened: int) -> None:
 
 
 def forget(path: Path) -> None:
-    """The file is gone."""
+    """Forget a file that is gone."""
     _record(path).unlink(missing_ok=True)
 
 
 def last_used(path: Path) -> float:
-    """When a process began to use the file: seconds since 1970."""
+    """Find when a process began to use the file, in seconds since 1970."""
     for each in (_record(path), path):
         try:
             return each.stat().st_mtime

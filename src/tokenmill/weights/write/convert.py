@@ -44,7 +44,9 @@ _SETTINGS = """generation_config.json tokenizer.json tokenizer.model tokenizer_c
 
 @dataclass(frozen=True)
 class Unit:
-    """What one tensor of a checkpoint becomes: tensors that stay in one file, and how they are made of it."""
+    """The plan for one tensor of a checkpoint, which becomes tensors that stay in one file, and how they are made of
+    it.
+    """
 
     source: str
     specs: Mapping[str, tuple[torch.dtype, Shape]]
@@ -73,13 +75,13 @@ def weights_of(checkpoint: Checkpoint) -> dict[str, Shape]:
 
 
 def plain_unit(name: str, shape: Shape, dtype: str) -> Unit:
-    """A tensor that is only cast."""
+    """Plan a tensor that is only cast."""
     number: torch.dtype = getattr(torch, dtype)
     return Unit(name, {name: (number, shape)}, lambda tensor: {name: tensor.to(number)})
 
 
 def check_new(out_dir: Path) -> None:
-    """ConfigError for a directory that is not empty, or a file, or that the command runs in."""
+    """Raise ConfigError for a directory that is not empty, or a file, or that the command runs in."""
     if out_dir.resolve() == Path.cwd():
         raise ConfigError("output", str(out_dir), "a new directory beside this one: what is written takes its place")
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
@@ -87,7 +89,7 @@ def check_new(out_dir: Path) -> None:
 
 
 def check_space(path: Path, needed: int) -> None:
-    """CapacityError where the disk has no space for so many bytes at a path, whose folder must exist."""
+    """Raise CapacityError where the disk has no space for so many bytes at a path, whose folder must exist."""
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise CapacityError(f"disk space for {path}", needed, free, "output to another disk", in_bytes=True)
@@ -125,7 +127,9 @@ def write_directory(
 
 
 def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, progress: Progress) -> None:
-    """model.safetensors, or several with an index. In order, each as full as it gets; a larger unit has one alone."""
+    """Write model.safetensors, or several with an index. In order, each as full as it gets; a larger unit has one
+    alone.
+    """
     units_by_source, pattern = {unit.source: unit for unit in units}, "model{suffix}.safetensors"
     split = split_state_dict_into_shards_factory(
         units_by_source, get_storage_size=Unit.num_bytes, filename_pattern=pattern, max_shard_size=SHARD_BYTES
@@ -140,7 +144,7 @@ def _write_shards(checkpoint: Checkpoint, units: Sequence[Unit], folder: Path, p
 
 
 def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, advance: Callable[[], None]) -> None:
-    """One file of these units; `advance` is called for each."""
+    """Write one file of these units; `advance` is called for each."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for unit in units:
@@ -168,7 +172,7 @@ def _write_shard(checkpoint: Checkpoint, units: Sequence[Unit], file: Path, adva
 
 
 def _write_tokenizer(checkpoint: Checkpoint, path: Path) -> None:
-    """A directory's own files as they are; those of any other checkpoint made from its tokenizer."""
+    """Copy a directory's own files as they are; those of any other checkpoint are made from its tokenizer."""
     if checkpoint.path.is_dir():
         for name in (*_SETTINGS, *(f"{FOLDER}/{file.name}" for file in (checkpoint.path / FOLDER).glob("*.jinja"))):
             if (checkpoint.path / name).is_file():

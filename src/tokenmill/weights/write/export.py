@@ -23,7 +23,7 @@ Rounded = Callable[[str, Tensor], Stored]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be written.
+    """The quantised model that is to be written.
 
     shapes: of every tensor, by the checkpoint's name. bits: of those that become codes. targets: which parameter each
     tensor fills. scheme_bits: of the scheme, which a head may not have. group: inputs that share a scale. symmetric:
@@ -40,7 +40,7 @@ class Plan:
     symmetric: bool
 
     def with_8_bits(self, names: Collection[str]) -> "Plan":
-        """The same with 8 bits for these tensors."""
+        """Plan the same with 8 bits for these tensors."""
         return replace(self, bits={**self.bits, **dict.fromkeys(names, 8)})
 
     def is_transposed(self, name: str) -> bool:
@@ -70,15 +70,15 @@ class Export:
         return False
 
     def check_output(self, path: Path) -> None:
-        """ConfigError for a path that cannot be written to."""
+        """Raise ConfigError for a path that cannot be written to."""
         raise NotImplementedError
 
     def check(self, plan: Plan) -> None:
-        """ConfigError for a plan that the format cannot hold. Reads no tensor."""
+        """Raise ConfigError for a plan that the format cannot hold. Reads no tensor."""
         raise NotImplementedError
 
     def num_bytes(self, plan: Plan, name: str) -> int:
-        """Of one tensor as it is written."""
+        """Count the bytes of one tensor as it is written."""
         raise NotImplementedError
 
     def write(self, plan: Plan, path: Path, rounded: Rounded, progress: Progress, stage: str) -> None:

@@ -25,15 +25,15 @@ class DirectoryExport(Export):
     """A directory whose matrices X.weight are replaced by parts X.…; every other tensor stays as it is."""
 
     def layout(self, bits: int, group: int) -> Layout:
-        """How codes of so many bits are stored."""
+        """Choose how codes of so many bits are stored."""
         raise NotImplementedError
 
     def pack(self, layout: Any, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
-        """The parts of one matrix, by their names."""
+        """Make the parts of one matrix, by their names."""
         raise NotImplementedError
 
     def settings(self, plan: Plan) -> Mapping[str, Any]:
-        """quantization_config of config.json, without its method."""
+        """Make quantization_config of config.json, without its method."""
         raise NotImplementedError
 
     def check_output(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class DirectoryExport(Export):
         write_directory(plan.checkpoint, path, units, config, progress, stage)
 
     def _unit(self, plan: Plan, name: str, rounded: Rounded | None) -> Unit:
-        """What a tensor becomes; without `rounded`, only its types and shapes are of use."""
+        """Plan what a tensor becomes; without `rounded`, only its types and shapes are of use."""
         shape = plan.shapes[name]
         if name not in plan.bits:
             return plain_unit(name, shape, plan.model.dtype)

@@ -123,7 +123,7 @@ class GGUFExport(Export):
 
 
 def _sources(plan: Plan) -> list[_Source]:
-    """The tensors of the file in order, with the place of each."""
+    """List the tensors of the file in order, with the place of each."""
     stacks: dict[str, list[str]] = {}
     transforms: dict[str, Transform] = {}
     stored_names, prefix = _stored_names(plan.model), find_family({"model_type": plan.model.family}).prefix
@@ -146,7 +146,7 @@ def _sources(plan: Plan) -> list[_Source]:
 
 
 def _stored_names(model: ModelConfig) -> dict[str, tuple[str, str]]:
-    """Hugging Face's name, without prefix and suffix, → GGUF's name, and the kind that find_transform takes.
+    """Map Hugging Face's name, without prefix and suffix, to GGUF's name, and the kind that find_transform takes.
 
     In the order of layers and experts.
     """
@@ -186,7 +186,7 @@ def _pad(out: BinaryIO) -> None:
 
 
 def _parts(plan: Plan, source: _Source, rounded: Rounded) -> Iterator[Tensor]:
-    """The data of one tensor, expert after expert."""
+    """Yield the data of one tensor, expert after expert."""
     if not source.names:
         yield torch.tensor(rope_factors(plan.model.rope))
     sizes = {"num_attention_heads": plan.model.num_heads, "num_key_value_heads": plan.model.num_kv_heads}
@@ -216,7 +216,7 @@ def _general(plan: Plan, path: Path) -> dict[str, Any]:
 
 
 def _vocabulary(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, Any]:
-    """The keys `tokenizer.…`: another GGUF file's own, or made from the tokenizer."""
+    """Make the keys `tokenizer.…`: another GGUF file's own, or made from the tokenizer."""
     if isinstance(checkpoint, GGUFCheckpoint):
         return {key: value for key, value in checkpoint.metadata.items() if key.startswith("tokenizer.")}
     tokenizer = checkpoint.tokenizer()

@@ -27,7 +27,7 @@ _YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", 
 
 
 def metadata_of(model: ModelConfig) -> dict[str, Any]:
-    """The keys of the architecture, with its name before each."""
+    """Make the keys of the architecture, with its name before each."""
     pairs: dict[str, Any] = {
         "block_count": model.num_layers,
         "context_length": model.max_position_embeddings,
@@ -53,7 +53,7 @@ def metadata_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def rope_factors(rope: Rope | None) -> list[float] | None:
-    """What rope_freqs.weight holds: divisors of the frequencies, where a rope is not one of GGUF's own kinds."""
+    """Make rope_freqs.weight: divisors of the frequencies, where a rope is not one of GGUF's own kinds."""
     numbers = {} if rope is None else dict(rope.scaling)
     if rope is None or rope.kind not in ("llama3", "factors"):
         return None
@@ -83,7 +83,7 @@ def check_read_back(path: Path, model: ModelConfig, metadata: Mapping[str, Any],
 
 
 def write_header(path: Path, metadata: Mapping[str, Any], infos: Sequence[TensorInfo]) -> None:
-    """Everything before the tensors' data, which begins at the next multiple of the alignment."""
+    """Write everything before the tensors' data, which begins at the next multiple of the alignment."""
     writer = gguf.GGUFWriter(None, metadata["general.architecture"])
     for key, value in metadata.items():
         if key != "general.architecture":  # which the writer has added
@@ -106,7 +106,7 @@ _ADD = {
 
 
 def _scaling(rope: Rope) -> dict[str, Any]:
-    """rope.scaling of the two kinds that GGUF names; the check finds what of the others is lost."""
+    """Make rope.scaling of the two kinds that GGUF names; the check finds what of the others is lost."""
     numbers = dict(rope.scaling)
     if rope.kind not in ("linear", "yarn") or "factor" not in numbers:
         return {}
@@ -118,7 +118,7 @@ def _scaling(rope: Rope) -> dict[str, Any]:
 
 
 def unread_yarn(rope: Rope | None) -> dict[str, float]:
-    """The numbers of YaRN for which llama.cpp takes others, whatever a file says."""
+    """Find the numbers of YaRN for which llama.cpp takes others, whatever a file says."""
     if rope is None or rope.kind != "yarn":
         return {}
     numbers = dict(rope.scaling)
@@ -129,7 +129,7 @@ def unread_yarn(rope: Rope | None) -> dict[str, float]:
 
 
 def _same(have: Any, found: Any) -> bool:
-    """Equal but for the rounding of numbers to 32 bits."""
+    """Compare two values, equal but for the rounding of numbers to 32 bits."""
     if isinstance(have, Rope) and isinstance(found, Rope):
         alike = [_same(getattr(have, entry.name), getattr(found, entry.name)) for entry in fields(have)]
         return all(alike)

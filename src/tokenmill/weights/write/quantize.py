@@ -61,7 +61,7 @@ class Kind:
         return math.sqrt(self.squared_error / self.squared_norm) if self.squared_norm else 0.0
 
     def add(self, name: str, numbers_RK: Tensor, stored: Stored) -> None:
-        """What rounding one matrix has lost. CheckpointError where numbers of it cannot be rounded."""
+        """Add what rounding one matrix has lost. CheckpointError where numbers of it cannot be rounded."""
         for first in range(0, len(numbers_RK), ROWS):
             rows_RK = numbers_RK[first : first + ROWS].float()
             values_RK = stored.map(partial(_rows, first)).values()
@@ -127,7 +127,7 @@ def plan_quantization(
     export: str = "tokenmill",
     symmetric: bool = False,
 ) -> tuple[Plan, Export]:
-    """What `quantize` would write, and the export that writes it; ConfigError where it cannot. Reads no tensor."""
+    """Plan what `quantize` would write, and the export that writes it; ConfigError where it cannot. Reads no tensor."""
     model, to = read_config(checkpoint.config), find_export(export)
     check_choice("scheme", scheme, (*BITS, "none") if to.is_for_floats else BITS)
     check_choice("group", group, GROUPS)
@@ -142,7 +142,7 @@ def plan_quantization(
 def _plan(
     checkpoint: Checkpoint, model: ModelConfig, to: Export, scheme: str, group: int, head: str | None, symmetric: bool
 ) -> Plan:
-    """Which tensors become codes of how many bits."""
+    """Decide which tensors become codes of how many bits."""
     # A router is small, and its choices are all or nothing.
     matrices = matrices_of(describe(model)).items()
     schemes = {f"{path}.weight": scheme for path, matrix in matrices if matrix.role != "router"}
@@ -162,7 +162,7 @@ def _plan(
 
 
 def _key(plan: Plan, name: str) -> str:
-    """What the kind of a tensor is found by: matrices of a kind may have 4 bits or 8."""
+    """The kind of a tensor is found by this key: matrices of a kind may have 4 bits or 8."""
     title, stored_as = _title(plan, name)
     own = plan.bits.get(name, plan.scheme_bits) == plan.scheme_bits or plan.targets[name].parameter == "head.weight"
     return title if own else f"{title} in {stored_as}"
