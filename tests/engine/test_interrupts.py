@@ -5,11 +5,12 @@ The engine's thread, which makes the steps, gets no signal.
 
 import gc
 import random
+import sys
 
 import pytest
 
 from tests.empty import check_empty
-from tests.interrupts import lines
+from tests.interrupts import Lines, lines
 from tests.tiny_models import prompt
 from tokenmill import RequestError, load
 from tokenmill.engine.observers import Observer
@@ -111,6 +112,30 @@ def test_a_session_that_is_being_closed_gives_its_blocks_back(llama):
         del session
         gc.collect()
         check_empty(engine.core)
+
+
+@pytest.mark.parametrize("action", ["logits", "score", "score_pairs"])
+def test_scoring_that_is_interrupted_twice_gives_its_blocks_back(action, llama, monkeypatch):
+    """The second interrupt is at each line that is run after the first one, which came when a step had been made."""
+    engine = engine_for(llama, max_step_tokens=3, program="eager")
+    given = {"logits": (PROMPTS[0],), "score": (PROMPTS[0], [[1, 2], [3]]), "score_pairs": ([(PROMPTS[0], [1])],)}
+    before, second = sys.gettrace(), Lines(0)
+
+    def interrupted(_):
+        engine.core.step()
+        assert engine.core.num_used_blocks
+        sys.settrace(second)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.core, "wait", interrupted)
+    while second.count >= second.at:  # else there was no line left to interrupt
+        second = Lines(second.at + 1)
+        try:
+            getattr(engine, action)(*given[action])
+        except KeyboardInterrupt:
+            sys.settrace(before)
+        check_empty(engine.core)
+    assert second.at > 5
 
 
 @pytest.mark.parametrize("how", [{}, {"async_scheduling": "on"}])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.engine.core import Core
+from tokenmill.engine.held import Held
 from tokenmill.engine.outputs import Completion
 from tokenmill.engine.requests import Request
 from tokenmill.errors import RequestError, overflow_remedy
@@ -57,22 +58,21 @@ def score_each(core: Core, pairs: List[tuple[List[int], List[int]]]) -> Iterator
         core.inputs.check_length(len(context) + len(tail) - 1)
         contexts.setdefault(tuple(context), {})[number] = tuple(tail)
     waiting = (_Continuations(core, list(context), tails) for context, tails in contexts.items())
-    running: list[_Continuations] = []
+    running: dict[_Continuations, Held] = {}
     try:
         while True:
             for each in islice(waiting, core.loaded.config.max_sequences - len(running)):
-                running.append(each)
+                running[each] = Held(core, each.sequence)
                 each.start()
             if not running:
                 return
             for each in core.wait(lambda: [each for each in running if each.has_ended] or None):
                 yield from each.take().items()
                 if not each.resume():
-                    running.remove(each)
-                    core.release(each.sequence)
+                    running.pop(each).release()
     finally:
-        for each in running:
-            core.release(each.sequence)
+        for held in running.values():
+            held.release()
 
 
 def generate_each(core: Core, requests: Iterable[Request]) -> Iterator[tuple[int, Completion]]:

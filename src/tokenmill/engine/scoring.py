@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tokenmill.engine.batch import ROWS, Score, in_order, score_each
 from tokenmill.engine.core import Core
+from tokenmill.engine.held import Held
 from tokenmill.engine.requests import Prompt, for_each
 from tokenmill.errors import RequestError
 from tokenmill.kernels.threads import torch_threads
@@ -22,12 +23,13 @@ def last_logits(core: Core, tokens: list[int], num_rows: int) -> Tensor:
     core.check_open()
     rows: dict[int, Tensor] = {}
     sequence = core.inputs.kept(list(tokens), len(tokens) - num_rows)
+    held = Held(core, sequence)
     try:
         sequence.on_logits = lambda work, logits_RV: rows.update(_by_position(work, logits_RV.float().cpu()))
         core.enqueue(sequence)
         core.run_to_end(sequence)
     finally:
-        core.release(sequence)
+        held.release()
     with torch_threads(core.loaded.config.threads):
         return torch.stack([rows[position] for position in sorted(rows)])
 

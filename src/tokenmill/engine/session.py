@@ -16,6 +16,7 @@ from torch import Tensor
 from tokenmill.cache.session_file import read_session
 from tokenmill.cache.snapshot import write_snapshot
 from tokenmill.engine.core import Core
+from tokenmill.engine.held import Held
 from tokenmill.engine.outputs import Completion, Piece
 from tokenmill.engine.requests import Prompt, Request, plain, token_ids
 from tokenmill.engine.stream import Stream
@@ -62,7 +63,7 @@ class Session:
         self._answer_from: int | None = None  # where the last prompt ended; None is the end of the text
         self._stream: object | None = None  # the stream that is being read
         self._sequence = core.inputs.kept([], salt=salt)
-        self._finalizer = core.release_with(self, self._sequence)
+        self._held = Held(core, self._sequence)
         core.call(partial(core.scheduler.park, self._sequence))
 
     @property
@@ -91,7 +92,7 @@ class Session:
         return len(self.tokens)
 
     def __repr__(self) -> str:
-        state = f"{len(self)} tokens, {self.num_cached} computed" if self._finalizer.alive else "closed"
+        state = f"{len(self)} tokens, {self.num_cached} computed" if self._held.is_held else "closed"
         return f"<tokenmill.Session {state}>"
 
     def __enter__(self) -> "Session":
@@ -334,13 +335,11 @@ class Session:
 
     def close(self) -> None:
         """Give the blocks back; the session cannot be used any more."""
-        if self._finalizer.alive:
-            self.core.release(self._sequence)
-            self._finalizer.detach()  # last: after an interrupt before it the garbage collector gives the blocks back
+        self._held.release()
 
     @in_engine
     def _open(self) -> Sequence:
-        if not self._finalizer.alive:
+        if not self._held.is_held:
             raise RequestError("this session is closed")
         self.core.check_open()
         # In this order: a stream in another thread sets `_end` before it sets `_stream`.
