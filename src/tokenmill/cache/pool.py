@@ -68,7 +68,8 @@ class Pool:
         return [torch.cat([rows[first:end].view(-1) for rows in self._bytes]).cpu().numpy()]
 
     def split(self, path: Path, stored: Tensor) -> dict[str, Tensor]:
-        """Make views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a block is.
+        """Make views of the rows in what `block_bytes` gave, joined. SnapshotError unless it is as long as a
+        block is.
         """
         size = self.spec.block_size
         lengths = [size * rows.shape[1] for rows in self._bytes]

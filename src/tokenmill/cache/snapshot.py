@@ -23,7 +23,8 @@ from tokenmill.value_reader import brief
 
 
 class Snapshot(NamedTuple):
-    """The content of a file: the header, and rows: name → [T, …], one entry per layer and row kind, T positions each.
+    """The content of a file: the header, and rows: name → [T, …], one entry per layer and row kind, T
+    positions each.
     """
 
     facts: dict[str, Any]

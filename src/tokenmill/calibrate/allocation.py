@@ -28,7 +28,8 @@ Unit = tuple[int, str]  # the number of a layer, and a kind of matrix in it
 
 
 def check_target_bits(plan: Plan, to: Export, target_bits: float) -> None:
-    """Raise ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold a mixture.
+    """Raise ConfigError where no choice of matrices takes so many bits per weight, or the format cannot hold
+    a mixture.
     """
     if plan.scheme_bits != 4:
         raise ConfigError("target_bits", target_bits, "only with scheme q4, some of whose matrices then get 8 bits")

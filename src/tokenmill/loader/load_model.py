@@ -50,7 +50,8 @@ def load_model(
     progress: Progress | None = None,
     allocate: Allocate = unreserved,
 ) -> LoadedModel:
-    """Load a model with its program and its own cache. `allocate` gives the memory for weights that the program packs.
+    """Load a model with its program and its own cache. `allocate` gives the memory for weights that the
+    program packs.
     """
     if isinstance(checkpoint, PackedCheckpoint):
         checkpoint.start_reading()  # meanwhile the tokenizer is made
@@ -106,7 +107,8 @@ def _tell(resolved: ResolvedModel) -> None:
 
 
 def _threads(resolved: ResolvedModel) -> int:
-    """Count the threads of a program. In a forked process one that computes with torch has one; see kernels/threads.py.
+    """Count the threads of a program. In a forked process one that computes with torch has one; see
+    kernels/threads.py.
     """
     count, given = resolved.config.threads, resolved.given.threads
     usable = count if resolved.program.has_threads else usable_threads(count)

@@ -304,7 +304,8 @@ class Scheduler:
         return min(needed, self.allocator.num_blocks)
 
     def _take_block(self, sequence: Sequence, plan: Plan) -> int | None:
-        """Return a free block, taken from idle sequences and then from the last running ones; None if that is this one.
+        """Return a free block, taken from idle sequences and then from the last running ones; None if that is
+        this one.
         """
         while (block := self.allocator.allocate()) is None:
             if self._reclaim():

@@ -38,7 +38,8 @@ class Store(Protocol):
     """Texts of earlier requests. See speculate/suffix_store.py."""
 
     def guess(self, tokens: List[int], limit: int) -> tuple[list[int], int]:
-        """Return at most `limit` tokens that followed the longest suffix that was found, and the length of that suffix.
+        """Return at most `limit` tokens that followed the longest suffix that was found, and the length of
+        that suffix.
         """
 
     def add(self, tokens: List[int]) -> None:

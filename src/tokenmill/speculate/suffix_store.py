@@ -165,7 +165,8 @@ class SegmentFolder:
         self.segments = found
 
     def _to_merge(self, num_tokens: int) -> list[Segment]:
-        """Choose the latest segments: so many that few remain, and so few that a text is written a few times at most.
+        """Choose the latest segments: so many that few remain, and so few that a text is written a few times
+        at most.
         """
         found: list[Segment] = []
         for segment in reversed(self.segments):

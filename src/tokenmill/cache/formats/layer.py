@@ -41,7 +41,8 @@ def find_layer(name: str) -> type[LayerKV]:
 
 
 def over(layer: LayerKV, *tensors: Tensor) -> LayerKV:
-    """Make the same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace `copy.copy`.
+    """Make the same layer over other allocations, in the order of its `tensors`. torch 2.11 cannot trace
+    `copy.copy`.
     """
     other: LayerKV = object.__new__(type(layer))
     other.tensors, other.dtype = tensors, layer.dtype

@@ -49,7 +49,8 @@ def _processor() -> str:
 
 
 def open_package(folder: Path, wanted: Mapping[str, Any], device: torch.device) -> Package:
-    """Open a package; PackageMismatch names every field that differs from `wanted`, or the first file that is damaged.
+    """Open a package; PackageMismatch names every field that differs from `wanted`, or the first file that is
+    damaged.
     """
     facts = read_manifest(folder)
     differ = [f"{name} {facts.get(name)!r}, here {here!r}" for name, here in wanted.items() if facts.get(name) != here]

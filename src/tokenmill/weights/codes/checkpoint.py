@@ -116,7 +116,8 @@ def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]
 
 
 def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
-    """Find biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its issue 555).
+    """Find biases of nothing but zeros that the model does not have: AutoGPTQ gave one to every matrix (its
+    issue 555).
     """
     model, family = read_config(plain.config), find_family(plain.config)
     has = {"attention.qkv": model.qkv_bias, "attention.out": model.o_bias}

@@ -41,7 +41,8 @@ class Layout:
         raise NotImplementedError
 
     def part_shapes(self, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
-        """Return the shape that every part must have; `minimums` says whether codes of ours have them, and so 4 bits.
+        """Return the shape that every part must have; `minimums` says whether codes of ours have them, and so
+        4 bits.
         """
         raise NotImplementedError
 

@@ -72,7 +72,8 @@ class GGUFCheckpoint(Checkpoint):
         return defaults_of_gguf(self.path, self.metadata)
 
     def _find_sources(self, tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, Transform]]:
-        """Find, for each Hugging Face name, where it lies and how it is read; CheckpointError lists what has no name.
+        """Find, for each Hugging Face name, where it lies and how it is read; CheckpointError lists what has
+        no name.
         """
         model_type = self.config["model_type"]
         bases = hf_bases(model_type)

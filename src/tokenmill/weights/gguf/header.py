@@ -165,7 +165,8 @@ class _Parser:
         return values
 
     def texts(self, count: int, what: str, longest: int) -> list[str]:
-        """Read `count` strings in a row. One loop over local names, because a vocabulary with its merges has 100 000.
+        """Read `count` strings in a row. One loop over local names, because a vocabulary with its merges has
+        100 000.
         """
         self.demand(count, 8, what)
         data, at, size, texts = self.data, self.at, self.size, []
