@@ -71,7 +71,25 @@ def _rope(kind: str, **numbers: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **numbers}}
 
 
-_LESS_ONE = ("nemotron",)  # whose norms multiply by 1 + weight
+_LESS_ONE = ("nemotron", "gemma", "gemma2", "gemma3_text", "gemma3")  # whose norms multiply by 1 + weight
+
+_GEMMA = _LLAMA | {"num_hidden_layers": 4, "head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 7}
+_GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_GEMMA_VISION = {
+    "text_config": _GEMMA | {"sliding_window_pattern": 2},
+    "vision_config": {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    },
+    "mm_tokens_per_image": 4,
+}
 
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,6 +117,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", _LLAMA),
     "qwen2-window": ("qwen2", _LLAMA | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen3": ("qwen3", _LLAMA | {"head_dim": 12}),
+    "gemma": ("gemma", _LLAMA | {"head_dim": 12}),
+    "gemma2": ("gemma2", _GEMMA | {"attn_logit_softcapping": 3.0}),
+    "gemma2-uncapped": ("gemma2", _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3_text": ("gemma3_text", _GEMMA | {"layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "gemma3_text-linear": ("gemma3_text", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "attention_bias": True}),
+    "gemma3": ("gemma3", _GEMMA_VISION),
     "gpt_neox": ("gpt_neox", _NEOX),
     "gpt_neox-serial": ("gpt_neox", _NEOX | {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", _GPT),

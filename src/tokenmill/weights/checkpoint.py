@@ -68,6 +68,8 @@ def _kind(path: Path) -> str | None:
 def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
     plain, family = PlainCheckpoint(path, config, weight_files(path)), find_family(config)
+    if family.text is not None:
+        plain.keep_text(family.text, family.prefix)
     plain.unstack(stacked(family), family.prefix)
     name_tied_embedding(plain)
     opened = plain if quant_method(config) is None else QuantizedCheckpoint(plain)

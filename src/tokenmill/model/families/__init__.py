@@ -16,9 +16,9 @@ from tokenmill.model.families.in_gguf import InGGUF
 from tokenmill.model.harmless import is_harmless
 from tokenmill.model.rope_config import read_rope
 from tokenmill.registry import FAMILIES, lookup
-from tokenmill.value_reader import MAX_POSITIONS, brief
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
-__all__ = ["Family", "InGGUF", "architectures", "find_family", "gguf_facts", "read_config"]
+__all__ = ["Family", "InGGUF", "TextPart", "architectures", "find_family", "gguf_facts", "read_config"]
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -32,13 +32,48 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class TextPart:
+    """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
+
+    key: of config.json, under which the config of that part stands. ignored: keys of the other parts. defaults: of the
+    text part's keys. prefixes: what may stand before the family's own prefix, or in its place. others: what the names
+    of tensors of other parts begin with.
+    """
+
+    key: str = "text_config"
+    ignored: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    prefixes: tuple[str, ...] = ("language_model.model.", "model.language_model.", "language_model.")
+    others: tuple[str, ...] = (
+        "vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.",
+    )  # fmt: skip
+
+    def flatten(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The config of the text part, with what stands outside of it and holds for it. CheckpointError for a key that
+        is not known.
+        """
+        outer = ValueReader(config, "config.json", CheckpointError)
+        inner = outer.inside(self.key, required=True)
+        shared = {key: value for key, value in config.items() if key not in (self.key, *self.ignored)}
+        return {**self.defaults, **inner.values, **shared}
+
+    def rename(self, name: str, prefix: str) -> str:
+        """A tensor's name as a model of text alone has it."""
+        found = next((before for before in self.prefixes if name.startswith(before)), None)
+        if found is None:
+            return name
+        rest = name.removeprefix(found)
+        return rest if rest.startswith("lm_head.") else prefix + rest
+
+
+@dataclass(frozen=True)
 class Family:
     """How one family differs from Llama.
 
     names: tensor of the file → target. read: reads the keys that only this family has, and gives the fields of the
     ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
     missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
-    are no weights and may be there. gguf: None where no GGUF file holds it.
+    are no weights and may be there. gguf: None where no GGUF file holds it. text: of a model that has other parts.
     """
 
     names: Mapping[str, str]
@@ -49,6 +84,7 @@ class Family:
     prefix: str = "model."
     ignored: tuple[str, ...] = ()
     gguf: InGGUF | None = None
+    text: TextPart | None = None
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
@@ -82,6 +118,7 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     they are not known; "embedding_as_codes" is the same of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
+    config = config if family.text is None else family.text.flatten(config)
     reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)

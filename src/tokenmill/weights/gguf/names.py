@@ -84,10 +84,16 @@ def _interleaved(heads: str) -> Transform:
     return Transform(partial(_swap_axes, 0, (3, heads, -1)), partial(_swap_axes, 0, (heads, 3, -1)))
 
 
+def _plus_one() -> Transform:
+    """The weight of a norm that a model multiplies by 1 + weight: the converter stores the sum."""
+    return Transform(lambda tensor, _: tensor - 1, lambda tensor, _: tensor + 1)
+
+
 ORDERS: Mapping[str, Callable[..., Transform]] = {
     "same": Transform,
     "transposed": lambda: Transform(_transpose, _transpose, transposes=True),
     "pairs": _halves,
+    "plus_one": _plus_one,
     "interleaved": _interleaved,
 }
 """The orders of rows that a family may name."""

@@ -1,0 +1,161 @@
+"""Gemma 1, 2 and 3, and the text part of Gemma 3's vision models.
+
+All multiply their embeddings by the square root of the width and their norms by 1 + weight. From Gemma 2 on attention
+and MLP have a norm on both sides, and some layers a window; Gemma 3 norms queries and keys, and its layers with a
+window have a rope of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm, Rope
+from tokenmill.model.families import Family, InGGUF, TextPart
+from tokenmill.model.families.in_gguf import GGUFKeys, like_llama
+from tokenmill.model.families.llama import NAMES
+from tokenmill.model.rope_config import read_rope
+from tokenmill.value_reader import MAX_POSITIONS
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+NORMS_ON_BOTH_SIDES = {
+    **NAMES,
+    "layers.{i}.post_attention_layernorm.weight": "layers.{i}.attention_after_norm.weight",
+    "layers.{i}.pre_feedforward_layernorm.weight": "layers.{i}.mlp_norm.weight",
+    "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
+}
+HEAD_DIM = 256  # where a config does not say it
+_DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 8192}
+
+
+def _shared(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("use_bidirectional_attention", False)
+    bias = reader.flag("attention_bias", False)
+    return {
+        "head_dim": reader.count("head_dim", HEAD_DIM),
+        "norm_unit_offset": True,
+        "embedding_multiplier": reader.count("hidden_size") ** 0.5,
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
+
+
+def _gemma(reader: ConfigReader) -> dict[str, Any]:
+    # "gelu" is what the first releases said of the tanh approximation.
+    activations = [reader.text(key, "gelu_pytorch_tanh") for key in ("hidden_act", "hidden_activation")]
+    activation = activations[1] if reader.values.get("hidden_activation") is not None else activations[0]
+    return _shared(reader) | {"activation": "gelu_pytorch_tanh" if activation == "gelu" else activation}
+
+
+def _later(reader: ConfigReader, types: Sequence[str], softcaps: tuple[float | None, float | None]) -> dict[str, Any]:
+    attention, logits = softcaps
+    window = reader.window(4096)
+    return _shared(reader) | {
+        "norm_placement": "both",
+        "activation": reader.text("hidden_activation", "gelu_pytorch_tanh"),
+        "attention_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,
+        "attention_softcap": reader.number("attn_logit_softcapping", _none_if_null(reader, attention)),
+        "logit_softcap": reader.number("final_logit_softcapping", _none_if_null(reader, logits, "final")),
+        "windows": tuple(window if kind == SLIDING else None for kind in types),
+    }
+
+
+def _none_if_null(reader: ConfigReader, default: float | None, which: str = "attn") -> float | None:
+    """A cap has its default where the key is absent; null means that there is none."""
+    return None if f"{which}_logit_softcapping" in reader.values else default
+
+
+def _types(reader: ConfigReader, pattern: int) -> list[str]:
+    """`layer_types`; without, every layer has a window whose number the pattern does not divide."""
+    layers = range(1, reader.count("num_hidden_layers", maximum=MAX_LAYERS) + 1)
+    return reader.layer_types([SLIDING if layer % pattern else FULL for layer in layers], FULL, SLIDING)
+
+
+def _gemma2(reader: ConfigReader) -> dict[str, Any]:
+    return _later(reader, _types(reader, 2), (50.0, 30.0))
+
+
+def _gemma3(reader: ConfigReader) -> dict[str, Any]:
+    pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
+    types = _types(reader, pattern)
+    ropes = _ropes(reader)
+    each = tuple(ropes[kind] for kind in types)
+    return _later(reader, types, (None, None)) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
+
+
+def _ropes(reader: ConfigReader) -> dict[str, Rope]:
+    """Of both kinds of layers, as transformers 5 nests them in `rope_parameters`, or as older configs have them."""
+    nested = reader.inside("rope_parameters")
+    full = {"rope_theta": reader.number("rope_theta", 1e6), **reader.inside("rope_scaling").values}
+    older = {FULL: full, SLIDING: {"rope_theta": reader.number("rope_local_base_freq", 1e4)}}
+    head_dim, context = (
+        reader.count("head_dim", HEAD_DIM),
+        reader.count("max_position_embeddings", maximum=MAX_POSITIONS),
+    )
+    found = {}
+    for kind, usual in older.items():
+        chosen = {**usual, **nested.inside(kind).values} if nested.values else usual
+        one = ConfigReader({"model_type": reader.family, "rope_parameters": chosen}, {}, reader.defaults)
+        found[kind] = read_rope(one, head_dim, context)
+    nested.refuse_unread(nested.values)
+    return found
+
+
+def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    return like_llama(keys) | {"hidden_act": "gelu_pytorch_tanh"}
+
+
+def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
+    """What llama.cpp's code says, and its files do not, is here: which layers have a window, and the scale."""
+    config = like_llama(keys)
+    del config["hidden_act"]
+    window = keys.count("attention.sliding_window", 4096, minimum=0, maximum=MAX_POSITIONS)
+    keys.expect("attention.sliding_window_pattern", 2 if keys.family == "gemma2" else 6)
+    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+    widest = {"gemma2": 46, "gemma3_text": 62}[keys.family]  # layers of the 27B models
+    is_widest = config["num_hidden_layers"] == widest
+    scale = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
+    config |= {name: keys.positive(key, None) for name, key in caps.items()}
+    if keys.family == "gemma2":
+        config["attn_logit_softcapping"] = config["attn_logit_softcapping"] or 50.0
+        config["final_logit_softcapping"] = config["final_logit_softcapping"] or 30.0
+    else:
+        local = keys.positive("rope.freq_base_swa", 10000.0)
+        config |= {"rope_local_base_freq": local}
+    return config | {"sliding_window": window or None, "query_pre_attn_scalar": scale}
+
+
+def _metadata(model: ModelConfig) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": model.attention_softcap, "final_logit_softcapping": model.logit_softcap}
+    window = next((window for window in model.windows if window is not None), None)
+    keys = {**caps, "attention.sliding_window": window}
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+_NORMS = "output_norm attn_norm ffn_norm post_attention_norm post_ffw_norm attn_q_norm attn_k_norm".split()
+_ROWS = dict.fromkeys(_NORMS, ("plus_one",))  # the converter adds 1 to the weights of norms
+_SEEN = "vision_config mm_tokens_per_image boi_token_index eoi_token_index image_token_index".split()
+
+GEMMA = Family(NAMES, _gemma, defaults=_DEFAULTS, gguf=InGGUF("gemma", _ROWS, _read_gguf))
+GEMMA2 = Family(
+    NORMS_ON_BOTH_SIDES,
+    _gemma2,
+    defaults=_DEFAULTS,
+    harmless=("cache_implementation",),
+    gguf=InGGUF("gemma2", _ROWS, _read_later_gguf, _metadata),
+)
+GEMMA3 = replace(
+    GEMMA2,
+    read=_gemma3,
+    defaults={**_DEFAULTS, "max_position_embeddings": 131072, "rope_theta": 1e6},
+    gguf=InGGUF("gemma3", _ROWS, _read_later_gguf, _metadata),
+)
+GEMMA3_VISION = replace(
+    GEMMA3,
+    gguf=None,
+    text=TextPart(
+        ignored=(*_SEEN, "boi_token_id", "eoi_token_id", "image_token_id"),
+        # Sizes of the first text configs that were left to their defaults.
+        defaults={"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+                  "num_attention_heads": 8, "num_key_value_heads": 4},
+    ),
+)  # fmt: skip
