@@ -53,6 +53,9 @@ def named(hint: object) -> Iterator[type]:
             yield from named(inner)
 
 
+PARTS = {"loaded", "scheduler", "speculation", "trackers"}  # of Core's loop, for server and measurements, not promised
+
+
 def methods(face: type) -> list[object]:
     found = [each for name, each in inspect.getmembers(face) if not name.startswith("_")]
     return [each.fget if isinstance(each, property) else each for each in found]
@@ -62,7 +65,7 @@ def methods(face: type) -> list[object]:
 def test_every_result_is_public_and_every_method_documented(face):
     count = 0
     for method in methods(face):
-        for each in named(get_type_hints(method).get("return")):
+        for each in () if method.__name__ in PARTS else named(get_type_hints(method).get("return")):
             count += each.__module__.startswith("tokenmill")
             assert not each.__module__.startswith("tokenmill") or each.__name__ in PUBLIC, (method, each)
         assert inspect.getdoc(method), method
