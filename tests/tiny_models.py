@@ -154,7 +154,7 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-bias": ("granite", _LLAMA | _SCALES | {"attention_bias": True, "mlp_bias": True, "head_dim": 14}),
     "granitemoe": ("granitemoe", _LLAMA | _SCALES | _LOCAL),
     "granitemoe-bias": ("granitemoe", _LLAMA | _SCALES | _LOCAL | {"attention_bias": True}),
-    "granitemoeshared": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL | {"shared_intermediate_size": 24}),
+    "granitemoeshared": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL | {"shared_intermediate_size": 40}),
     "granitemoeshared-none": ("granitemoeshared", _LLAMA | _SCALES | _LOCAL),
     "granitemoehybrid": ("granitemoehybrid", _HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"}),
     "granitemoehybrid-experts": ("granitemoehybrid", _HYBRID | _LOCAL | {"attention_bias": True}),

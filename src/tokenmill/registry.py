@@ -126,6 +126,8 @@ CODES: Names = {
         "tokenmill.weights.codes.gptq_tensors:unpack"),
     "awq": Entry("AWQ in its layout gemm", "tokenmill.weights.codes.awq:AWQ",
         "tokenmill.weights.codes.awq_tensors:unpack"),
+    "mxfp4": Entry("MXFP4 of gpt-oss", "tokenmill.weights.codes.mxfp4:MXFP4",
+        "tokenmill.weights.codes.mxfp4_tensors:unpack"),
 }
 
 EXPORTS: Names = {

@@ -67,9 +67,13 @@ def expand(family: Family, config: ModelConfig, parameters: Iterable[str]) -> di
 
 
 def stacked(family: Family) -> re.Pattern[str]:
-    """The family's tensors that hold all experts of a layer, by their names without the family's prefix."""
+    """The family's tensors that hold all experts of a layer, by their names without the family's prefix.
+
+    So do their codes and scales in a quantised directory, which are named after them.
+    """
     patterns = (name.removesuffix("[{e}]") for name in family.names if name.endswith("[{e}]"))
-    return re.compile("|".join(re.escape(name).replace(r"\{i\}", r"\d+") for name in patterns) or r"(?!)")
+    either = "|".join(re.escape(name).replace(r"\{i\}", r"\d+") for name in patterns)
+    return re.compile(f"(?:{either})(?:_blocks|_scales)?" if either else r"(?!)")
 
 
 def is_ignored(family: Family, name: str) -> bool:

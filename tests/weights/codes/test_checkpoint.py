@@ -128,7 +128,7 @@ def test_every_missing_and_misshapen_part_is_named():
     assert error.missing == [f"{UP}.qzeros"] and error.unexpected == []
     assert error.misshapen == [
         f"{DOWN}.scales [2, 64] where [3, 64] goes",
-        f"{Q}.qweight [3] where two dimensions go",
+        f"{Q}.qweight [3] where 2 dimensions go",
     ]
     assert str(error).startswith("/models/x does not fit its config; 1 missing: ")
 

@@ -10,19 +10,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from tokenmill.cache.formats.layer import LayerKV
-from tokenmill.cache.spec import CacheSpec
 from tokenmill.cache.step import AnyStep, PaddedStep
-from tokenmill.kernels.attend import AttentionShape, Shapes
+from tokenmill.kernels.attend import AttentionShape
 from tokenmill.kernels.attend.kernel import Attend, capped
 
 
 class Padded(Attend):
-    """Every format and device, and all shapes but sinks."""
+    """Every format, device and shape."""
 
     padded = True
-
-    def refuse(self, cache: CacheSpec, device: torch.device, max_length: int, shapes: Shapes) -> str | None:
-        return "has no attention sinks" if any(shape.sinks for shape in shapes) else None
 
     def attend(
         self, q_TNH: Tensor, layer: LayerKV, step: AnyStep, shape: AttentionShape, sinks_N: Tensor | None
@@ -39,25 +35,39 @@ class Padded(Attend):
         num_kv_heads, head_dim = k_BLKH.shape[2:]
         q_BCKGH = q_TNH.view(num_sequences, -1, num_kv_heads, q_TNH.shape[1] // num_kv_heads, head_dim)
         if q_BCKGH.shape[1] == 1:
-            out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape)
+            out = _one_query(q_BCKGH[:, 0], k_BLKH, v_BLKH, seen_BCL[:, 0], shape, sinks_N)
         else:
             # Slots beyond a sequence's end may hold anything, and 0 times NaN is not 0.
             there_BL11 = (keys_L <= positions_BC[:, -1:])[..., None, None]
             k_BLKH, v_BLKH = torch.where(there_BL11, k_BLKH, 0), torch.where(there_BL11, v_BLKH, 0)
-            out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape)
+            out = _many_queries(q_BCKGH, k_BLKH, v_BLKH, seen_BCL, shape, sinks_N)
         return out.reshape(q_TNH.shape).to(q_TNH.dtype)
 
 
-def _one_query(q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape) -> Tensor:
+def _weights(scores: Tensor, sinks: Tensor | None, dim: int) -> Tensor:
+    """The softmax of the scores along a dimension, of which the sinks, one long there, take a share."""
+    if sinks is None:
+        return torch.softmax(scores, dim=dim)
+    shape = [*scores.shape]
+    shape[dim] = 1
+    with_sinks = torch.cat((scores, sinks.float().expand(shape)), dim=dim)
+    return torch.softmax(with_sinks, dim=dim).narrow(dim, 0, scores.shape[dim])
+
+
+def _one_query(
+    q_BKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BL: Tensor, shape: AttentionShape, sinks_N: Tensor | None
+) -> Tensor:
     seen_BL11 = seen_BL[..., None, None]
     scores_BLKG = (q_BKGH[:, None].float() * k_BLKH[:, :, :, None].float()).sum(-1) * shape.scale
     scores_BLKG = capped(scores_BLKG, shape).masked_fill(~seen_BL11, -torch.inf)
-    weights_BLKG = torch.softmax(scores_BLKG, dim=1)
+    weights_BLKG = _weights(scores_BLKG, None if sinks_N is None else sinks_N.view(scores_BLKG.shape[2:]), 1)
     v_BLK1H = torch.where(seen_BL11, v_BLKH, 0)[:, :, :, None].float()
     return (weights_BLKG[..., None] * v_BLK1H).sum(1)
 
 
-def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Tensor, shape: AttentionShape) -> Tensor:
+def _many_queries(
+    q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Tensor, shape: AttentionShape, sinks_N: Tensor | None
+) -> Tensor:
     group = q_BCKGH.shape[3]
     q_BKGCH = q_BCKGH.permute(0, 2, 3, 1, 4)
     k_BKGLH = k_BLKH.transpose(1, 2)[:, :, None].expand(-1, -1, group, -1, -1)
@@ -68,6 +78,7 @@ def _many_queries(q_BCKGH: Tensor, k_BLKH: Tensor, v_BLKH: Tensor, seen_BCL: Ten
         out_BNCH = scaled_dot_product_attention(q_BNCH, k_BNLH, v_BNLH, mask_B1CL, scale=shape.scale)
     else:
         scores = torch.matmul(q_BKGCH.float(), k_BKGLH.transpose(-1, -2).float()).flatten(1, 2) * shape.scale
-        weights = torch.softmax(capped(scores, shape).masked_fill(~mask_B1CL, -torch.inf), dim=-1)
+        scores = capped(scores, shape).masked_fill(~mask_B1CL, -torch.inf)
+        weights = _weights(scores, None if sinks_N is None else sinks_N[:, None, None], -1)
         out_BNCH = torch.matmul(weights, v_BKGLH.flatten(1, 2).float())
     return out_BNCH.transpose(1, 2)

@@ -1,7 +1,7 @@
 """Quantised directories as checkpoints, described.
 
-The tensors that together hold X.weight are shown as X.weight. It is read in floating point, or as the file's own codes,
-which the loader keeps exactly.
+The tensors that together hold a matrix are shown as one tensor, in most layouts X.weight. It is read in floating point,
+or as the file's own codes, which the loader keeps exactly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
     """act_data_type act_dynamic act_group_aware act_group_size act_sym adapter amp apply_clip autoround_version backend
-    batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset disable_exllama
-    do_fuse duo_scaling enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input exllama_config
+    batch_size block_name_to_quantize cache_block_outputs damp_auto_increment damp_percent dataset dequantize
+    disable_exllama do_fuse duo_scaling enable_minmax_tuning enable_norm_bias_tuning enable_quanted_input exllama_config
     export_compatible fail_safe failsafe fuse_max_seq_len gptaq gptaq_alpha gradient_accumulate_steps hessian
     inject_fused_attention inject_fused_mlp iters lm_head low_gpu_mem_usage lr max_calib_samples max_calib_seq_len
     max_input_length meta minmax_lr mock_quantization model_file_base_name model_name_or_path model_seqlen
@@ -41,7 +41,7 @@ _CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scal
 class QuantizedCheckpoint(Checkpoint):
     """One such directory, over the checkpoint that reads its tensors.
 
-    layout: how its codes are stored. parts: for each X the shapes of its parts, by their names.
+    layout: how its codes are stored. parts: for each matrix, by its name here, the shapes of its parts.
     """
 
     def __init__(self, plain: Checkpoint) -> None:
@@ -49,14 +49,16 @@ class QuantizedCheckpoint(Checkpoint):
         self.path, self.num_bytes = plain.path, plain.num_bytes
         self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
         self.parts = _find_parts(self.layout, plain)
-        used = {f"{base}.{part}" for base, parts in self.parts.items() for part in parts}
+        used = {self.layout.name_of(matrix, part) for matrix, parts in self.parts.items() for part in parts}
         left_out = used | set(_empty_biases(plain, self.parts))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
-        self.shapes = shapes | {f"{base}.weight": self.layout.shape_of(parts) for base, parts in self.parts.items()}
+        coded = {matrix: self.layout.shape_of(parts) for matrix, parts in self.parts.items()}
+        step = -1 if self.layout.is_transposed else 1
+        self.shapes = shapes | {matrix: shape[::step] for matrix, shape in coded.items()}
 
     def is_coded(self, name: str) -> bool:
         """Whether a tensor is stored as codes."""
-        return name.endswith(".weight") and name.removesuffix(".weight") in self.parts
+        return name in self.parts
 
     def dtype_of(self, name: str) -> str:
         return "float32" if self.is_coded(name) else self.plain.dtype_of(name)
@@ -94,22 +96,22 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
 
 
 def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
-    """Find X → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
+    """Find matrix → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
     found, missing, misshapen = {}, [], []
-    names = layout.parts
     for name, shape in plain.shapes.items():
-        base, _, suffix = name.rpartition(".")
-        if suffix != names[0]:
+        matrix = layout.matrix_of(name)
+        if matrix is None:
             continue
-        parts = {part: plain.shapes[f"{base}.{part}"] for part in names if f"{base}.{part}" in plain.shapes}
-        if len(shape) != 2:
-            misshapen.append(f"{name} {list(shape)} where two dimensions go")
+        names = {part: layout.name_of(matrix, part) for part in layout.parts}
+        parts = {part: plain.shapes[each] for part, each in names.items() if each in plain.shapes}
+        if len(shape) != layout.num_dimensions:
+            misshapen.append(f"{name} {list(shape)} where {layout.num_dimensions} dimensions go")
             continue
         wanted = layout.part_shapes(*layout.shape_of(parts), "minimums" in parts)
-        missing += [f"{base}.{part}" for part in wanted if part not in parts and part != "g_idx"]
+        missing += [names[part] for part in wanted if part not in parts and part != "g_idx"]
         wrong = [part for part in parts if parts[part] != wanted[part]]
-        misshapen += [f"{base}.{part} {list(parts[part])} where {list(wanted[part])} goes" for part in wrong]
-        found[base] = parts
+        misshapen += [f"{names[part]} {list(parts[part])} where {list(wanted[part])} goes" for part in wrong]
+        found[matrix] = parts
     if missing or misshapen:
         raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
     return found
@@ -124,7 +126,7 @@ def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:
     has |= {"mlp.up": model.mlp_bias, "mlp.down": model.mlp_bias}
     real = {f"layers.{i}.{path}.bias" for i in range(model.num_layers) for path, there in has.items() if there}
     wanted = expand(family, model, real)
-    for base in parts:
-        name = f"{base}.bias"
+    for matrix in parts:
+        name = f"{matrix.removesuffix('.weight')}.bias"
         if name in plain.shapes and name.removeprefix(family.prefix) not in wanted and plain.is_zero(name):
             yield name

@@ -17,10 +17,15 @@ class CodesReader:
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
-        stored = self._unpack(name, rows)
+        is_transposed = self._checkpoint.layout.is_transposed
+        stored = self._unpack(name, None if is_transposed else rows)
         if stored is None:
             return self._checkpoint.plain.read(name, dtype, rows)
-        return stored.values()[:, : self._checkpoint.shapes[name][1]].to(dtype or torch.float32)
+        shape, dtype = self._checkpoint.shapes[name], dtype or torch.float32
+        if not is_transposed:
+            return stored.values()[:, : shape[1]].to(dtype)
+        values = stored.values()[:, : shape[0]].to(dtype).t()
+        return values if rows is None else values[rows.start : rows.stop]
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
         """See Checkpoint."""
@@ -33,14 +38,16 @@ class CodesReader:
 
     def _unpack(self, name: str, rows: range | None) -> Stored | None:
         """Unpack codes. Where a row of the matrix is a row of every part, only those rows of the parts are read."""
-        opened, layout, base = self._checkpoint, self._checkpoint.layout, name.removesuffix(".weight")
+        opened, layout = self._checkpoint, self._checkpoint.layout
         if not opened.is_coded(name):
             return None
         read = rows if layout.has_rows else None
-        parts = {part: opened.plain.read(f"{base}.{part}", rows=read) for part in opened.parts[base]}
+        names = {part: layout.name_of(name, part) for part in opened.parts[name]}
+        parts = {part: opened.plain.read(each, rows=read) for part, each in names.items()}
         for part, tensor in parts.items():
-            is_number = part in ("scales", "minimums")
-            if not (tensor.is_floating_point() if is_number else tensor.dtype == getattr(torch, layout.word)):
-                raise CheckpointError(f"{base}.{part} holds {tensor.dtype}, which is not what {layout.method} stores")
+            fits = tensor.is_floating_point() if part in layout.floats else tensor.dtype == getattr(torch, layout.word)
+            if not fits:
+                raise CheckpointError(f"{names[part]} holds {tensor.dtype}, which is not what {layout.method} stores")
+        base = name.removesuffix(".weight")
         stored: Stored = lookup(CODES, layout.method, "quant_method", computes=True)(layout, parts, base)
         return stored if rows is None or read is not None else stored.rows(rows)

@@ -110,6 +110,9 @@ class GPTQExport(DirectoryExport):
     def check(self, plan: Plan) -> None:
         _refuse_transposed(plan)
         for name, bits in plan.bits.items():
+            if name.endswith("]"):
+                allowed = "a family whose files have a tensor for each expert, for a GPTQ export"
+                raise ConfigError("model", f"{plan.model.family} at {plan.checkpoint.path}", allowed)
             if plan.targets[name].parameter == "head.weight":
                 raise ConfigError("head", f"q{bits}", "none: a GPTQ export keeps its head in floating point")
             if bits != plan.scheme_bits:
