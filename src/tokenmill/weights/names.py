@@ -35,7 +35,7 @@ class Target:
         return self.transform.startswith("transpose")
 
     def shape_in_file(self, num_rows: int, inputs: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the file's tensor, which fills so many rows of [rows, *inputs]."""
+        """Return the shape of the file's tensor, which fills so many rows of [rows, *inputs]."""
         if self.part.isdigit():
             return inputs
         shape = (num_rows, *inputs)

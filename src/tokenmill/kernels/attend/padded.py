@@ -45,7 +45,7 @@ class Padded(Attend):
 
 
 def _weights(scores: Tensor, sinks: Tensor | None, dim: int) -> Tensor:
-    """The softmax of the scores along a dimension, of which the sinks, one long there, take a share."""
+    """Return the softmax of the scores along a dimension, of which the sinks, one long there, take a share."""
     if sinks is None:
         return torch.softmax(scores, dim=dim)
     shape = [*scores.shape]

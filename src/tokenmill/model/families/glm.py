@@ -42,7 +42,7 @@ def _glm4(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _mixture(reader: ConfigReader) -> dict[str, Any]:
-    """Experts as DeepSeek-V3 has them."""
+    """Read the keys of experts, which are DeepSeek-V3's."""
     num_layers = reader.count("num_hidden_layers", maximum=MAX_LAYERS)
     dense, groups = reader.count("first_k_dense_replace", minimum=0), reader.count("n_group", 1)
     chosen_groups, width = reader.count("topk_group", 1), reader.count("moe_intermediate_size", 1408)

@@ -13,7 +13,7 @@ _MLP = "layers.{i}.mlp."
 
 
 def mlp_names(file: str, ours: str) -> dict[str, str]:
-    """The names of a gated MLP within a layer: of an expert, or of the one that is shared."""
+    """Name the matrices of a gated MLP within a layer: of an expert, or of the one that is shared."""
     return {
         f"{_MLP}{file}.gate_proj{{p}}": f"{_MLP}{ours}.up{{p}}:gate",
         f"{_MLP}{file}.up_proj{{p}}": f"{_MLP}{ours}.up{{p}}:up",

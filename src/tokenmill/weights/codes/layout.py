@@ -42,14 +42,14 @@ class Layout:
         return cls(found["bits"], max(found["group_size"], 0))
 
     def matrix_of(self, name: str) -> str | None:
-        """The matrix whose codes a tensor holds; None for a tensor that holds none."""
+        """Return the name of the matrix whose codes a tensor holds, or None for a tensor that holds none."""
         base, _, part = name.rpartition(".")
         if part != self.parts[0]:
             return None
         return base if base.endswith("]") else f"{base}.weight"  # the slice of an expert, see weights/names.py
 
     def name_of(self, matrix: str, part: str) -> str:
-        """The name of the tensor that is a part of a matrix."""
+        """Return the name of the tensor that is a part of a matrix."""
         return f"{matrix.removesuffix('.weight')}.{part}"
 
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:

@@ -16,7 +16,7 @@ _OFFSET = 127 + 1  # of the exponents, and half
 
 
 def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
-    """R rows of codes."""
+    """Return R rows of codes."""
     codes = torch.tensor([128 + twice for twice in _TWICE] + [128 - twice for twice in _TWICE], dtype=torch.uint8)
     ones = torch.ones(parts["scales"].shape)
     scales = torch.ldexp(ones, parts["scales"].int() - _OFFSET)
