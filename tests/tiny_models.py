@@ -202,6 +202,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", _LLAMA | {"head_dim": 8}),
     "helium-bias": ("helium", _LLAMA | {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "minimax_m2": ("minimax_m2", _LLAMA | _LOCAL | {"head_dim": 12, "rotary_dim": 6}),
+    "smollm3": ("smollm3", _LLAMA | {"num_hidden_layers": 4}),
+    "smollm3-departures": (
+        "smollm3",
+        _LLAMA
+        | {"num_hidden_layers": 3, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}
+        | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",

@@ -115,6 +115,7 @@ FAMILIES: Names = {
     "ernie4_5_moe": Entry("ERNIE 4.5 with experts", "tokenmill.model.families.ernie:ERNIE_MOE"),
     "helium": Entry("Helium", "tokenmill.model.families.ernie:HELIUM"),
     "minimax_m2": Entry("MiniMax-M2", "tokenmill.model.families.minimax:MINIMAX_M2"),
+    "smollm3": Entry("SmolLM3", "tokenmill.model.families.smollm3:SMOLLM3"),
     "dots1": Entry("dots.llm1", "tokenmill.model.families.glm:DOTS1"),
 }
 

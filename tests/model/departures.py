@@ -54,11 +54,6 @@ def _granite(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _smollm3(config: dict[str, Any]) -> dict[str, Any]:
-    rope = Rope(config["hidden_size"] // config["num_attention_heads"], config["rope_parameters"]["rope_theta"])
-    return {"ropes": tuple(rope if has_rope else None for has_rope in config["no_rope_layers"])}
-
-
 def _qwen2_moe(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "qkv_bias": True,
@@ -90,7 +85,6 @@ GEMMA2 = _family(_GEMMA, _gemma)
 GEMMA3 = _family(_GEMMA, _gemma3)
 OLMO2 = _family({**NAMES, **_AFTER}, lambda _: {"norm_placement": "after", "qk_norm": QKNorm("all")})
 GRANITE = _family(NAMES, _granite)
-SMOLLM3 = _family(NAMES, _smollm3)
 QWEN2_MOE = _family(_EXPERTS, _qwen2_moe)
 UNIT_OFFSET = _family(NAMES, lambda _: {"norm_unit_offset": True})
 
@@ -108,6 +102,5 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("OLMO2", _LLAMA),
     "granite": ("GRANITE", _LLAMA | _SCALES),
-    "smollm3": ("SMOLLM3", _FOUR),
     "qwen2_moe": ("QWEN2_MOE", _LLAMA | _MIXTURE | {"shared_expert_intermediate_size": 56}),
 }

@@ -73,6 +73,12 @@ def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
     return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
 
 
+def rope_of(reader: ConfigReader) -> Rope:
+    """The rope for a family whose layers differ in whether they have it. `reader` gives the sizes, too."""
+    head_dim = reader.count("head_dim", None) or reader.split_hidden()
+    return read_rope(reader, head_dim, reader.count("max_position_embeddings", maximum=MAX_POSITIONS))
+
+
 def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
     """The numbers of YaRN as they count, whatever they were computed from."""
     stretch = numbers.get("factor") or context / numbers["original_max_position_embeddings"]

@@ -1,0 +1,36 @@
+"""SmolLM3 of Hugging Face: Llama in which every fourth layer has no rotary positions."""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+from tokenmill.model.rope_config import rope_of
+
+
+def _smollm3(reader: ConfigReader) -> dict[str, Any]:
+    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    interval, bias = reader.count("no_rope_layer_interval", 4), reader.flag("attention_bias", False)
+    rotates = reader.entries("no_rope_layers", int, [int((layer + 1) % interval != 0) for layer in layers])
+    if len(rotates) < len(layers):
+        raise reader.refuse("no_rope_layers", rotates, f"a number for each of {len(layers)} layers, 0 or 1")
+    window, enabled = reader.window(), reader.flag("use_sliding_window", False)
+    kinds = {"full_attention": None, "sliding_attention": window}
+    default = [list(kinds)[enabled and window is not None and not rotates[layer]] for layer in layers]
+    rope = rope_of(reader)
+    return {
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": reader.flag("mlp_bias", False),
+        "rope": rope,
+        "ropes": tuple(rope if rotates[layer] else None for layer in layers),  # 1 is of a layer that has them
+        "windows": tuple(kinds[kind] for kind in reader.layer_types(default, *kinds)),
+    }
+
+
+SMOLLM3 = Family(
+    NAMES,
+    _smollm3,
+    defaults={"rope_theta": 2e6, "max_position_embeddings": 32768, "tie_word_embeddings": True},
+    harmless=("max_window_layers", "pretraining_tp"),  # of the published file; the class reads neither
+)
