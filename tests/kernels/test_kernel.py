@@ -43,7 +43,7 @@ def test_a_kernel_by_its_name(name, kind):
         (8, AttentionShape(1.0, window=3), False, "rows"),
         (8, AttentionShape(1.0, softcap=3.0), False, "gather"),
         (8, AttentionShape(1.0, sinks=True), False, "gather"),
-        (8, AttentionShape(1.0, softcap=3.0), True, "padded"),
+        (8, AttentionShape(1.0, softcap=3.0, sinks=True), True, "padded"),
     ],
 )
 def test_auto_is_the_first_that_serves(block_size, shape, padded, expected):
@@ -55,9 +55,8 @@ def test_why_a_kernel_does_not_serve():
     scores = "has neither caps of attention scores nor attention sinks"
     assert refusal("rows", block_size=7) == {"rows": small}
     assert refusal("rows", [PLAIN, AttentionShape(1.0, softcap=1.0)]) == {"rows": scores}
-    packed = dict.fromkeys(("rows", "gather"), "serves packed steps only")
-    sinks = AttentionShape(1.0, sinks=True)
-    assert refusal("auto", [PLAIN, sinks], padded=True) == {**packed, "padded": "has no attention sinks"}
+    for name in ("rows", "gather"):
+        assert refusal(name, padded=True) == {name: "serves packed steps only"}
     assert refusal("padded") == {"padded": "serves padded steps only"}
     with pytest.raises(ConfigError, match=f"'flash' is not allowed: use one of {', '.join(sorted(ATTEND))}"):
         choose("flash", spec(), CPU, 8, frozenset([PLAIN]))
