@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-__all__ = ["QUICK_FAMILIES", "crossed"]
+from tests.tiny_models import KINDS
+
+__all__ = ["QUICK_FAMILIES", "crossed", "each"]
 
 QUICK_FAMILIES = ("llama", "mixtral")
 """Families for which everything is tried: a plain one, and one whose rows are computed by experts."""
 
 
 def crossed(families: Iterable[str], others: Iterable[Any], always: Iterable[Any], as_one: bool = False) -> list[Any]:
-    """Pairs of a family and something that works alike for all of them; slow unless one of the two is named for it.
+    """Pairs of a family and something that works alike for all of them; slow unless one of the two is named for it, and
+    long where others have the family's arithmetic.
 
     always: those of the others that are tried with each family. as_one: each pair is the value of one parameter.
     """
@@ -21,8 +24,19 @@ def crossed(families: Iterable[str], others: Iterable[Any], always: Iterable[Any
     return [
         pytest.param(
             *([pair] if as_one else pair),
-            marks=() if pair[1] in always or pair[0] in QUICK_FAMILIES else pytest.mark.slow,
+            marks=_marks(pair, always),
             id="-".join(pair),
         )
         for pair in product(families, others)
     ]
+
+
+def _marks(pair: tuple[str, Any], always: tuple[Any, ...]) -> Any:
+    if pair[0] not in KINDS:
+        return pytest.mark.long
+    return () if pair[1] in always or pair[0] in QUICK_FAMILIES else pytest.mark.slow
+
+
+def each(families: Iterable[str]) -> list[Any]:
+    """The families; `make test-long` alone tries those whose arithmetic others have, too."""
+    return [family if family in KINDS else pytest.param(family, marks=pytest.mark.long) for family in families]

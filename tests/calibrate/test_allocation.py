@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import tokenmill
 from tests.calibrate.runs import Stopped, calibrated, contents, entries, save_wide
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill.calibrate.allocation import choose_8_bits
 from tokenmill.calibrate.layers import LayerWalk
 from tokenmill.calibrate.texts import Texts
@@ -35,7 +35,7 @@ class Changes:
         return numbers if self.left >= 0 else torch.zeros_like(numbers)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_a_changed_matrix_is_changed_in_its_own_state_alone(models, family):
     """Each state is what the model computes with that matrix changed; the others know nothing of it."""
     checkpoint = open_checkpoint(save(family, models))

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.tiny_models import FAMILY_NAMES, save
+from tests.tiny_models import KINDS, save
 from tests.word_model import save_word_model
 from tokenmill.kernels import native_library
 
@@ -145,7 +145,7 @@ def test_without_the_native_program_another_one_generates(generate):
 @pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}")
 def test_every_family_loads_without_what_was_left_out(tmp_path):
     """No module of theirs computes a shape, packed or not."""
-    paths = [str(save(family, tmp_path)) for family in FAMILY_NAMES]
+    paths = [str(save(family, tmp_path)) for family in KINDS]
     assert "without True" in run(FAMILIES, *paths, TOKENMILL_CACHE=str(tmp_path / "cache"))
 
 

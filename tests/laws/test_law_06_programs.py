@@ -6,6 +6,7 @@ Every build of the native kernels: tests/program/test_native.py.
 import pytest
 import torch
 
+from tests.marks import each
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import load
 from tokenmill.kernels.native_library import why_not
@@ -22,7 +23,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("how", PROGRAMS.values())
 @pytest.mark.parametrize("sampling", SAMPLING)
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", each(FAMILY_NAMES))
 def test_every_program_says_what_eager_says(family, sampling, how, models):
     settings = {"dtype": "float32", "max_sequences": 3, "block_size": 8, "max_length": 64}
     texts = [
@@ -35,7 +36,7 @@ def test_every_program_says_what_eager_says(family, sampling, how, models):
 
 @needs_native
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", each(FAMILY_NAMES))
 def test_the_native_program_gives_the_same_bits(family, dtype, models):
     path, settings = save(family, models), {"dtype": dtype, "program": "native", "max_length": 64}
     wanted = load(path, **settings, threads=1).logits(PROMPTS[2])

@@ -6,7 +6,7 @@ Damaged files: tests/engine/test_session.py and test_mutated_files.py.
 import pytest
 
 from tests.empty import check_empty
-from tests.marks import crossed
+from tests.marks import crossed, each
 from tests.tiny_models import FAMILY_NAMES, prompt, save
 from tokenmill import SnapshotError, load
 from tokenmill.kernels.native_library import why_not
@@ -20,7 +20,7 @@ def engine_for(path, **how):
     return load(path, **{**settings, **how})
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", each(FAMILY_NAMES))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_saved_and_opened_elsewhere_it_goes_on_as_if_nothing_had_been(family, temperature, models, tmp_path):
     path = save(family, models)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.model.rope import apply_rotary, apply_rotary_in_halves
@@ -18,7 +18,7 @@ def engine_for(path, **how):
     )
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_the_tokens_are_the_same(family, tmp_path):
     path = save(family, tmp_path)
     plain = engine_for(path)

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import cpp_builder
 from torch._inductor.utils import run_and_get_code
 
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 
@@ -43,7 +43,7 @@ def same(engine, reference):
         assert texts(engine, **sampling) == texts(reference, **sampling)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_every_family_without_a_graph_break(family, models):
     """Traced and not translated: what inductor makes of it is below, for some."""
     path = save(family, models)

@@ -12,13 +12,13 @@ import transformers
 import tokenmill
 from tests.marks import crossed
 from tests.program import sanitized
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill.engine.load import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels import native_library
 from tokenmill.program.native.program import Native
 
-FAMILIES = FAMILY_NAMES
+FAMILIES = KINDS
 BEST = native_library.best_build() if native_library.why_not() is None else None
 LONG = prompt(97, seed=5)
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.empty import check_empty
 from tests.engine.test_inflight import PROMPTS
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill import load
 from tokenmill.errors import ConfigError
 from tokenmill.kernels.native_library import why_not
@@ -55,7 +55,7 @@ def same(ours, theirs):
 
 @pytest.mark.slow
 @needs_native
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", KINDS)
 def test_the_same_bits_as_one_step_at_a_time(family, models):
     path = save(family, models)
     plain, several = engine_for(path, speculate="off"), engine_for(path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.text.test_sentencepiece_file import directory, trained_file
-from tests.tiny_models import FAMILY_NAMES, prompt, save
+from tests.tiny_models import KINDS, prompt, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CheckpointError, ConfigError
@@ -56,7 +56,7 @@ def packed(llama, tmp_path):
     return make(llama, tmp_path / "llama.packed", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "dense"), ("bfloat16", "q8"), ("bfloat16", "q4")])
 def test_the_bits_are_the_models(family, dtype, scheme, models, tmp_path):
     path = save(family, models)

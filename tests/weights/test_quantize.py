@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.tiny_models import FAMILY_NAMES, prompt, reference, save
+from tests.tiny_models import KINDS, prompt, reference, save
 from tokenmill.cli.main import main
 from tokenmill.engine.load import load
 from tokenmill.errors import CapacityError, CheckpointError, ConfigError
@@ -27,7 +27,7 @@ from tokenmill.weights.write.quantize import quantize
 
 LONG = prompt(40, seed=5)
 GROUPS = [32, 64, 128, 256]
-ROUNDED = [family for family in FAMILY_NAMES if family not in ("gpt2", "gpt_oss")]  # which store [in, out]
+ROUNDED = [family for family in KINDS if family not in ("gpt2", "gpt_oss")]  # which store [in, out]
 NATIVE = pytest.param(
     "native",
     marks=pytest.mark.skipif(native_library.why_not() is not None, reason=f"the library {native_library.why_not()}"),
