@@ -138,78 +138,6 @@ def test_flipped_bits_in_a_model(bare_llama, tmp_path):
             assert "\n" not in str(error)
 
 
-def pair(key: str, kind: int, value: bytes) -> bytes:
-    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
-
-
-def record(name: str, dims: list[int], kind: int = 0, offset: int = 0) -> bytes:
-    label = struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(dims))
-    return label + struct.pack(f"<{len(dims)}Q", *dims) + struct.pack("<IQ", kind, offset)
-
-
-def gguf_bytes(pairs: list[bytes], records: list[bytes], num_data: int = 4096, version: int = 3) -> bytes:
-    head = b"GGUF" + struct.pack("<IQQ", version, len(records), len(pairs)) + b"".join(pairs) + b"".join(records)
-    return head + bytes(-len(head) % 32 + num_data)
-
-
-def array(inner: int, count: int) -> bytes:
-    return struct.pack("<IQ", inner, count)
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "shorter than a header"),
-        (b"PK" + bytes(40), "no GGUF file: it begins with b'PK"),
-        (b"GGUF" + bytes(40), "version 0"),
-        (gguf_bytes([], [], version=1), "version 1: only 2 and 3"),
-        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-        (gguf_bytes([pair("a", 9, array(4, 1 << 63))], []), "claims 9223372036854775808 entries"),
-        (gguf_bytes([pair("a", 9, array(9, 1 << 20))], []), "arrays in the value of 'a'"),
-        (gguf_bytes([pair("a", 9, array(9, 1) * 2000)], []), "nests arrays more than 4 deep"),
-        (gguf_bytes([pair("a", 13, bytes(8))], []), "unknown type 13"),
-        (gguf_bytes([pair("a", 7, b"\2")], []), "truth value"),
-        (gguf_bytes([pair("a", 8, struct.pack("<Q", 2) + b"\xff\xff")], []), "not UTF-8"),
-        (gguf_bytes([pair("a", 0, b"\1")] * 2, []), "'a' is there twice"),
-        (gguf_bytes([pair("k" * 300, 0, b"\1")], []), "a text of 300 bytes, at most 255"),
-        (gguf_bytes([pair("a\nb", 0, b"\1")], []), "'a\\nb', which holds control characters"),
-        (gguf_bytes([pair("general.alignment", 4, struct.pack("<I", 24))], []), "24, a power of two"),
-        (gguf_bytes([pair("general.alignment", 8, struct.pack("<Q", 0))], []), "a power of two"),
-        (gguf_bytes([], [record("t", [8]), record("t", [8], offset=32)]), "'t' is there twice"),
-        (gguf_bytes([], [record("t", [])]), "claims 0 dimensions"),
-        (gguf_bytes([], [record("t", [1] * 5)]), "claims 5 dimensions"),
-        (gguf_bytes([], [record("t", [8, 0])]), "is [0, 8]"),
-        (gguf_bytes([], [record("t", [1 << 40] * 4)]), "needs bytes"),
-        (gguf_bytes([], [record("t", [8], kind=31)]), "type 31, which GGUF does not define"),
-        (gguf_bytes([], [record("t", [33], kind=8)]), "Q8_0 needs rows of 32"),
-        (gguf_bytes([], [record("t", [8], offset=4)]), "not aligned to 32"),
-        (gguf_bytes([], [record("t", [64]), record("u", [8], offset=32)]), "'u' at byte"),
-        (gguf_bytes([], [record("t", [8], offset=1 << 62)]), "needs bytes"),
-    ],
-)
-def test_crafted_headers_are_refused(tmp_path, data, message):
-    path = tmp_path / "crafted.gguf"
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError) as error:
-        read_header(path)
-    assert message in str(error.value)
-    assert str(path) in str(error.value)
-
-
-@pytest.mark.parametrize("inner", range(15))
-def test_the_file_of_49_bytes(tmp_path, inner):
-    """One array that claims more entries than could ever be: the gguf package's reader walks them all."""
-    data = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("a", 9, array(inner, (1 << 64) - 1))
-    assert len(data) == 49
-    assert outcome(tmp_path / "long.gguf", data) is None
-
-
-def test_what_is_no_file(tmp_path):
-    for path in (tmp_path, tmp_path / "absent.gguf"):
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            read_header(path)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_float32_gives_back_exactly_what_went_in(folder, name):
     _, tensors = gguf_files.tiny(name)
@@ -272,38 +200,6 @@ def test_every_type_is_read_or_named(folder, kind):
     assert np.array_equal(read.float().numpy(), expected, equal_nan=True)
 
 
-def test_rope_factors_become_part_of_the_config(folder):
-    factors = np.linspace(1, 8, 8, dtype=np.float32)
-    stored = {"rope_freqs.weight": (factors, Kind.F32)}
-    checkpoint = GGUFCheckpoint(gguf_files.write(folder / "factors.gguf", "llama", stored=stored))
-    assert checkpoint.config["rope_scaling"] == {"rope_type": "factors", "factors": factors.tolist()}
-    assert not any("rope" in name for name in checkpoint.shapes)
-    assert dict(read_config(checkpoint.config).rope.scaling)["factors"] == tuple(factors.tolist())
-
-
-@pytest.mark.parametrize(
-    ("metadata", "scaling"),
-    [
-        ({"rope.scaling.type": "none"}, None),
-        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}, {"rope_type": "linear", "factor": 2.5}),
-        (
-            {
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 32,
-                "rope.scaling.yarn_beta_fast": 30.0,
-                "rope.scaling.finetuned": True,
-            },
-            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 30.0},
-        ),
-    ],
-)
-def test_rope_scaling_in_other_words(folder, metadata, scaling):
-    checkpoint = GGUFCheckpoint(gguf_files.write(folder / "scaling.gguf", "llama", metadata=metadata))
-    assert checkpoint.config.get("rope_scaling") == scaling
-    assert read_config(checkpoint.config).rope.kind == (scaling or {"rope_type": "default"})["rope_type"]
-
-
 STRETCHED = {"type": "yarn", "factor": 4.0, "original_context_length": 32}
 
 
@@ -329,84 +225,6 @@ def test_the_attention_factor_of_yarn_is_hugging_faces_or_deepseeks(folder, capl
     rope = read_config(checkpoint.config).rope
     assert dict(rope.scaling)["attention_factor"] == pytest.approx(used, rel=1e-6)
     assert warning in caplog.text and bool(caplog.messages) == bool(warning)
-
-
-def test_ends_of_turn_are_ends_too(folder):
-    metadata = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 0}
-    checkpoint = GGUFCheckpoint(gguf_files.write(folder / "ends.gguf", "llama", metadata=metadata))
-    assert checkpoint.config["eos_token_id"] == [0, 5]
-
-
-def test_a_value_for_each_layer_is_one_when_all_agree(folder):
-    path = gguf_files.write(folder / "layers.gguf", "llama", metadata={"attention.head_count_kv": [2, 2]})
-    assert GGUFCheckpoint(path).config["num_key_value_heads"] == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "metadata", "message"),
-    [
-        ("llama", {"general.architecture": "mamba"}, "'mamba' is not implemented: only 'llama', 'qwen2', 'qwen3'"),
-        ("llama", {"general.architecture": ["llama"]}, "['llama'] is not implemented"),
-        ("llama", {"vocab_size": "\n" * 5000}, "llama.vocab_size is '"),
-        ("llama", {"general.type": "adapter"}, "general.type = 'adapter' is not implemented"),
-        ("llama", {"split.count": 3}, "is one of 3 parts of a model: join them first"),
-        ("llama", {"block_count": None}, "no 'llama.block_count', which is required"),
-        ("llama", {"block_count": 5}, "block_count is 5, but there are tensors of 2 layers"),
-        ("llama", {"embedding_length": 0}, "llama.embedding_length = 0 is not allowed"),
-        ("llama", {"attention.head_count": "four"}, "'four' is not allowed"),
-        (
-            "llama",
-            {"attention.head_count_kv": [2, 1]},
-            "llama.attention.head_count_kv = [2, 1] is not allowed: it differs by layer",
-        ),
-        ("llama", {"attention.layer_norm_rms_epsilon": -1.0}, "-1.0 is not allowed"),
-        ("llama", {"attention.value_length": 8}, "attention.value_length = 8 is not implemented: only 16"),
-        ("llama", {"rope.dimension_count": 8}, "rope.dimension_count = 8 is not implemented"),
-        ("llama", {"rope.scaling.type": "longrope"}, "'longrope' is not implemented: only 'linear', 'none', 'yarn'"),
-        ("llama", {"rope.scaling.factor": -4.0}, "rope.scaling.factor = -4.0 is not allowed"),
-        ("llama", {"logit_scale": 0.5}, "keys that tokenmill does not know: llama.logit_scale = 0.5"),
-        ("llama", {"vocab_size": 283}, "llama.vocab_size is 283, but token_embd.weight has 281 rows"),
-        ("llama", {"tokenizer.ggml.tokens": ["a", "b"]}, "tokenizer.ggml.tokens is 2, but token_embd.weight has 281"),
-        ("qwen2", {"attention.sliding_window": 7}, "does not know: qwen2.attention.sliding_window = 7"),
-        ("mixtral", {"expert_count": 4}, "needs 4 experts"),
-        ("mixtral", {"expert_weights_norm": "no"}, "expert_weights_norm = 'no' is not implemented"),
-        ("gptneox", {"rope.dimension_count": None}, "no 'gptneox.rope.dimension_count'"),
-        ("starcoder", {"attention.head_count_kv": 4}, "head_count_kv = 4 is not implemented: only 1"),
-    ],
-)
-def test_metadata_that_cannot_be_followed(tmp_path, name, metadata, message):
-    path = gguf_files.write(tmp_path / "model.gguf", name, metadata=metadata)
-    with pytest.raises(CheckpointError) as error:
-        GGUFCheckpoint(path)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 1000
-
-
-@pytest.mark.parametrize(
-    ("stored", "message"),
-    [
-        ({"blk.0.attn_sinks.weight": (np.ones(4, np.float32), Kind.F32)}, "1 unexpected: blk.0.attn_sinks.weight"),
-        ({"token_embd.weight": None}, "1 missing: token_embd.weight"),
-        ({"rope_freqs.weight": (np.ones(5, np.float32), Kind.F32)}, "rope_freqs.weight has 5"),
-        ({"rope_freqs.weight": (np.zeros(8, np.float32), Kind.F32)}, "positive numbers"),
-    ],
-)
-def test_tensors_that_do_not_belong(tmp_path, stored, message):
-    path = gguf_files.write(tmp_path / "model.gguf", "llama", stored=stored)
-    with pytest.raises(CheckpointError) as error:
-        GGUFCheckpoint(path)
-    assert message in str(error.value)
-
-
-def test_a_file_that_shrinks_while_open(tmp_path):
-    path = gguf_files.write(tmp_path / "model.gguf", "llama")
-    checkpoint = GGUFCheckpoint(path)
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 4096)
-    with pytest.raises(CheckpointError, match="ends inside tensor"):
-        for name in checkpoint.shapes:
-            checkpoint.read(name)
 
 
 def test_the_tokenizer_travels_with_the_model(folder, bare_llama):

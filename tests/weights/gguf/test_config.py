@@ -55,6 +55,7 @@ def config_of(
 def refused(*given, **named) -> str:
     with pytest.raises(CheckpointError) as raised:
         config_of(*given, **named)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
     return str(raised.value)
 
 
@@ -127,6 +128,15 @@ def test_other_numbers_of_llama(pairs, changes):
         ({"vocab_size": 11}, "x.gguf: llama.vocab_size is 11, but token_embd.weight has 10 rows"),
         ({"block_count": 3}, "x.gguf: block_count is 3, but there are tensors of 2 layers"),
         ({"rope.freq_base": 0.0}, "llama.rope.freq_base = 0.0 is not allowed"),
+        ({"vocab_size": "\n" * 5000}, "llama.vocab_size is '"),
+        ({"block_count": None}, "no 'llama.block_count', which is required"),
+        ({"embedding_length": 0}, "llama.embedding_length = 0 is not allowed"),
+        ({"attention.head_count": "four"}, "'four' is not allowed"),
+        ({"attention.layer_norm_rms_epsilon": -1.0}, "-1.0 is not allowed"),
+        ({"attention.value_length": 8}, "attention.value_length = 8 is not implemented: only 16"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count = 8 is not implemented"),
+        ({"rope.scaling.type": "longrope"}, "'longrope' is not implemented: only 'linear', 'none', 'yarn'"),
+        ({"rope.scaling.factor": -4.0}, "rope.scaling.factor = -4.0 is not allowed"),
     ],
     ids=str,
 )
@@ -152,6 +162,7 @@ def test_keys_that_only_describe_are_warned_of():
         ({"general__type": "adapter"}, "general.type = 'adapter' is not implemented: only 'model'"),
         ({"split__count": 2}, "x.gguf is one of 2 parts of a model: join them first"),
         ({"split__count": -1}, "split.count = -1 is not allowed: a whole number from 0"),
+        ({"general__architecture": ["llama"]}, "['llama'] is not implemented"),
         ({"general__architecture": "mamba"}, "general.architecture = 'mamba' is not implemented: only 'llama', "),
         ({"tokenizer__ggml__tokens": ["a"] * 11}, "x.gguf: the number of tokenizer.ggml.tokens is 11, but token_embd"),
     ],
@@ -201,6 +212,13 @@ def test_ends_are_one_id_or_several():
     assert (one["bos_token_id"], one["eos_token_id"]) == (1, 3)
     two = config_of("llama", RMS, tokenizer__ggml__eos_token_id=3, tokenizer__ggml__eot_token_id=5)
     assert two["eos_token_id"] == [3, 5]
+    numbers = {
+        "tokenizer__ggml__eos_token_id": 0,
+        "tokenizer__ggml__eot_token_id": 5,
+        "tokenizer__ggml__eom_token_id": 7,
+    }
+    turns = config_of("llama", RMS, **numbers)
+    assert turns["eos_token_id"] == [0, 5, 7]
 
 
 EXPERTS = RMS | {"expert_count": 3, "expert_used_count": 2}
@@ -229,11 +247,12 @@ def test_experts(pairs, changes):
         ("expert_feed_forward_length", 64),
         ("expert_weights_scale", 2.0),
         ("expert_weights_norm", 1),
+        ("expert_weights_norm", "no"),
         ("expert_gating_func", 2),  # sigmoid
     ],
 )
 def test_experts_that_are_computed_otherwise(key, value):
-    assert f"llama.{key} = {value} is not implemented" in refused("llama", EXPERTS | {key: value})
+    assert f"llama.{key} = {value!r} is not implemented" in refused("llama", EXPERTS | {key: value})
 
 
 NEOX = {
@@ -273,6 +292,15 @@ def test_the_rotated_part_of_a_head_comes_back_as_whole_entries():
     assert part == math.nextafter(2 / 98, 1) and int(part * 98) == 2
     narrow = LAYER | {"embedding_length": 4, "rope.dimension_count": 1}
     assert config_of("gptneox", narrow)["rotary_pct"] == 1.0
+
+
+def test_gpt_neox_says_what_is_rotated():
+    assert "no 'gptneox.rope.dimension_count'" in refused("gptneox", LAYER)
+
+
+def test_qwen2_has_no_window():
+    message = refused("qwen2", RMS | {"attention.sliding_window": 7})
+    assert "does not know: qwen2.attention.sliding_window = 7" in message
 
 
 def test_gpt_neox_with_fewer_heads_for_keys_is_refused():

@@ -38,10 +38,12 @@ def parsed(folder, data: bytes) -> Header:
 
 
 def refused(folder, data: bytes) -> str:
-    """The message without the path."""
+    """The message, a short line, without the path that it begins with."""
     with pytest.raises(CheckpointError) as raised:
         parsed(folder, data)
-    return str(raised.value).removeprefix(f"{folder / 'x.gguf'} ")
+    message, path = str(raised.value), f"{folder / 'x.gguf'} "
+    assert message.startswith(path) and "\n" not in message and len(message) < 1000
+    return message.removeprefix(path)
 
 
 def one_value(folder, kind: int, value: bytes):
@@ -149,7 +151,8 @@ def test_the_data_begin_at_a_multiple_of_the_alignment(tmp_path, alignment):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"), [(4, struct.pack("<I", 0), "0"), (7, b"\1", "True"), (5, b"\xff" * 4, "-1")]
+    ("kind", "value", "said"),
+    [(4, struct.pack("<I", 0), "0"), (4, struct.pack("<I", 24), "24"), (7, b"\1", "True"), (5, b"\xff" * 4, "-1")],
 )
 def test_alignments_that_are_none(tmp_path, kind, value, said):
     message = refused(tmp_path, front(0, 1) + pair("general.alignment", kind, value))
@@ -193,3 +196,35 @@ def test_tensors_may_lie_in_any_order_but_not_on_each_other(tmp_path):
         places(tmp_path, 0, 32, 64, num_bytes=95)
     with pytest.raises(CheckpointError, match=r"tensor 'b' begins at byte 144, which is not aligned to 32"):
         places(tmp_path, 64, 16, 96)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"PK" + bytes(40), "is no GGUF file: it begins with b'PK"),
+        (front(0, 1) + pair("a", 8, struct.pack("<Q", 2) + b"\xff\xff"), "not UTF-8"),
+        (front(0, 2) + pair("a", 0, b"\1") * 2, "'a' is there twice"),
+        (front(0, 1) + pair("a\nb", 0, b"\1"), "'a\\nb', which holds control characters"),
+        (front(2, 0) + tensor("t", [8]) + tensor("t", [8], offset=32) + bytes(96), "'t' is there twice"),
+        (front(1, 0) + tensor("t", [8, 0]) + bytes(64), "is [0, 8]"),
+        (front(1, 0) + tensor("t", [1 << 40] * 4) + bytes(64), "needs bytes"),
+        (front(1, 0) + tensor("t", [8], offset=1 << 62) + bytes(64), "needs bytes"),
+        (front(1, 0) + tensor("t", [8], kind=31) + bytes(64), "type 31, which GGUF does not define"),
+    ],
+)
+def test_other_headers_that_are_refused(tmp_path, data, message):
+    assert message in refused(tmp_path, data)
+
+
+@pytest.mark.parametrize("inner", range(15))
+def test_the_file_of_49_bytes(tmp_path, inner):
+    """One array that claims more entries than could ever be: the gguf package's reader walks them all."""
+    data = front(0, 1) + pair("a", 9, array(inner, (1 << 64) - 1))
+    assert len(data) == 49
+    refused(tmp_path, data)
+
+
+def test_what_is_no_file(tmp_path):
+    for path in (tmp_path, tmp_path / "absent.gguf"):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_header(path)
