@@ -458,12 +458,6 @@ def test_what_older_exports_say_in_a_file_of_its_own(llama, tmp_path):
         load(path)
 
 
-def test_exports_in_float16_count_as_bfloat16(llama, tmp_path):
-    path = export(llama, tmp_path / "out", "gptq")
-    assert read_config(read_config_json(path)).dtype == "bfloat16"
-    assert read_config(open_checkpoint(path).config).codes
-
-
 def test_eight_bits_are_kept_only_where_zero_is_in_the_middle(llama, tmp_path):
     source = open_checkpoint(export(llama, tmp_path / "out", "gptq", bits=8))
     assert source.read_codes("model.layers.0.mlp.up_proj.weight") is None
@@ -472,87 +466,9 @@ def test_eight_bits_are_kept_only_where_zero_is_in_the_middle(llama, tmp_path):
     assert source.read_codes("model.layers.0.mlp.up_proj.weight").bits == 8
 
 
-@pytest.mark.slow
-def test_biases_of_zeros_that_the_model_does_not_have_are_left_out(llama, tmp_path):
-    """AutoGPTQ gave every matrix one (its issue 555)."""
-    path = export(llama, tmp_path / "out", "gptq", biases=True)
-    assert not any(name.endswith(".bias") for name in open_checkpoint(path).shapes)
-    load(path, threads=1)
-    edit_tensors(path, {"model.layers.0.mlp.up_proj.bias": torch.ones(80)})
-    with pytest.raises(CheckpointError, match=r"1 unexpected: model.layers.0.mlp.up_proj.bias"):
-        load(path)
-
-
 def edit_tensors(path, changes) -> None:
     tensors = load_file(path / "model.safetensors") | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path / "model.safetensors")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        ("gptq", {"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not implemented: only tokenm"),
-        ("gptq", {"quant_method": None}, "quant_method None is not implemented"),
-        ("gptq", {"bits": 3}, "gptq: bits = 3 is not implemented: only 4, 8"),
-        ("gptq", {"bits": None}, "has no 'bits', which is required"),
-        ("gptq", {"group_size": 16}, "gptq: group_size = 16 is not implemented: only 32, 64, 128, 256, -1"),
-        ("gptq", {"checkpoint_format": "marlin"}, "checkpoint_format = 'marlin' is not implemented"),
-        ("gptq", {"is_marlin_format": True}, "is_marlin_format = True is not implemented"),
-        ("gptq", {"dynamic": {"+:.*": {"bits": 8}}}, "does not know: .*dynamic"),
-        ("gptq", {"pack_dtype": "int16"}, "pack_dtype = 'int16' is not implemented"),
-        ("gptq", {"act_bits": 8}, "act_bits = 8 is not implemented: only 16, 32"),
-        ("awq", {"bits": 8}, "awq: bits = 8 is not implemented: only 4"),
-        ("awq", {"version": "gemv"}, "awq: version = 'gemv' is not implemented: only 'gemm'"),
-        ("awq", {"zero_point": False}, "zero_point = False is not implemented"),
-    ],
-)
-def test_settings_of_exports_that_are_not_understood_are_refused(llama, tmp_path, method, changes, message):
-    path = export(llama, tmp_path / "out", method)
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] |= changes
-    (path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=message):
-        load(path)
-
-
-def test_our_own_directories_of_a_later_version_are_refused(llama, tmp_path):
-    make(llama, tmp_path / "out")
-    config = json.loads((tmp_path / "out" / "config.json").read_text())
-    config["quantization_config"]["version"] = 2
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="tokenmill: version = 2 is not implemented"):
-        load(tmp_path / "out")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("part", "tensor", "message"),
-    [
-        ("g_idx", torch.arange(48).int().flip(0) // 32, "up_proj.g_idx is not in order .desc_act."),
-        ("qzeros", None, "1 missing: model.layers.0.mlp.up_proj.qzeros"),
-        (
-            "scales",
-            torch.ones(3, 80).half(),
-            r"1 misshapen: model.layers.0.mlp.up_proj.scales \[3, 80\] where \[2, 80\]",
-        ),
-        ("qweight", torch.zeros(6, 80).half(), "up_proj.qweight holds torch.float16"),
-        ("qweight", torch.zeros(6).int(), "where two dimensions go"),
-    ],
-)
-def test_tensors_of_exports_that_do_not_fit_are_refused(llama, tmp_path, part, tensor, message):
-    path = export(llama, tmp_path / "out", "gptq")
-    edit_tensors(path, {f"model.layers.0.mlp.up_proj.{part}": tensor})
-    with pytest.raises(CheckpointError, match=message):
-        load(path, threads=1)
-
-
-def test_an_order_that_desc_act_left_alone_is_read(llama, tmp_path):
-    path = export(llama, tmp_path / "out", "gptq")
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"]["desc_act"] = True
-    (path / "config.json").write_text(json.dumps(config))
-    assert load(path, threads=1).logits(LONG).isfinite().all()
 
 
 def test_the_reference_model_is_what_was_rounded(models, tmp_path):

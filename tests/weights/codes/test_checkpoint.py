@@ -112,9 +112,11 @@ def test_words_of_gptq_are_whole_numbers():
     tensors = gptq(UP, 96, 64)
     found = QuantizedCheckpoint(InMemory("gptq", 4, tensors))
     assert found.read(f"{UP}.weight").unique().tolist() == [-1.0]
-    tensors[f"{UP}.qzeros"] = tensors[f"{UP}.qzeros"].to(torch.uint8)
-    with pytest.raises(CheckpointError, match=r"up_proj.qzeros holds torch.uint8, which is not what gptq stores"):
-        found.read(f"{UP}.weight")
+    for part, dtype in (("qzeros", torch.uint8), ("qweight", torch.float16)):
+        before, tensors[f"{UP}.{part}"] = tensors[f"{UP}.{part}"], tensors[f"{UP}.{part}"].to(dtype)
+        with pytest.raises(CheckpointError, match=rf"up_proj.{part} holds {dtype}, which is not what gptq stores"):
+            found.read(f"{UP}.weight")
+        tensors[f"{UP}.{part}"] = before
 
 
 def test_every_missing_and_misshapen_part_is_named():
