@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tokenmill.model.families import find_family, read_config
-from tokenmill.weights.names import TRANSFORMS, Target, expand, is_ignored, rows_of
+from tokenmill.weights.names import TRANSFORMS, Target, expand, is_further, is_ignored, rows_of
 
 SIZES = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = {"model_type": "llama", "num_key_value_heads": 2, **SIZES}
@@ -90,3 +90,33 @@ def test_transforms_by_hand():
     assert TRANSFORMS["heads_to_qkv"](matrix[:, 0], config).tolist() == wanted, "of a bias too"
     assert TRANSFORMS["bigcode_qkv"](matrix, config) is matrix, "fewer heads of K and V than of Q"
     assert TRANSFORMS["bigcode_qkv"](matrix, replace(config, num_kv_heads=4))[:, 0].tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "wanted"),
+    [
+        ("glm4_moe", "layers.2.eh_proj.weight", True),
+        ("glm4_moe", "layers.2.self_attn.q_proj.weight", True),
+        ("glm4_moe", "layers.1.eh_proj.weight", False),
+        ("glm4_moe", "layers.20.eh_proj.weight", False),
+        ("ernie4_5_moe", "mtp_block.0.self_attn.q_proj.weight", True),
+        ("llama", "layers.2.self_attn.q_proj.weight", False),
+    ],
+)
+def test_layers_that_predict_further_tokens(family, name, wanted):
+    assert is_further(find_family({"model_type": family}), read_config(LLAMA), name) is wanted
+
+
+def test_a_row_for_each_head_and_a_tensor_of_one_row():
+    config = {"model_type": "stablelm", "num_key_value_heads": 2, "qk_layernorm": True, "partial_rotary_factor": 1.0}
+    config |= SIZES
+    found = expanded(config, "layers.1.attention.k_norm.weight")
+    norms = "layers.1.self_attn.k_layernorm.norms."
+    assert found == {
+        f"{norms}{head}.weight": Target("layers.1.attention.k_norm.weight", str(head), "") for head in (0, 1)
+    }
+    target = found[f"{norms}1.weight"]
+    assert rows_of(target, 2, read_config(config)) == range(1, 2)
+    assert target.shape_in_file(1, (2,)) == (2,)
+    assert Target("layers.0.mlp.correction", "", "one row").shape_in_file(5, ()) == (1, 5)
+    assert torch.equal(TRANSFORMS["one row"](torch.ones(1, 5), read_config(config)), torch.ones(5))

@@ -7,7 +7,7 @@ from tokenmill.model.config import ModelConfig
 from tokenmill.model.description import describe
 from tokenmill.model.families import Family, find_family
 from tokenmill.model.parameters import parameter_shapes
-from tokenmill.weights.names import Target, expand, is_ignored, rows_of
+from tokenmill.weights.names import Target, expand, is_further, is_ignored, rows_of
 from tokenmill.weights.plain import Checkpoint
 
 
@@ -25,7 +25,7 @@ def match_tensors(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Targ
             targets[name], expected = wanted.pop(short)
             if shape != expected:
                 misshapen.append(f"{name} {list(shape)} where {list(expected)} goes")
-        elif not is_ignored(family, short):
+        elif not is_ignored(family, short) and not is_further(family, config, short):
             unexpected.append(name)
     if wanted or unexpected or misshapen:
         what = f"{checkpoint.path} does not fit its config"

@@ -81,6 +81,11 @@ def is_ignored(family: Family, name: str) -> bool:
     return any(re.fullmatch(re.escape(p).replace(r"\{i\}", r"\d+"), name) for p in family.ignored)
 
 
+def is_further(family: Family, config: ModelConfig, name: str) -> bool:
+    """Whether it is of the layers that predict further tokens."""
+    return name.startswith(tuple(begin.replace("{n}", str(config.num_layers)) for begin in family.further))
+
+
 def rows_of(target: Target, num_rows: int, config: ModelConfig) -> range:
     """Choose the rows, of the num_rows of a merged parameter, that one tensor of the file fills."""
     if not target.part:

@@ -23,6 +23,7 @@ def _ernie(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _ernie_moe(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("moe_use_aux_free", True)
     num_layers, bias = reader.count("num_hidden_layers", maximum=MAX_LAYERS), reader.flag("use_bias", False)
     first, last = reader.count("moe_layer_start_index", 1, 0), reader.count("moe_layer_end_index", -1, -1)
     interval, width = reader.count("moe_layer_interval", 1), reader.count("moe_intermediate_size", 1536)
@@ -54,7 +55,13 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
 }
 ERNIE = Family(PAIRED_NAMES, _ernie, defaults=_DEFAULTS)
-ERNIE_MOE = Family(_MOE_NAMES, _ernie_moe, defaults=_DEFAULTS, harmless=("moe_norm_min",))  # a guard against 0 / 0
+ERNIE_MOE = Family(
+    _MOE_NAMES,
+    _ernie_moe,
+    defaults=_DEFAULTS,
+    harmless=("moe_norm_min", "num_nextn_predict_layers"),  # the first is a guard against 0 / 0
+    further=("mtp_",),
+)
 HELIUM = Family(
     PAIRED_NAMES, _helium, defaults={"rms_norm_eps": 1e-8, "rope_theta": 1e5, "max_position_embeddings": 4096}
 )

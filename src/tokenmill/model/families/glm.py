@@ -70,6 +70,7 @@ def _glm4_moe(reader: ConfigReader) -> dict[str, Any]:
 
 def _dots1(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("moe_layer_freq", 1)
+    reader.expect("scoring_func", "sigmoid")
     bias, layers = reader.flag("attention_bias", False), range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
     window, lower = reader.window(4096), reader.count("max_window_layers", 62, minimum=0)
     default = ["full_attention" if window is None or layer < lower else "sliding_attention" for layer in layers]
@@ -100,6 +101,7 @@ GLM4_MOE = Family(
     _MOE_NAMES,
     _glm4_moe,
     defaults=_MOE_DEFAULTS,
-    harmless=("num_nextn_predict_layers",),  # layers behind the last one, which predict further tokens
+    harmless=("num_nextn_predict_layers",),
+    further=("layers.{n}.",),
 )
 DOTS1 = Family(_MOE_NAMES, _dots1, defaults={"first_k_dense_replace": 0, "norm_topk_prob": False})

@@ -18,12 +18,16 @@ _EXPECTED = {
     "qk_norm_type": "per_layer",
     "shared_intermediate_size": 0,
     "sliding_window": None,
+    "attention_bias": False,
 }
 
 
 def _minimax_m2(reader: ConfigReader) -> dict[str, Any]:
     for key, value in _EXPECTED.items():
         reader.expect(key, value)
+    kinds = reader.entries("attn_type_list", int, [])
+    if set(kinds) - {1}:
+        raise reader.refuse("attn_type_list", kinds, "only 1, which is attention by softmax, is implemented")
     head_dim, rotated = reader.count("head_dim", 128), reader.count("rotary_dim", None)
     if rotated is not None:
         reader.values = {"partial_rotary_factor": rotated / head_dim, **reader.values}
@@ -38,5 +42,8 @@ def _minimax_m2(reader: ConfigReader) -> dict[str, Any]:
 
 
 MINIMAX_M2 = Family(
-    _NAMES, _minimax_m2, defaults={"rope_theta": 5e6, "max_position_embeddings": 196608, "rms_norm_eps": 1e-6}
+    _NAMES,
+    _minimax_m2,
+    defaults={"rope_theta": 5e6, "max_position_embeddings": 196608},
+    harmless=("use_mtp", "num_mtp_modules", "mtp_transformer_layers"),  # of layers that predict further tokens
 )

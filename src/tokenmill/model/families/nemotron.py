@@ -66,6 +66,7 @@ NEMOTRON = Family(
         "max_position_embeddings": 4096,
         "partial_rotary_factor": 0.5,
     },
+    harmless=("kv_channels",),  # NVIDIA's name of head_dim, which transformers does not read
 )
 ARCEE = Family(
     _PLAIN_MLP, _arcee, defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096}
