@@ -91,6 +91,16 @@ _GEMMA_VISION = {
     "mm_tokens_per_image": 4,
 }
 
+def _longrope(original: int, **numbers: float) -> dict[str, Any]:
+    """Of Phi-3, for heads of 8 of which all but a quarter is rotated. transformers takes the long list for prompts of
+    more than `original` tokens."""
+    lists = {"short_factor": [1.0, 1.25, 1.5], "long_factor": [1, 2.5, 7.5]}
+    parameters = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, **lists, **numbers}
+    return {"rope_parameters": parameters, "original_max_position_embeddings": original}
+
+
+_LESS_ONE = ("nemotron",)  # whose norms multiply by 1 + weight
+
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _LLAMA),
@@ -209,6 +219,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_hidden_layers": 3, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}
         | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
     ),
+    "phi3": ("phi3", _LLAMA),
+    "phi3-window": ("phi3", _LLAMA | {"sliding_window": 5, "tie_word_embeddings": True}),
+    "phi3-short": ("phi3", _LLAMA | _longrope(CONTEXT, factor=4.0)),
+    "phi3-long": ("phi3", _LLAMA | _longrope(1, attention_factor=1.2)),
+    "phi": ("phi", _LLAMA),
+    "phi-departures": ("phi", _LLAMA | {"qk_layernorm": True, "partial_rotary_factor": 1.0, "num_hidden_layers": 3}),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",

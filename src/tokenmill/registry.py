@@ -116,6 +116,8 @@ FAMILIES: Names = {
     "helium": Entry("Helium", "tokenmill.model.families.ernie:HELIUM"),
     "minimax_m2": Entry("MiniMax-M2", "tokenmill.model.families.minimax:MINIMAX_M2"),
     "smollm3": Entry("SmolLM3", "tokenmill.model.families.smollm3:SMOLLM3"),
+    "phi3": Entry("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "tokenmill.model.families.phi:PHI3"),
+    "phi": Entry("Phi-1, Phi-1.5, Phi-2", "tokenmill.model.families.phi:PHI"),
     "dots1": Entry("dots.llm1", "tokenmill.model.families.glm:DOTS1"),
 }
 

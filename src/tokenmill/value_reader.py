@@ -112,6 +112,13 @@ class ValueReader:
             raise self.refuse(key, value, f"a list of {kind.__name__} values")
         return value
 
+    def numbers(self, key: str, minimum: float = 0.0, maximum: float = 1e30) -> list[float]:
+        """A list of finite numbers in (minimum, maximum]."""
+        value = self.take(key)
+        if not isinstance(value, list) or not all(type(n) in (int, float) and minimum < n <= maximum for n in value):
+            raise self.refuse(key, value, f"a list of numbers above {minimum:g}, at most {maximum:g}")
+        return [float(entry) for entry in value]
+
     def token_ids(self, key: str, vocab_size: int = MAX_COUNT) -> tuple[int, ...]:
         """A token id, a list of them, or none; all below `vocab_size`."""
         value = self.take(key, [])

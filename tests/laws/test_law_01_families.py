@@ -59,6 +59,20 @@ def test_dynamic_rope_beyond_its_trained_context_equals_cached_decoding(models):
     assert list(done.tokens) == expected_tokens("llama-dynamic", tokens, 40)
 
 
+def test_longrope_is_chosen_once_by_the_longest_text(models, monkeypatch):
+    """transformers chooses by the prompt: the two agree where it passes the trained length like max_length, or not."""
+    _, config = TINY["phi3-short"]
+    monkeypatch.setitem(TINY, "phi3-both", ("phi3", config | {"original_max_position_embeddings": 32}))
+    path = save("phi3-both", models)
+    for max_length, lengths in ((32, (1, 7, 32)), (33, (33,)), (CONTEXT, (33, CONTEXT))):
+        for program in ("eager", "native"):
+            engine = load(path, dtype="float32", program=program, max_length=max_length)
+            for tokens in map(prompt, lengths):
+                torch.testing.assert_close(
+                    engine.logits(tokens), expected_logits("phi3-both", tokens), rtol=1e-4, atol=1e-4
+                )
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_bin_files_and_shards_are_read_like_one_safetensors_file(name, models, tmp_path):
     model = reference(name)

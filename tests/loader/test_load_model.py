@@ -15,6 +15,7 @@ from tokenmill.loader import compile as compiling
 from tokenmill.loader import load_model as module
 from tokenmill.loader.load_model import load_model, resolve_checkpoint
 from tokenmill.loader.pack import save_packed_model
+from tokenmill.model.config import Rope
 from tokenmill.settings.engine_config import EngineConfig
 from tokenmill.version import __version__
 from tokenmill.weights.checkpoint import open_checkpoint
@@ -67,6 +68,17 @@ def test_a_loaded_model_says_what_it_is(path):
     loaded.release()
     assert not {"program", "pool", "runner"} & vars(loaded).keys() and loaded.program_name == "eager"
     loaded.release()
+
+
+def test_rows_know_which_list_of_longrope_rotated_them(path):
+    loaded, lists = loaded_of(path, max_length=33), (("original_max_position_embeddings", 32),)
+    long = replace(loaded.model_config, rope=Rope(8, 1e4, "longrope", lists))
+    loaded.resolved = replace(loaded.resolved, model=long)
+    texts = []
+    for max_length in (32, 33, 34):
+        loaded.resolved = replace(loaded.resolved, config=replace(loaded.config, max_length=max_length))
+        texts.append(loaded.compatibility["rope"])
+    assert texts[0] == long.rope.text != texts[1] == texts[2]
 
 
 def test_layers_that_differ_are_listed(path):

@@ -68,6 +68,17 @@ def test_ntk_rotates_each_position_by_the_base_of_its_own_length(dim):
         torch.testing.assert_close(found[position], expected)
 
 
+@pytest.mark.parametrize(("num_positions", "is_long"), [(1, False), (64, False), (65, True), (256, True)])
+def test_longrope_has_one_list_for_all_positions(num_positions, is_long):
+    lists = {"short_factor": [1.0, 1.5, 2.0, 3.5], "long_factor": [1.0, 4.0, 16.0, 60.5]}
+    numbers = {**lists, "original_max_position_embeddings": 64, "attention_factor": 1.25}
+    expected, factor = transformers_rope("longrope", numbers, 8, 500.0, 65 if is_long else 64)
+    rope = Rope(8, 500.0, "longrope", tuple(numbers.items()))
+    assert rope.is_long(num_positions) is is_long and not Rope(8, 500.0).is_long(num_positions)
+    assert torch.equal(frequencies(rope, num_positions), expected)
+    assert factor == 1.25
+
+
 def test_divisors_one_by_one():
     found = frequencies(Rope(4, 100.0, "factors", (("factors", (2.0, 4.0)),)))
     torch.testing.assert_close(found, torch.tensor([1 / 2, 0.1 / 4]))

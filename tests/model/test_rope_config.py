@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from transformers import AutoConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig, Rope
@@ -92,6 +94,33 @@ def test_yarn_as_it_counts(numbers, expected):
     assert dict(found.scaling) == pytest.approx(dict(wanted.scaling), rel=1e-12)
 
 
+LISTS = {"short_factor": [1, 1.5, 2.0, 3.5], "long_factor": [1.0, 4, 16.0, 60.5]}
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"original_max_position_embeddings": 32},
+        {"original_max_position_embeddings": 32, "factor": 9.0},
+        {"original_max_position_embeddings": 32, "attention_factor": 0.7},
+        {"original_max_position_embeddings": 1, "attention_factor": 0.7},
+        {"original_max_position_embeddings": 128},
+        {},
+    ],
+    ids=str,
+)
+def test_the_factor_of_longrope_is_that_of_transformers(numbers):
+    scaling = {"rope_type": "longrope", **LISTS, **numbers}
+    theirs = AutoConfig.for_model(rope_parameters={"rope_theta": 10000.0, **scaling}, **LLAMA)
+    _, factor = ROPE_INIT_FUNCTIONS["longrope"](theirs, "cpu")
+    found = dict(rope(scaling).scaling)
+    numbers = {"original_max_position_embeddings": numbers.get("original_max_position_embeddings", 128)}
+    assert found.pop("attention_factor") == pytest.approx(factor, rel=1e-12)
+    lists = {name: tuple(map(float, divisors)) for name, divisors in LISTS.items()}
+    assert found == {**numbers, **lists}
+    assert rope(scaling, original_max_position_embeddings=16).is_long(17)
+
+
 def test_the_older_spelling_is_taken_alone():
     """As transformers has it: one of the two, and never a mixture."""
     both = {
@@ -123,7 +152,7 @@ def test_the_base_and_the_part_may_stand_inside():
 @pytest.mark.parametrize(
     ("scaling", "more", "message"),
     [
-        ({"type": "su"}, {}, "rope type 'su' is not implemented: only default, linear, factors, dynamic, llama3, yarn"),
+        ({"type": "su"}, {}, "'su' is not implemented: only default, linear, factors, dynamic, llama3, yarn, longrope"),
         ({"type": "linear"}, {}, "rope type 'linear' needs 'factor', which is missing"),
         ({"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, {}, "'llama3' needs 'high_freq_factor', which is"),
         ({"type": "linear", "factor": 2.0, "beta": 1}, {}, r"rope type 'linear' has no parameter 'beta' \(it is 1\)"),
@@ -142,6 +171,15 @@ def test_the_base_and_the_part_may_stand_inside():
         ({"type": "linear", "factor": 1e-7}, {}, "factor"),
         ({"type": "linear", "factor": 2e6}, {}, "factor"),
         ({"type": "yarn", "truncate": 1}, {}, "truncate"),
+        ({"type": "longrope", **LISTS, "short_factor": [1.0]}, {}, "short_factor has 1 numbers, and 4 are needed"),
+        ({"type": "longrope", **LISTS, "long_factor": [1.0, 2.0]}, {}, "long_factor has 2 numbers, and 4 are needed"),
+        ({"type": "longrope", **LISTS, "long_factor": [1.0, 0.0, 1.0, 1.0]}, {}, "long_factor"),
+        ({"type": "longrope", **LISTS, "long_factor": 2.0}, {}, "long_factor"),
+        (
+            {"type": "longrope", **LISTS, "original_max_position_embeddings": 1},
+            {},
+            "rope type 'longrope' was trained on more than a position",
+        ),
     ],
 )
 def test_what_is_refused(scaling, more, message):

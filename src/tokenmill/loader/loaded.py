@@ -12,7 +12,7 @@ from tokenmill.cache.pool import Pool
 from tokenmill.cache.spec import RowsSpec
 from tokenmill.kernels.threads import torch_threads
 from tokenmill.loader.resolve import ResolvedModel
-from tokenmill.model.config import ModelConfig
+from tokenmill.model.config import ModelConfig, Rope
 from tokenmill.program.forward import Program
 from tokenmill.program.runner import Runner
 from tokenmill.program.spec import ProgramSpec
@@ -83,7 +83,7 @@ class LoadedModel:
             "model": str(Path(name).resolve()) if Path(name).exists() else name,
             "fingerprint": dict(self.fingerprint),
             "shape": _shape(self.resolved.cache.layers),
-            "rope": "None" if model.rope is None else model.rope.text,
+            "rope": _rope(model.rope, config.max_length),
             "cache_format": config.cache_format,
             "dtype": config.dtype,
             "scheme": config.scheme,
@@ -94,6 +94,11 @@ class LoadedModel:
             "compile": [config.compile, config.compile_phases, config.compile_backend],
             "versions": {"tokenmill": __version__, "torch": str(torch.__version__)},
         }
+
+
+def _rope(rope: Rope | None, max_length: int) -> str:
+    """Describe how rows are rotated, for the header, with what the longest text of the engine decides of it."""
+    return "None" if rope is None else rope.text + " for long texts" * rope.is_long(max_length)
 
 
 def _shape(layers: tuple[RowsSpec, ...]) -> dict[str, Any]:

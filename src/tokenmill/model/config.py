@@ -32,6 +32,10 @@ class Rope:
         """Every field, as saved files hold it. Not `repr`: that of a dataclass, once interrupted, is "..." for ever."""
         return f"Rope(dim={self.dim!r}, theta={self.theta!r}, kind={self.kind!r}, scaling={self.scaling!r})"
 
+    def is_long(self, num_positions: int) -> bool:
+        """Whether a "longrope" has its divisors for long texts where texts may have so many positions."""
+        return self.kind == "longrope" and num_positions > dict(self.scaling)["original_max_position_embeddings"]
+
 
 @dataclass(frozen=True)
 class QKNorm:

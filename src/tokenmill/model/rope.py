@@ -5,6 +5,9 @@ A head's first `dim` entries are paired (i, i + dim/2) and each pair is rotated 
 differ only in inv_freq and in a factor on the result. The table is made once, so a token's angle is a function of its
 position alone. For "dynamic" (NTK) that means: beyond the trained context each position is rotated by the base that
 fits its own length, as transformers computes it when it decodes with a cache; the length of the prompt cannot matter.
+"longrope" (Phi-3) has two lists of divisors, for texts up to the trained length and for longer ones. The table has the
+long list exactly where it has more positions than the trained length, so that the list is chosen once, by the engine's
+max_length. transformers changes the list when a text passes that length, and then computes its whole cache again.
 """
 
 import math
@@ -40,6 +43,7 @@ class RotaryTable(nn.Module):
 def frequencies(rope: Rope, num_positions: int = 1) -> Tensor:
     """The angle of each pair per position, [dim/2]; for "dynamic" a row for each position, [P, dim/2]."""
     numbers = {"dim": rope.dim, "theta": rope.theta, "num_positions": num_positions, **dict(rope.scaling)}
+    numbers["is_long"] = rope.is_long(num_positions)
     exponents: Tensor = torch.arange(0, rope.dim, 2, dtype=torch.int64).float() / rope.dim
     return SCALES[rope.kind](1.0 / (rope.theta**exponents), numbers)
 
@@ -100,6 +104,14 @@ def _yarn(inv_freq: Tensor, numbers: dict[str, Any]) -> Tensor:
     return scaled
 
 
+def _longrope(_: Tensor, numbers: dict[str, Any]) -> Tensor:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): a divisor for each pair, of one of two lists."""
+    divisors = torch.tensor(numbers["long_factor" if numbers["is_long"] else "short_factor"])
+    exponents = torch.arange(0, numbers["dim"], 2, dtype=torch.int64).float() / numbers["dim"]
+    inv_freq: Tensor = 1.0 / (divisors * numbers["theta"] ** exponents)
+    return inv_freq
+
+
 SCALES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
     # kind, a key of rope_config.KINDS: from the plain inv_freq and all numbers to the scaled one
     "default": lambda inv_freq, _: inv_freq,
@@ -110,4 +122,5 @@ SCALES: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenmill.errors import CheckpointError
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 
 # Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.
 _UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
+_TRAINED = ("llama3", "yarn", "longrope")  # kinds whose trained length may stand beside the rope parameters
 _YARN_OPTIONAL = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -22,6 +24,7 @@ KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dynamic": (("factor",), ("original_max_position_embeddings",)),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
     "yarn": (("original_max_position_embeddings",), _YARN_OPTIONAL),
+    "longrope": (("short_factor", "long_factor", "original_max_position_embeddings"), ("factor", "attention_factor")),
 }
 
 
@@ -33,17 +36,35 @@ def yarn_attention_factor(stretch: float, weight: float = 1.0) -> float:
 def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
     """Rope from `rope_parameters` (transformers 5) or `rope_scaling` beside `rope_theta`; strict about both."""
     older, newer = reader.inside("rope_scaling"), reader.inside("rope_parameters")
+    # transformers takes one of the two, and never a mixture.
+    return rope_within(reader, older.values or newer.values, head_dim, context)
+
+
+def rope_within(reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int) -> Rope:
+    """Rope from one object of rope parameters, and what stands beside it."""
     outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
-    outer = {} if outer_length is None else {"original_max_position_embeddings": outer_length}
-    chosen = older.values or newer.values  # transformers takes one of the two, and never a mixture
-    scaling = ValueReader(chosen, "config.json: rope parameters", CheckpointError)
-    if outer and scaling.take("rope_type", scaling.take("type", None)) in ("llama3", "yarn"):
-        scaling.values = {**chosen, **outer}
+    scaling = ValueReader(given, "config.json: rope parameters", CheckpointError)
+    if outer_length is not None and scaling.take("rope_type", scaling.take("type", None)) in _TRAINED:
+        scaling.values = {**given, "original_max_position_embeddings": outer_length}
     theta = _agreed(reader, scaling, "rope_theta", 1.0, 1e30)
     part = _agreed(reader, scaling, "partial_rotary_factor", 0.0, 1.0)
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
+    numbers = _RESOLVE.get(kind, lambda numbers, _: numbers)(_read_numbers(scaling, kind, context), context)
+    dim = int(head_dim * part)
+    if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
+        raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
+    for key in ("short_factor", "long_factor"):
+        if key in numbers and len(numbers[key]) != dim // 2:
+            raise CheckpointError(f"config.json: {key} has {len(numbers[key])} numbers, and {dim // 2} are needed")
+    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
+    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
+
+
+def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, Any]:
+    """What this kind of rope needs and may have, and nothing else."""
     required, optional = KINDS[kind]
     numbers: dict[str, Any] = {}
     for key in (*required, *optional):
@@ -61,16 +82,7 @@ def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
             raise CheckpointError(
                 f"config.json: rope type {kind!r} has no parameter {brief(key)} (it is {brief(value)})"
             )
-    if kind == "dynamic":
-        numbers["max_position_embeddings"] = context
-    if kind == "yarn":
-        numbers = _resolve_yarn(numbers, context)
-    dim = int(head_dim * part)
-    if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
-        raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
-    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
-        raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
-    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
+    return numbers
 
 
 def rope_of(reader: ConfigReader) -> Rope:
@@ -90,6 +102,25 @@ def _resolve_yarn(numbers: dict[str, Any], context: int) -> dict[str, Any]:
     return kept | {"factor": stretch, "attention_factor": yarn_attention_factor(stretch) if factor is None else factor}
 
 
+def _resolve_longrope(numbers: dict[str, Any], context: int) -> dict[str, Any]:
+    """The factor on cosines and sines follows the stretched length, whichever list of divisors is used."""
+    trained = numbers["original_max_position_embeddings"]
+    stretch = numbers.pop("factor", None) or context / trained
+    if "attention_factor" in numbers:
+        return numbers
+    if trained == 1:
+        raise CheckpointError("config.json: rope type 'longrope' was trained on more than a position")
+    return {**numbers, "attention_factor": 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch, trained))}
+
+
+# What the numbers of a kind come to, given the context as well.
+_RESOLVE: dict[str, Callable[[dict[str, Any], int], dict[str, Any]]] = {
+    "dynamic": lambda numbers, context: {**numbers, "max_position_embeddings": context},
+    "yarn": _resolve_yarn,
+    "longrope": _resolve_longrope,
+}
+
+
 def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
     """One parameter of a kind, by what it is: a length, a switch, a list of divisors, or a number."""
     if scaling.take(key, default) is None:
@@ -98,7 +129,9 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
         return scaling.count(key, default, maximum=MAX_POSITIONS)
     if key == "truncate":
         return scaling.flag(key)
-    return tuple(scaling.entries(key, float)) if key == "factors" else scaling.number(key, None, 1e-6, 1e6)
+    if key in ("factors", "short_factor", "long_factor"):
+        return tuple(scaling.numbers(key, 1e-6, 1e6))
+    return scaling.number(key, None, 1e-6, 1e6)
 
 
 def _agreed(reader: ConfigReader, scaling: ValueReader, key: str, minimum: float, maximum: float) -> float:

@@ -1,0 +1,61 @@
+"""Phi of Microsoft. Phi-3 and Phi-4 are Llama with merged matrices, and LongRoPE where their context is long.
+
+Phi-1 and Phi-2 have attention and MLP side by side, both reading one LayerNorm, and biases everywhere.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+
+_PHI3_NAMES = {
+    **{name: target for name, target in NAMES.items() if ":" not in target and "_norm." not in name},
+    "layers.{i}.self_attn.qkv_proj.weight": "layers.{i}.attention.qkv.weight",
+    "layers.{i}.mlp.gate_up_proj.weight": "layers.{i}.mlp.up.weight",  # gate, then up
+}
+_PHI_NAMES = {
+    "embed_tokens.weight": "embedding.weight",
+    "layers.{i}.input_layernorm{p}": "layers.{i}.attention_norm{p}",
+    **{name: target for name, target in NAMES.items() if "attention.qkv" in target},
+    "layers.{i}.self_attn.q_layernorm{p}": "layers.{i}.attention.q_norm{p}",
+    "layers.{i}.self_attn.k_layernorm{p}": "layers.{i}.attention.k_norm{p}",
+    "layers.{i}.self_attn.dense{p}": "layers.{i}.attention.out{p}",
+    "layers.{i}.mlp.fc1{p}": "layers.{i}.mlp.up{p}",
+    "layers.{i}.mlp.fc2{p}": "layers.{i}.mlp.down{p}",
+    "final_layernorm{p}": "norm{p}",
+    "lm_head.weight": "head.weight",
+    "lm_head.bias": "head.bias",
+}
+
+
+def _phi3(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("attention_bias", False)  # this and the next two stand in some published files
+    reader.expect("mlp_bias", False)
+    reader.expect("lm_head_bias", False)
+    # Of the class this key always has a value, which goes before one within the rope parameters.
+    reader.values = {"original_max_position_embeddings": 4096, **reader.values}
+    older = reader.take("rope_scaling", None)
+    if isinstance(older, dict) and older.get("rope_type", older.get("type")) in ("su", "yarn"):  # its first names
+        reader.values = {**reader.values, "rope_scaling": {**older, "rope_type": "longrope", "type": "longrope"}}
+    return {"windows": (reader.window(),)}
+
+
+def _phi(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "norm": "layer",
+        "residual": "parallel",
+        "shared_norm": True,
+        "gated_mlp": False,
+        "qk_norm": QKNorm(bias=True) if reader.flag("qk_layernorm", False) else None,
+        **dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "head_bias"), True),
+    }
+
+
+PHI3 = Family(_PHI3_NAMES, _phi3, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})
+PHI = Family(
+    _PHI_NAMES,
+    _phi,
+    keys={"rms_norm_eps": "layer_norm_eps"},
+    defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+)
