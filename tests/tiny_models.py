@@ -99,7 +99,6 @@ def _longrope(original: int, **numbers: float) -> dict[str, Any]:
     return {"rope_parameters": parameters, "original_max_position_embeddings": original}
 
 
-_LESS_ONE = ("nemotron",)  # whose norms multiply by 1 + weight
 
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
@@ -225,6 +224,21 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": ("phi3", _LLAMA | _longrope(1, attention_factor=1.2)),
     "phi": ("phi", _LLAMA),
     "phi-departures": ("phi", _LLAMA | {"qk_layernorm": True, "partial_rotary_factor": 1.0, "num_hidden_layers": 3}),
+    "cohere": ("cohere", _LLAMA),
+    "cohere-departures": (
+        "cohere",
+        _LLAMA | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.7},
+    ),
+    "cohere2": ("cohere2", _LLAMA | {"num_hidden_layers": 4, "sliding_window": 5}),
+    "cohere2-bias": (
+        "cohere2",
+        _LLAMA | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "attention_bias": True},
+    ),
+    "exaone4": ("exaone4", _LLAMA | {"num_hidden_layers": 4, "sliding_window": 5}),
+    "exaone4-whole": (
+        "exaone4",
+        _LLAMA | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+    ),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",

@@ -118,6 +118,9 @@ FAMILIES: Names = {
     "smollm3": Entry("SmolLM3", "tokenmill.model.families.smollm3:SMOLLM3"),
     "phi3": Entry("Phi-3, Phi-3.5, Phi-4, Phi-4-mini", "tokenmill.model.families.phi:PHI3"),
     "phi": Entry("Phi-1, Phi-1.5, Phi-2", "tokenmill.model.families.phi:PHI"),
+    "cohere": Entry("Command R, Aya", "tokenmill.model.families.cohere:COHERE"),
+    "cohere2": Entry("Command R7B, Command A", "tokenmill.model.families.cohere:COHERE2"),
+    "exaone4": Entry("EXAONE 4", "tokenmill.model.families.exaone4:EXAONE4"),
     "dots1": Entry("dots.llm1", "tokenmill.model.families.glm:DOTS1"),
 }
 

@@ -11,7 +11,7 @@ from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
 
-_AFTER = {
+AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
     "layers.{i}.post_attention_layernorm.weight": "layers.{i}.attention_after_norm.weight",
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
@@ -44,5 +44,5 @@ def _olmoe(reader: ConfigReader) -> dict[str, Any]:
 
 
 OLMO = Family(NAMES, _olmo)
-OLMO2 = Family(_AFTER, _olmo2, defaults={"rms_norm_eps": 1e-5})
+OLMO2 = Family(AFTER_NAMES, _olmo2, defaults={"rms_norm_eps": 1e-5})
 OLMOE = Family(EXPERT_NAMES, _olmoe, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})

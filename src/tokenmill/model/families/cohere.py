@@ -1,0 +1,61 @@
+"""Command R, Command A and Aya of Cohere: attention and MLP side by side, both reading one LayerNorm without a bias.
+
+They rotate neighbouring entries of a head, which is folded into the rows of Q and K here. Command R+ has for each head
+of Q and K a norm with weights of its own. In Cohere 2 only the layers with a window have rotary positions.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.glm import PAIRED_NAMES
+from tokenmill.model.rope_config import rope_of
+
+_NAMES = {
+    **{name: target for name, target in PAIRED_NAMES.items() if "post_attention" not in name},
+    "layers.{i}.self_attn.q_norm.weight": "layers.{i}.attention.q_norm.weight | pairs_to_halves of heads",
+    "layers.{i}.self_attn.k_norm.weight": "layers.{i}.attention.k_norm.weight | pairs_to_halves of heads",
+}
+# What the published files of Cohere 2 say beside what transformers reads.
+_EXPECTED = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_parallel_embedding": False,
+}
+
+
+def _cohere(reader: ConfigReader) -> dict[str, Any]:
+    return {
+        "norm": "layer",
+        "norm_bias": False,
+        "residual": "parallel",
+        "shared_norm": True,
+        "logit_multiplier": reader.number("logit_scale", 0.0625),
+        "qk_norm": QKNorm("own") if reader.flag("use_qk_norm", False) else None,
+        **dict.fromkeys(("qkv_bias", "o_bias"), reader.flag("attention_bias", False)),
+    }
+
+
+def _cohere2(reader: ConfigReader) -> dict[str, Any]:
+    for key, value in _EXPECTED.items():
+        reader.expect(key, value)
+    reader.expect("use_qk_norm", False)
+    head_dim, rope = reader.expect("head_dim", reader.split_hidden()), rope_of(reader)
+    layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))
+    pattern = reader.count("sliding_window_pattern", 4, maximum=MAX_LAYERS)
+    reader.expect("layer_switch", pattern)
+    kinds = {"full_attention": None, "sliding_attention": reader.count("sliding_window", 4096)}
+    default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
+    windows = tuple(kinds[kind] for kind in reader.layer_types(default, *kinds))
+    ropes = tuple(None if window is None else rope for window in windows)
+    return {**_cohere(reader), "head_dim": head_dim, "windows": windows, "rope": rope, "ropes": ropes}
+
+
+_KEYS = {"rms_norm_eps": "layer_norm_eps"}
+_DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+COHERE = Family(_NAMES, _cohere, _KEYS, {**_DEFAULTS, "rope_theta": 5e5})
+COHERE2 = Family(_NAMES, _cohere2, _KEYS, _DEFAULTS, harmless=("cache_implementation",))

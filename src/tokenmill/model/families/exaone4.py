@@ -1,0 +1,35 @@
+"""EXAONE 4 of LG: OLMo 2 with norms of Q and K for each head. Where layers have a window, the others have no rotary
+positions.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.olmo import AFTER_NAMES
+from tokenmill.model.rope_config import rope_of
+
+
+def _exaone4(reader: ConfigReader) -> dict[str, Any]:
+    layers, window = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS)), reader.window(4096)
+    fields = {"norm_placement": "after", "qk_norm": QKNorm()}
+    if window is None:
+        reader.read.add("sliding_window_pattern")
+        reader.layer_types(["full_attention"] * len(layers), "full_attention")
+        return fields
+    if reader.take("layer_types", None) is not None:
+        reader.read.add("sliding_window_pattern")  # "LLLG" in the published files, where layer_types is what counts
+        pattern = 4
+    else:
+        pattern = reader.count("sliding_window_pattern", 4, maximum=MAX_LAYERS)
+    default = ["sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in layers]
+    types, rope = reader.layer_types(default, "full_attention", "sliding_attention"), rope_of(reader)
+    return {
+        **fields,
+        "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
+        "rope": rope,
+        "ropes": tuple(rope if kind == "sliding_attention" else None for kind in types),
+    }
+
+
+EXAONE4 = Family(AFTER_NAMES, _exaone4, defaults={"rms_norm_eps": 1e-5})
