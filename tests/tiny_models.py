@@ -91,13 +91,13 @@ _GEMMA_VISION = {
     "mm_tokens_per_image": 4,
 }
 
+
 def _longrope(original: int, **numbers: float) -> dict[str, Any]:
     """Of Phi-3, for heads of 8 of which all but a quarter is rotated. transformers takes the long list for prompts of
     more than `original` tokens."""
     lists = {"short_factor": [1.0, 1.25, 1.5], "long_factor": [1, 2.5, 7.5]}
     parameters = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75, **lists, **numbers}
     return {"rope_parameters": parameters, "original_max_position_embeddings": original}
-
 
 
 # name → (model_type, config): every family, and every departure that a family's config can make.

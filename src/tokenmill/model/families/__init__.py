@@ -74,7 +74,8 @@ class Family:
     ModelConfig in which it departs. keys: its own names of Llama's keys. defaults: of Llama's keys, where they may be
     missing. harmless: keys that change nothing. prefix: may stand before every name in the file. ignored: names that
     are no weights and may be there. further: how the names begin of layers that predict further tokens, which are not
-    computed; {n} is the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other parts.
+    computed; {n} is the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other
+    parts.
     """
 
     names: Mapping[str, str]
