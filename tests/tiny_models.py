@@ -100,6 +100,10 @@ def _longrope(original: int, **numbers: float) -> dict[str, Any]:
     return {"rope_parameters": parameters, "original_max_position_embeddings": original}
 
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_GROWS = {"llama_4_scaling_beta": 0.3}
+_ALPHA = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}}
+
 # name → (model_type, config): every family, and every departure that a family's config can make.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _LLAMA),
@@ -238,6 +242,18 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4-whole": (
         "exaone4",
         _LLAMA | {"sliding_window": None, "layer_types": ["full_attention"] * 2, "tie_word_embeddings": True},
+    ),
+    "ministral3": ("ministral3", _LLAMA | {"head_dim": 12, "rope_parameters": _PLAIN_ROPE | _YARN | _GROWS}),
+    "ministral3-window": ("ministral3", _LLAMA | {"head_dim": 8, "sliding_window": 5}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", _LLAMA | _ALPHA | {"head_dim": 12}),
+    "hunyuan_v1_dense-bias": ("hunyuan_v1_dense", _LLAMA | {"head_dim": 8, "attention_bias": True}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", _LLAMA | _ALPHA | {"head_dim": 12, "num_experts": 5, "moe_topk": 2}),
+    "olmo3": ("olmo3", _LLAMA | {"num_hidden_layers": 4, "sliding_window": 5}),
+    "olmo3-yarn": (
+        "olmo3",
+        _LLAMA
+        | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "attention_bias": True}
+        | {"rope_parameters": {"full_attention": _YARN}},
     ),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (

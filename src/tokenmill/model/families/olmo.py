@@ -1,15 +1,18 @@
-"""OLMo, OLMo 2 and OLMoE of Ai2.
+"""OLMo, OLMo 2, OLMo 3 and OLMoE of Ai2.
 
 OLMo has a LayerNorm without weights. OLMo 2 has its norms behind attention and MLP, and norms of Q and K over all heads
-of a token, as OLMoE has; OLMoE is otherwise a Llama with experts.
+of a token, as OLMoE has; OLMoE is otherwise a Llama with experts. OLMo 3 is OLMo 2 with a window in three of four
+layers, and a rope for each of the two kinds of layers.
 """
 
 from typing import Any
 
-from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm, Rope
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
+from tokenmill.model.rope_config import rope_within
+from tokenmill.value_reader import MAX_POSITIONS
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
@@ -32,6 +35,33 @@ def _olmo2(reader: ConfigReader) -> dict[str, Any]:
     return {**_biases(reader), "norm_placement": "after", "norm_rounds_last": True, "qk_norm": QKNorm("all")}
 
 
+def _olmo3(reader: ConfigReader) -> dict[str, Any]:
+    layers, window = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS)), reader.window(4096)
+    default = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in layers]
+    types = reader.layer_types(default, "full_attention", "sliding_attention")
+    ropes = _ropes(reader)
+    return {
+        **_olmo2(reader),
+        "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
+        "rope": ropes["full_attention"],
+        "ropes": tuple(ropes[kind] for kind in types),
+    }
+
+
+def _ropes(reader: ConfigReader) -> dict[str, Rope]:
+    """By kind of layer, from nested `rope_parameters`; the older `rope_scaling` is of the layers without a window."""
+    reader.expect("rope_theta", 5e5)  # another one beside the parameters holds for one kind of layers in transformers
+    context = reader.count("max_position_embeddings", maximum=MAX_POSITIONS)
+    head_dim = reader.count("head_dim", None) or reader.split_hidden()
+    nested, older = reader.inside("rope_parameters"), reader.inside("rope_scaling").values
+    full, sliding = (nested.inside(kind).values for kind in ("full_attention", "sliding_attention"))
+    nested.refuse_unread(nested.values)
+    return {
+        "full_attention": rope_within(reader, {**full, **older}, head_dim, context),
+        "sliding_attention": rope_within(reader, sliding, head_dim, context),
+    }
+
+
 def _olmoe(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("clip_qkv", None)
     return {
@@ -45,4 +75,5 @@ def _olmoe(reader: ConfigReader) -> dict[str, Any]:
 
 OLMO = Family(NAMES, _olmo)
 OLMO2 = Family(AFTER_NAMES, _olmo2, defaults={"rms_norm_eps": 1e-5})
+OLMO3 = Family(AFTER_NAMES, _olmo3, defaults={"rms_norm_eps": 1e-5, "rope_theta": 5e5})
 OLMOE = Family(EXPERT_NAMES, _olmoe, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096})

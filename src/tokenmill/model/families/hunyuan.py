@@ -1,0 +1,104 @@
+"""Hunyuan of Tencent: Llama with norms of Q and K behind the rotation, whose base a number `alpha` stretches.
+
+The models with experts have one more in each layer, which every token takes.
+"""
+
+from typing import Any
+
+from tokenmill.model.config import ConfigReader, QKNorm
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families.qwen_moe import EXPERT_NAMES, mlp_names
+
+_NORMS = {
+    "layers.{i}.self_attn.query_layernorm.weight": "layers.{i}.attention.q_norm.weight",
+    "layers.{i}.self_attn.key_layernorm.weight": "layers.{i}.attention.k_norm.weight",
+}
+_NAMES = {**{name: target for name, target in NAMES.items() if target not in _NORMS.values()}, **_NORMS}
+_MOE_NAMES = {
+    **{name: target for name, target in EXPERT_NAMES.items() if "mlp.gate." not in name and name not in NAMES},
+    **_NAMES,
+    "layers.{i}.mlp.gate.wg.weight": "layers.{i}.mlp.router.weight",
+    **mlp_names("shared_mlp", "shared"),
+}
+# What the published files say beside what transformers reads.
+_EXPECTED = {
+    "add_classification_head": False,
+    "group_limited_greedy": False,
+    "mlp_bias": False,
+    "moe_drop_tokens": False,
+    "moe_layer_num_skipped": 0,
+    "moe_random_routing_dropped_token": False,
+    "norm_topk_prob": True,
+    "norm_type": "rms",
+    "position_embedding_xdrope": False,
+    "pretraining_tp": 1,
+    "routed_scaling_factor": 1.0,
+    "use_cla": False,
+    "use_mixed_mlp_moe": True,
+    "use_mla": False,
+    "use_qk_norm": True,
+    "use_rotary_pos_emb": True,
+}
+# Tokens of pictures and of classes, a head that is not there, and the layers that share keys where use_cla says so.
+_HARMLESS = (
+    "cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id image_token_id "
+    "mask_init_id num_media_embeds org_vocab_size pad_id pool_type skip_cls_token text_end_id text_start_id "
+    "video_end_id video_start_id"
+)
+
+
+def _stretched(reader: ConfigReader, head_dim: int) -> None:
+    """Replace a "dynamic" rope with `alpha`, which does not depend on the length, by a plain one with its base."""
+    key = "rope_scaling" if reader.inside("rope_scaling").values else "rope_parameters"
+    given = reader.inside(key)
+    alpha = given.number("alpha", None, maximum=1e6)
+    if alpha is None or given.text("rope_type", given.text("type", "default")) != "dynamic":
+        return
+    given.expect("factor", 1.0)
+    if head_dim < 3:
+        raise given.refuse("alpha", alpha, "one with heads of more than 2 entries")
+    theta = given.number("rope_theta", reader.number("rope_theta"), 1.0) * alpha ** (head_dim / (head_dim - 2))
+    reader.values = {**reader.values, key: {"rope_type": "default", "rope_theta": theta}, "rope_theta": None}
+
+
+def _hunyuan(reader: ConfigReader) -> dict[str, Any]:
+    for name, value in _EXPECTED.items():
+        reader.expect(name, value)
+    reader.read.update(name for name in reader.values if name.startswith("vit_"))  # these models see no pictures
+    head_dim = reader.count("head_dim", None) or reader.split_hidden()
+    reader.expect("attention_head_dim", head_dim)
+    _stretched(reader, head_dim)
+    bias = reader.flag("attention_bias", False)
+    return {"head_dim": head_dim, "qkv_bias": bias, "o_bias": bias, "qk_norm": QKNorm(after_rope=True)}
+
+
+def _hunyuan_dense(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("num_experts", 1)
+    return _hunyuan(reader)
+
+
+def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
+    width = reader.count("intermediate_size")
+    for key in (
+        "num_experts",
+        "moe_topk",
+        "moe_intermediate_size",
+        "num_shared_expert",
+    ):  # one for each layer, or for all
+        value = reader.take(key, None)
+        if isinstance(value, list) and value and value.count(value[0]) == len(value):
+            reader.values = {**reader.values, key: value[0]}
+    reader.expect("moe_intermediate_size", width)
+    reader.expect("num_shared_expert", 1)
+    return {
+        **_hunyuan(reader),
+        "num_experts": reader.count("num_experts", 1),
+        "num_experts_per_token": reader.count("moe_topk", 1),
+        "shared_expert_size": width,
+    }
+
+
+_DEFAULTS = {"rms_norm_eps": 1e-5}
+HUNYUAN_DENSE = Family(_NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=tuple(_HARMLESS.split()))
+HUNYUAN_MOE = Family(_MOE_NAMES, _hunyuan_moe, defaults=_DEFAULTS, harmless=tuple(_HARMLESS.split()))

@@ -1,0 +1,42 @@
+"""Ministral 3 of Mistral AI: Mistral with YaRN, and queries that grow with their position."""
+
+from typing import Any
+
+from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ConfigReader
+from tokenmill.model.families import Family
+from tokenmill.model.families.llama import NAMES
+from tokenmill.value_reader import MAX_POSITIONS, ValueReader
+
+# What the class takes where a config says nothing.
+_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def _ministral3(reader: ConfigReader) -> dict[str, Any]:
+    key = "rope_scaling" if reader.inside("rope_scaling").values else "rope_parameters"
+    values = reader.inside(key).values or _ROPE
+    rope = ValueReader(values, "config.json: rope parameters", CheckpointError)
+    beta = rope.number("llama_4_scaling_beta")
+    length = rope.count("original_max_position_embeddings", maximum=MAX_POSITIONS)
+    # The second of these says again what stands outside.
+    others = {name: value for name, value in values.items() if name not in (*rope.read, "max_position_embeddings")}
+    reader.values = {**reader.values, key: {**others, "original_max_position_embeddings": length}}
+    head_dim = reader.count("head_dim", None if "head_dim" in reader.values else 128)
+    return {
+        "attention_temperature": (beta, length),
+        "head_dim": head_dim or reader.split_hidden(),
+        "windows": (reader.window(),),
+    }
+
+
+MINISTRAL3 = Family(NAMES, _ministral3, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 262144})
