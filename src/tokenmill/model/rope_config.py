@@ -51,7 +51,9 @@ def rope_within(reader: ConfigReader, given: Mapping[str, Any], head_dim: int, c
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
-    numbers = _RESOLVE.get(kind, lambda numbers, _: numbers)(_read_numbers(scaling, kind, context), context)
+    numbers = _read_numbers(scaling, kind, context)
+    if kind in _RESOLVE:
+        numbers = _RESOLVE[kind](numbers, context)
     dim = int(head_dim * part)
     if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
