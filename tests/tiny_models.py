@@ -245,6 +245,10 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ministral3": ("ministral3", _LLAMA | {"head_dim": 12, "rope_parameters": _PLAIN_ROPE | _YARN | _GROWS}),
     "ministral3-window": ("ministral3", _LLAMA | {"head_dim": 8, "sliding_window": 5}),
+    "ministral3-level": (
+        "ministral3",
+        _LLAMA | {"rope_parameters": _PLAIN_ROPE | _YARN | {"llama_4_scaling_beta": 0.0, "mscale_all_dim": 0.0}},
+    ),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", _LLAMA | _ALPHA | {"head_dim": 12}),
     "hunyuan_v1_dense-bias": ("hunyuan_v1_dense", _LLAMA | {"head_dim": 8, "attention_bias": True}),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", _LLAMA | _ALPHA | {"head_dim": 12, "num_experts": 5, "moe_topk": 2}),

@@ -79,6 +79,10 @@ def test_every_kind_in_every_spelling(key, name, kind, numbers, expected):
             {"original_max_position_embeddings": 32, "mscale": 2.0, "mscale_all_dim": 0.5},
             {"attention_factor": (0.2 * math.log(4) + 1) / (0.05 * math.log(4) + 1)},
         ),
+        (
+            {"original_max_position_embeddings": 32, "mscale": 1.0, "mscale_all_dim": 0.0},
+            {"attention_factor": 0.1 * math.log(4) + 1},
+        ),
         ({"original_max_position_embeddings": 32, "mscale": 2.0}, {"attention_factor": 0.1 * math.log(4) + 1}),
         ({"original_max_position_embeddings": 32, "mscale_all_dim": 2.0}, {"attention_factor": 0.1 * math.log(4) + 1}),
         (

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 _UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
 _TRAINED = ("llama3", "yarn", "longrope")  # kinds whose trained length may stand beside the rope parameters
 _YARN_OPTIONAL = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_ZERO_IS_NONE = ("mscale", "mscale_all_dim")  # as transformers has it, and Devstral 2 writes it
 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # name: (required numbers, optional numbers)
@@ -133,6 +134,8 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
         return scaling.flag(key)
     if key in ("factors", "short_factor", "long_factor"):
         return tuple(scaling.numbers(key, 1e-6, 1e6))
+    if key in _ZERO_IS_NONE and scaling.values[key] == 0:
+        return None
     return scaling.number(key, None, 1e-6, 1e6)
 
 

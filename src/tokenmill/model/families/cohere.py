@@ -24,7 +24,6 @@ _EXPECTED = {
     "use_embedding_sharing": True,
     "use_gated_activation": True,
     "use_parallel_block": True,
-    "use_parallel_embedding": False,
 }
 
 
@@ -58,4 +57,4 @@ def _cohere2(reader: ConfigReader) -> dict[str, Any]:
 _KEYS = {"rms_norm_eps": "layer_norm_eps"}
 _DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 COHERE = Family(_NAMES, _cohere, _KEYS, {**_DEFAULTS, "rope_theta": 5e5})
-COHERE2 = Family(_NAMES, _cohere2, _KEYS, _DEFAULTS, harmless=("cache_implementation",))
+COHERE2 = Family(_NAMES, _cohere2, _KEYS, _DEFAULTS, harmless=("cache_implementation", "use_parallel_embedding"))

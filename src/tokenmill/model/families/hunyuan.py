@@ -40,11 +40,12 @@ _EXPECTED = {
     "use_qk_norm": True,
     "use_rotary_pos_emb": True,
 }
-# Tokens of pictures and of classes, a head that is not there, and the layers that share keys where use_cla says so.
-_HARMLESS = (
-    "cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id image_token_id "
-    "mask_init_id num_media_embeds org_vocab_size pad_id pool_type skip_cls_token text_end_id text_start_id "
-    "video_end_id video_start_id"
+# Tokens of pictures and of classes, the dtype of the head, a head that is not there, and which layers share keys where
+# use_cla says that they do.
+_HARMLESS = tuple(
+    """cla_share_factor class_num dense_list enable_lm_head_fp32 eod_token_id im_end_id im_newline_id im_start_id
+    image_token_id mask_init_id num_media_embeds org_vocab_size pad_id pool_type skip_cls_token text_end_id
+    text_start_id video_end_id video_start_id""".split()
 )
 
 
@@ -100,5 +101,5 @@ def _hunyuan_moe(reader: ConfigReader) -> dict[str, Any]:
 
 
 _DEFAULTS = {"rms_norm_eps": 1e-5}
-HUNYUAN_DENSE = Family(_NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=tuple(_HARMLESS.split()))
-HUNYUAN_MOE = Family(_MOE_NAMES, _hunyuan_moe, defaults=_DEFAULTS, harmless=tuple(_HARMLESS.split()))
+HUNYUAN_DENSE = Family(_NAMES, _hunyuan_dense, defaults=_DEFAULTS, harmless=_HARMLESS)
+HUNYUAN_MOE = Family(_MOE_NAMES, _hunyuan_moe, defaults=_DEFAULTS, harmless=_HARMLESS)

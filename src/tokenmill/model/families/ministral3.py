@@ -1,4 +1,4 @@
-"""Ministral 3 of Mistral AI: Mistral with YaRN, and queries that grow with their position."""
+"""Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position."""
 
 from typing import Any
 
@@ -26,14 +26,15 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
     key = "rope_scaling" if reader.inside("rope_scaling").values else "rope_parameters"
     values = reader.inside(key).values or _ROPE
     rope = ValueReader(values, "config.json: rope parameters", CheckpointError)
-    beta = rope.number("llama_4_scaling_beta")
+    # Devstral 2 has 0 there, which makes all positions equal.
+    beta = 0.0 if rope.take("llama_4_scaling_beta") == 0 else rope.number("llama_4_scaling_beta")
     length = rope.count("original_max_position_embeddings", maximum=MAX_POSITIONS)
     # The second of these says again what stands outside.
     others = {name: value for name, value in values.items() if name not in (*rope.read, "max_position_embeddings")}
     reader.values = {**reader.values, key: {**others, "original_max_position_embeddings": length}}
     head_dim = reader.count("head_dim", None if "head_dim" in reader.values else 128)
     return {
-        "attention_temperature": (beta, length),
+        "attention_temperature": (beta, length) if beta else None,
         "head_dim": head_dim or reader.split_hidden(),
         "windows": (reader.window(),),
     }

@@ -29,10 +29,19 @@ _PHI_NAMES = {
 }
 
 
+# What the published files say beside what transformers reads.
+_EXPECTED = {
+    "attention_bias": False,
+    "full_attn_mod": 1,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "mlp_bias": False,
+}
+
+
 def _phi3(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("attention_bias", False)  # this and the next two stand in some published files
-    reader.expect("mlp_bias", False)
-    reader.expect("lm_head_bias", False)
+    for key, value in _EXPECTED.items():
+        reader.expect(key, value)
     # Of the class this key always has a value, which goes before one within the rope parameters.
     reader.values = {"original_max_position_embeddings": 4096, **reader.values}
     older = reader.take("rope_scaling", None)
