@@ -259,6 +259,20 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "attention_bias": True}
         | {"rope_parameters": {"full_attention": _YARN}},
     ),
+    "mistral3": (
+        "mistral3",
+        {
+            "text_config": _LLAMA
+            | {"head_dim": 8, "model_type": "ministral3"}
+            | {"rope_parameters": {**_YARN, **_GROWS, "rope_theta": 500.0}},
+            "vision_config": _GEMMA_VISION["vision_config"],
+            "tie_word_embeddings": False,
+        },
+    ),
+    "mistral3-mistral": (
+        "mistral3",
+        {"text_config": _LLAMA | {"model_type": "mistral"}, "vision_config": _GEMMA_VISION["vision_config"]},
+    ),
     "dots1": ("dots1", _LLAMA | _SIGMOID | {"head_dim": 12, "norm_topk_prob": True}),
     "dots1-departures": (
         "dots1",
@@ -281,7 +295,10 @@ def reference(name: str) -> transformers.PreTrainedModel:
     config = transformers.AutoConfig.for_model(kind, **numbers)
     with torch.random.fork_rng():
         torch.manual_seed(20)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        auto = transformers.AutoModelForCausalLM
+        if type(config) not in auto._model_mapping:  # of those that see pictures, too, some are
+            auto = transformers.AutoModelForImageTextToText
+        model = auto.from_config(config, attn_implementation="eager")
         corrections = [pair for pair in model.named_buffers() if pair[0].endswith("e_score_correction_bias")]
         for label, parameter in [*model.named_parameters(), *corrections]:
             # Norm weights and biases too, so that none of them is a silent 1 or 0.

@@ -107,7 +107,7 @@ TOLD = {
 }
 # Not read: which tokens end a text, and the dtype. Of the older families no file leaves out its context, and Mixtral's
 # class has another epsilon than its files.
-CONTEXTS = dict.fromkeys(("mistral", "qwen2", "qwen3"), ("max_position_embeddings",))
+CONTEXTS = dict.fromkeys(("mistral", "mistral3", "qwen2", "qwen3"), ("max_position_embeddings",))
 UNSAID = {**CONTEXTS, "mixtral": ("max_position_embeddings", "norm_eps")}
 
 

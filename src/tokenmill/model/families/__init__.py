@@ -35,11 +35,13 @@ DEFAULTS: Mapping[str, Any] = {
 class TextPart:
     """Where the text part of a model lies that sees or hears, too; nothing else of the model is read.
 
-    key: of config.json, under which the config of that part stands. ignored: keys of the other parts. defaults: of the
-    text part's keys. prefixes: what may stand before the family's own prefix, or in its place. others: what the names
-    of tensors of other parts begin with.
+    families: what the `model_type` of that part may be, the first where its config does not say it. key: of
+    config.json, under which the config of that part stands. ignored: keys of the other parts. defaults: of the text
+    part's keys. prefixes: what may stand before the family's own prefix, or in its place. others: what the names of
+    tensors of other parts begin with.
     """
 
+    families: tuple[str, ...]
     key: str = "text_config"
     ignored: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -54,8 +56,10 @@ class TextPart:
         """
         outer = ValueReader(config, "config.json", CheckpointError)
         inner = outer.inside(self.key, required=True)
-        shared = {key: value for key, value in config.items() if key not in (self.key, *self.ignored)}
-        return {**self.defaults, **inner.values, **shared}
+        family = inner.expect("model_type", *self.families)
+        left = ("model_type", self.key, *self.ignored)
+        shared = {key: value for key, value in config.items() if key not in left and value is not None}
+        return {**self.defaults, **inner.values, **shared, "model_type": family}
 
     def rename(self, name: str, prefix: str) -> str:
         """A tensor's name as a model of text alone has it."""
@@ -122,7 +126,9 @@ def read_config(config: Mapping[str, Any]) -> ModelConfig:
     they are not known; "embedding_as_codes" is the same of its embedding, where that is kept without rounding.
     """
     family = find_family(config)
-    config = config if family.text is None else family.text.flatten(config)
+    if family.text is not None:
+        config = family.text.flatten(config)
+        family = find_family(config)
     reader = ConfigReader(config, family.keys, {**DEFAULTS, **family.defaults})
     codes = reader.take("stored_as_codes", False)
     bits = 0.0 if isinstance(codes, bool) else reader.number("stored_as_codes", maximum=64.0)

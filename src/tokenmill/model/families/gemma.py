@@ -153,6 +153,7 @@ GEMMA3_VISION = replace(
     GEMMA3,
     gguf=None,
     text=TextPart(
+        ("gemma3_text",),
         ignored=(*_SEEN, "boi_token_id", "eoi_token_id", "image_token_id"),
         # Sizes of the first text configs that were left to their defaults.
         defaults={"vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,

@@ -1,11 +1,17 @@
 """Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position."""
+"""Ministral 3 of Mistral AI: Mistral with YaRN, and queries that grow with their position.
 
+It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoints the text part is read, which is of
+the one family or of the other.
+"""
+
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ConfigReader
-from tokenmill.model.families import Family
-from tokenmill.model.families.llama import NAMES
+from tokenmill.model.families import Family, TextPart
+from tokenmill.model.families.llama import MISTRAL, NAMES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader
 
 # What the class takes where a config says nothing.
@@ -41,3 +47,15 @@ def _ministral3(reader: ConfigReader) -> dict[str, Any]:
 
 
 MINISTRAL3 = Family(NAMES, _ministral3, defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 262144})
+MISTRAL3 = replace(
+    MISTRAL,
+    gguf=None,
+    text=TextPart(
+        ("mistral", "ministral3"),
+        ignored=(
+            "vision_config", "image_token_index", "image_token_id", "multimodal_projector_bias", "projector_hidden_act",
+            "spatial_merge_size", "vision_feature_layer",
+        ),
+        defaults={"tie_word_embeddings": True},
+    ),
+)  # fmt: skip
