@@ -263,8 +263,8 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         "mistral3",
         {
             "text_config": _LLAMA
-            | {"head_dim": 8, "model_type": "ministral3"}
-            | {"rope_parameters": {**_YARN, **_GROWS, "rope_theta": 500.0}},
+            | {"head_dim": 12, "model_type": "ministral3"}
+            | {"rope_parameters": _PLAIN_ROPE | _YARN | _GROWS},
             "vision_config": _GEMMA_VISION["vision_config"],
             "tie_word_embeddings": False,
         },
