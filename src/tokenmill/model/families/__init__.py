@@ -80,7 +80,6 @@ class Family:
     are no weights and may be there. further: how the names begin of layers that predict further tokens, which are not
     computed; {n} is the number of layers. gguf: None where no GGUF file holds it. text: of a model that has other
     parts.
-    computed; {n} is the number of layers. gguf: None where no GGUF file holds it. text: of a model with other parts.
     """
 
     names: Mapping[str, str]

@@ -1,5 +1,4 @@
-"""Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position."""
-"""Ministral 3 of Mistral AI: Mistral with YaRN, and queries that grow with their position.
+"""Ministral 3 and Devstral 2 of Mistral AI: Mistral with YaRN, and queries that grow with their position.
 
 It is published as a model that sees, as Mistral Small 3.1 is. Of these checkpoints the text part is read, which is of
 the one family or of the other.
