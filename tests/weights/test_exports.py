@@ -121,6 +121,11 @@ def test_a_gguf_file_says_what_its_codes_say(sources, tmp_path, name):
 
 
 UNSAYABLE = {"llama-dynamic", "qwen2-window", "gpt2-inner", "gpt_bigcode-mha", "gpt_neox-serial"}
+UNSAYABLE |= {
+    "gemma2-uncapped",
+    "gemma3_text",
+    "gemma3_text-linear",
+}  # llama.cpp has its own scales, caps and windows
 
 
 @pytest.mark.parametrize("name", [name for name in TINY if TINY[name][0] in architectures() and name not in UNSAYABLE])
@@ -128,7 +133,10 @@ def test_a_gguf_file_in_floating_point_is_the_same_model(models, tmp_path, name)
     """Every departure that GGUF can say, with rows of 48, which codes cannot have."""
     without_codes(save(name, models), tmp_path / "out.gguf")
     source, again = open_checkpoint(save(name, models)), open_checkpoint(tmp_path / "out.gguf")
-    assert all(torch.equal(again.read(label), source.read(label)) for label in source.shapes)
+    for label in source.shapes:
+        # Of Gemma's norms the file has 1 + weight, which rounds what has more than bfloat16's 8 bits.
+        atol = 1e-7 if name.startswith("gemma") and "norm" in label else 0
+        torch.testing.assert_close(again.read(label), source.read(label), rtol=0, atol=atol)
     same_config(read_config(source.config), read_config(again.config), but=("rope",) if "llama3" in name else ())
     settings = {"program": "eager", "scheme": "dense", "dtype": "float32", "threads": 1}
     ids = prompt(40)
