@@ -313,6 +313,14 @@ CASES: dict[str, list[Any]] = {
             "gpt_bigcode",
             "llama-yarn",
             "llama-llama3",
+            "qwen2_moe-departures",
+            "granitemoehybrid-experts",
+            "stablelm-parallel",
+            "glm4_moe",
+            "gpt_oss",
+            "ernie4_5_moe",
+            "apertus",
+            "minimax_m2",
         )
     ],
     "safetensors": [

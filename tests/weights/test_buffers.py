@@ -6,6 +6,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.tiny_models import save
+from tokenmill.errors import CheckpointError
 from tokenmill.weights.checkpoint import open_checkpoint
 
 
@@ -71,3 +72,14 @@ def test_a_buffer_of_another_shape_is_warned_of(tmp_path, caplog, wrong):
     open_checkpoint(with_buffers(save("gpt2", tmp_path), transformer__h__1__attn__bias=wrong))
     open_checkpoint(with_buffers(save("llama", tmp_path), **{NAMES["llama"].format(0): wrong}))
     assert len(caplog.messages) == 2
+
+
+@pytest.mark.parametrize(("name", "right", "wrong"), [("beta", 0.5, 0.7), ("eps", -1e-6, -1e-3)])
+def test_constants_of_an_activation_are_those_that_are_computed_with(tmp_path, name, right, wrong):
+    path, label = save("apertus", tmp_path), f"model.layers.1.mlp.act_fn.{name}"
+    assert float(load_file(path / "model.safetensors")[label]) == pytest.approx(right)
+    with_buffers(path, **{label: torch.tensor(right).bfloat16()})
+    open_checkpoint(path)
+    with_buffers(path, **{label: torch.tensor(wrong)})
+    with pytest.raises(CheckpointError, match=rf"{label} is {wrong:g}, and only {right:g} is implemented"):
+        open_checkpoint(path)

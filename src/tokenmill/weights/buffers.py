@@ -1,7 +1,7 @@
 """Buffers that files have beside the weights: frequencies of the positions, the causal mask, constants.
 
-Nothing is computed with them, as in transformers. But a file whose buffers say something else than its config was made
-for other arithmetic, so their values are compared.
+Nothing is computed with them. But a file whose buffers say something else than its config was made for other
+arithmetic, so their values are compared.
 """
 
 import logging
@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tokenmill.errors import CheckpointError
 from tokenmill.model.config import ModelConfig
 from tokenmill.model.families import read_config
 from tokenmill.model.rope import frequencies
@@ -22,9 +23,14 @@ _HIDDEN = -1e3  # what a mask adds to a score: -1e4, -1e9 or the smallest number
 
 
 def compare_buffers(checkpoint: Checkpoint, names: Iterable[str]) -> None:
-    """Warn of buffers of these names that are not what the config says."""
-    model = read_config(checkpoint.config)
-    other = [name for name in names if not _KINDS[name.rpartition(".")[2]](checkpoint.read(name), model)]
+    """Warn of buffers of these names that are not what the config says; CheckpointError for another constant."""
+    model, other = read_config(checkpoint.config), []
+    for name in names:
+        stored, kind = checkpoint.read(name), name.rpartition(".")[2]
+        if kind in _CONSTANTS:
+            _check_constant(checkpoint, name, stored, _CONSTANTS[kind])
+        elif not _KINDS[kind](stored, model):
+            other.append(name)
     if other:
         more = f" and {len(other) - 1} others" * (len(other) > 1)
         message = "%s: %s%s differ from what config.json says; they are not used, as in transformers"
@@ -60,15 +66,16 @@ def _hides(stored: Tensor, model: ModelConfig) -> bool:
     return stored.numel() == 1 and float(stored) <= _HIDDEN
 
 
-def _is_near(stored: Tensor, value: float) -> bool:
-    """Whether it is that number, in whatever precision."""
-    return stored.numel() == 1 and abs(float(stored) - value) <= 0.01 * abs(value)
+def _check_constant(checkpoint: Checkpoint, name: str, stored: Tensor, value: float) -> None:
+    """Refuse a constant that is not the one that is computed with; it may be stored in 16 bits."""
+    if stored.numel() != 1 or not abs(float(stored) - value) <= 0.01 * abs(value):
+        found = f"{float(stored):g}" if stored.numel() == 1 else f"of shape {list(stored.shape)}"
+        raise CheckpointError(f"{checkpoint.path}: {name} is {found}, and only {value:g} is implemented")
 
 
+_CONSTANTS = {"beta": 0.5, "eps": -1e-6}  # of xIELU, see model/layers.py
 _KINDS: dict[str, Callable[[Tensor, ModelConfig], bool]] = {
     "inv_freq": _are_frequencies,
     "bias": _is_triangle,
     "masked_bias": _hides,
-    "beta": lambda stored, _: _is_near(stored, 0.5),  # these two of xIELU, see model/layers.py
-    "eps": lambda stored, _: _is_near(stored, -1e-6),
 }
