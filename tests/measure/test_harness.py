@@ -317,10 +317,10 @@ def test_a_model_without_a_tokenizer_is_refused(tm, folder, tmp_path):
 def test_ctrl_c_ends_the_command(tm, model, folder, monkeypatch):
     from tokenmill.engine.core import Core
 
-    def interrupted(_):
+    def interrupted(core, poll):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Core, "step", interrupted)
+    monkeypatch.setattr(Core, "wait", interrupted)  # where the command is while the engine's thread makes steps
     assert tm(model, "choice", "--include-path", folder, "--limit", 2)[0] == 130
 
 

@@ -226,8 +226,8 @@ test("400 names the field", async () => {
 });
 
 test("400 for what is not served", async () => {
-  const error = await failure(complete({ best_of: 3 }), OpenAI.BadRequestError);
-  assert.deepEqual([error.param, error.code], ["best_of", "unsupported_parameter"]);
+  const error = await failure(complete({ suffix: "w2" }), OpenAI.BadRequestError);
+  assert.deepEqual([error.param, error.code], ["suffix", "unsupported_parameter"]);
 });
 
 test("400 for a prompt that does not fit, before a stream begins", async () => {
@@ -260,7 +260,8 @@ test("413 for a body that is too large", async () => {
 test("429 when the queue is full, with the time to wait", async () => {
   for (const stream of [false, true]) {
     const error = await failure(clientOf(FULL).completions.create({ ...ASK, stream }), OpenAI.RateLimitError);
-    assert.deepEqual([error.status, error.code, error.headers.get("retry-after")], [429, "queue_full", "1"]);
+    assert.deepEqual([error.status, error.code], [429, "queue_full"]);
+    assert.match(error.headers.get("retry-after"), /^[1-9][0-9]*$/); // seconds, by how long the one that runs has run
   }
 });
 
