@@ -75,6 +75,7 @@ def _gemma2(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _gemma3(reader: ConfigReader) -> dict[str, Any]:
+    reader.expect("attn_logit_softcapping", None)  # transformers leaves it out of this family's attention
     pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
     types = _types(reader, pattern)
     ropes = _ropes(reader)
@@ -140,7 +141,7 @@ GEMMA2 = Family(
     NORMS_ON_BOTH_SIDES,
     _gemma2,
     defaults=_DEFAULTS,
-    harmless=("cache_implementation",),
+    harmless=("cache_implementation", "hidden_act"),  # the latter stands beside hidden_activation, which counts
     gguf=InGGUF("gemma2", _ROWS, _read_later_gguf, _metadata),
 )
 GEMMA3 = replace(
