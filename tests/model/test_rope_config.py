@@ -1,5 +1,6 @@
 """The rope of a config.json, in the older and in the newer spelling, and what is refused in it."""
 
+import copy
 import math
 
 import pytest
@@ -210,3 +211,51 @@ def test_a_null_parameter_is_none():
 )
 def test_the_longest_sequence(given, context):
     assert ModelConfig("llama", 211, 48, 2, 6, 2, 8, 80, 100, rope=given).context == context
+
+
+SLIDING = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 7, "num_key_value_heads": 2}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"rope_theta": 500.0, "rope_local_base_freq": 50.0},
+        {"rope_scaling": LINEAR},
+        {
+            "rope_parameters": {
+                "full_attention": {**LINEAR, "rope_theta": 500.0},
+                "sliding_attention": {"rope_theta": 50},
+            }
+        },
+        {"rope_parameters": {"full_attention": LINEAR}, "rope_local_base_freq": 50.0},
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling": LINEAR},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3"])
+def test_ropes_by_kind_of_layer_are_those_of_transformers(family, said):
+    given = {key: value for key, value in said.items() if family == "gemma3_text" or "rope_theta" not in key}
+    given.pop("rope_local_base_freq" if family == "olmo3" else "", None)
+    sizes = {**LLAMA, **SLIDING, "model_type": family, "layer_types": ["sliding_attention", "full_attention"]}
+    theirs = AutoConfig.for_model(**copy.deepcopy({**sizes, **given})).rope_parameters
+    for one, kind in zip(read_config({**sizes, **given}).ropes, sizes["layer_types"], strict=True):
+        expected = {key: value for key, value in theirs[kind].items() if key != "type"}
+        assert {"rope_theta": one.theta, "rope_type": one.kind, **dict(one.scaling)} == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"rope_parameters": LINEAR}, "rope_parameters has keys that tokenmill does not know: factor = 8.0"),
+        ({"rope_parameters": {"full_attention": [3]}}, "full_attention must be an object"),
+        (
+            {"rope_parameters": {"sliding_attention": {"rope_theta": 9.0}}, "rope_local_base_freq": 8.0},
+            "rope_local_base_freq is 8.0, and 9.0 in the rope parameters",
+        ),
+    ],
+)
+def test_nested_ropes_that_are_refused(said, message):
+    with pytest.raises(CheckpointError, match=message):
+        read_config({**LLAMA, **SLIDING, **said})

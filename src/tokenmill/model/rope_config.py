@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import CheckpointError
@@ -13,6 +14,7 @@ log = logging.getLogger(__name__)
 
 # Of other programs' YaRN, by kind; transformers warns and reads none. DeepSeek's attn_factor multiplies the usual one.
 _UNUSED = {"yarn": ("attn_factor", "finetuned", "extrapolation_factor")}
+_PART = "partial_rotary_factor"
 _TRAINED = ("llama3", "yarn", "longrope")  # kinds whose trained length may stand beside the rope parameters
 _YARN_OPTIONAL = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 _ZERO_IS_NONE = ("mscale", "mscale_all_dim")  # as transformers has it, and Devstral 2 writes it
@@ -41,21 +43,47 @@ def read_rope(reader: ConfigReader, head_dim: int, context: int) -> Rope:
     return rope_within(reader, older.values or newer.values, head_dim, context)
 
 
-def rope_within(reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int) -> Rope:
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside the rope parameters of a kind of layers: the key of their base, the base that they have where
+    no key gives it, and whether `rope_scaling` is meant for them.
+    """
+
+    theta: str
+    default: float
+    scaled: bool
+
+
+def read_ropes(reader: ConfigReader, head_dim: int, context: int, kinds: Mapping[str, Beside]) -> dict[str, Rope]:
+    """Ropes by kind of layer: from `rope_parameters` nested by kind (transformers 5), from what older files have beside
+    them, or from both, which transformers joins: `rope_scaling` goes before what is nested.
+    """
+    older, nested = reader.inside("rope_scaling").values, reader.inside("rope_parameters")
+    given = {kind: {**nested.inside(kind).values, **(older if kinds[kind].scaled else {})} for kind in kinds}
+    nested.refuse_unread(nested.values)
+    return {kind: rope_within(reader, given[kind], head_dim, context, beside) for kind, beside in kinds.items()}
+
+
+def rope_within(
+    reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int, beside: Beside | None = None
+) -> Rope:
     """Rope from one object of rope parameters, and what stands beside it."""
+    beside = beside or Beside("rope_theta", reader.defaults["rope_theta"], True)
     outer_length = reader.take("original_max_position_embeddings", None)  # which goes first, as in transformers
     scaling = ValueReader(given, "config.json: rope parameters", CheckpointError)
     if outer_length is not None and scaling.take("rope_type", scaling.take("type", None)) in _TRAINED:
         scaling.values = {**given, "original_max_position_embeddings": outer_length}
-    theta = _agreed(reader, scaling, "rope_theta", 1.0, 1e30)
-    part = _agreed(reader, scaling, "partial_rotary_factor", 0.0, 1.0)
+    theta = _agreed(
+        reader.number(beside.theta, None, 1.0), scaling.number("rope_theta", None, 1.0), reader.name(beside.theta)
+    )
+    part = _agreed(reader.number(_PART, None, 0.0, 1.0), scaling.number(_PART, None, 0.0, 1.0), reader.name(_PART))
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     if kind not in KINDS:
         raise CheckpointError(f"config.json: rope type {brief(kind)} is not implemented: only {', '.join(KINDS)}")
     numbers = _read_numbers(scaling, kind, context)
     if kind in _RESOLVE:
         numbers = _RESOLVE[kind](numbers, context)
-    dim = int(head_dim * part)
+    dim = int(head_dim * (reader.defaults[_PART] if part is None else part))
     if dim < 2 or dim % 2 or dim > head_dim or (kind == "dynamic" and dim == 2):
         raise CheckpointError(f"config.json: {dim} rotary entries of head_dim {head_dim}: an even number is needed")
     for key in ("short_factor", "long_factor"):
@@ -63,7 +91,7 @@ def rope_within(reader: ConfigReader, given: Mapping[str, Any], head_dim: int, c
             raise CheckpointError(f"config.json: {key} has {len(numbers[key])} numbers, and {dim // 2} are needed")
     if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
         raise CheckpointError("config.json: low_freq_factor of rope type 'llama3' must be below its high_freq_factor")
-    return Rope(dim, theta, kind, tuple(sorted(numbers.items())))
+    return Rope(dim, beside.default if theta is None else theta, kind, tuple(sorted(numbers.items())))
 
 
 def _read_numbers(scaling: ValueReader, kind: str, context: int) -> dict[str, Any]:
@@ -139,10 +167,8 @@ def _read_number(scaling: ValueReader, key: str, default: int | None) -> Any:
     return scaling.number(key, None, 1e-6, 1e6)
 
 
-def _agreed(reader: ConfigReader, scaling: ValueReader, key: str, minimum: float, maximum: float) -> float:
+def _agreed(outer: float | None, inner: float | None, name: str) -> float | None:
     """A number that may stand inside the rope parameters, beside them, in both places alike, or in neither."""
-    outer, inner = (each.number(key, None, minimum, maximum) for each in (reader, scaling))
     if None not in (inner, outer) and inner != outer:
-        raise CheckpointError(f"config.json: {reader.name(key)} is {outer!r}, and {inner!r} in the rope parameters")
-    given: float | None = outer if inner is None else inner
-    return reader.defaults[key] if given is None else given
+        raise CheckpointError(f"config.json: {name} is {outer!r}, and {inner!r} in the rope parameters")
+    return outer if inner is None else inner

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm, Rope
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, ModelConfig, QKNorm
 from tokenmill.model.families import Family, InGGUF, TextPart
 from tokenmill.model.families.in_gguf import GGUFKeys, like_llama
 from tokenmill.model.families.llama import NAMES
-from tokenmill.model.rope_config import read_rope
+from tokenmill.model.rope_config import Beside, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -24,6 +24,7 @@ NORMS_ON_BOTH_SIDES = {
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
 }
 HEAD_DIM = 256  # where a config does not say it
+_ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_local_base_freq", 1e4, scaled=False)}
 _DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 8192}
 
 
@@ -78,27 +79,10 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("attn_logit_softcapping", None)  # transformers leaves it out of this family's attention
     pattern = reader.count("_sliding_window_pattern", reader.count("sliding_window_pattern", 6))
     types = _types(reader, pattern)
-    ropes = _ropes(reader)
+    context = reader.count("max_position_embeddings", maximum=MAX_POSITIONS)
+    ropes = read_ropes(reader, reader.count("head_dim", HEAD_DIM), context, _ROPES)
     each = tuple(ropes[kind] for kind in types)
     return _later(reader, types, (None, None)) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
-
-
-def _ropes(reader: ConfigReader) -> dict[str, Rope]:
-    """Of both kinds of layers, as transformers 5 nests them in `rope_parameters`, or as older configs have them."""
-    nested = reader.inside("rope_parameters")
-    full = {"rope_theta": reader.number("rope_theta", 1e6), **reader.inside("rope_scaling").values}
-    older = {FULL: full, SLIDING: {"rope_theta": reader.number("rope_local_base_freq", 1e4)}}
-    head_dim, context = (
-        reader.count("head_dim", HEAD_DIM),
-        reader.count("max_position_embeddings", maximum=MAX_POSITIONS),
-    )
-    found = {}
-    for kind, usual in older.items():
-        chosen = {**usual, **nested.inside(kind).values} if nested.values else usual
-        one = ConfigReader({"model_type": reader.family, "rope_parameters": chosen}, {}, reader.defaults)
-        found[kind] = read_rope(one, head_dim, context)
-    nested.refuse_unread(nested.values)
-    return found
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:

@@ -7,17 +7,23 @@ layers, and a rope for each of the two kinds of layers.
 
 from typing import Any
 
-from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm, Rope
+from tokenmill.model.config import MAX_LAYERS, ConfigReader, QKNorm
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
 from tokenmill.model.families.qwen_moe import EXPERT_NAMES
-from tokenmill.model.rope_config import rope_within
+from tokenmill.model.rope_config import Beside, read_ropes
 from tokenmill.value_reader import MAX_POSITIONS
 
 AFTER_NAMES = {
     **{name: target for name, target in NAMES.items() if "layernorm" not in name},
     "layers.{i}.post_attention_layernorm.weight": "layers.{i}.attention_after_norm.weight",
     "layers.{i}.post_feedforward_layernorm.weight": "layers.{i}.mlp_after_norm.weight",
+}
+
+
+_ROPES = {
+    "full_attention": Beside("rope_theta", 5e5, scaled=True),
+    "sliding_attention": Beside("rope_theta", 5e5, scaled=False),
 }
 
 
@@ -39,26 +45,14 @@ def _olmo3(reader: ConfigReader) -> dict[str, Any]:
     layers, window = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS)), reader.window(4096)
     default = ["sliding_attention" if (layer + 1) % 4 else "full_attention" for layer in layers]
     types = reader.layer_types(default, "full_attention", "sliding_attention")
-    ropes = _ropes(reader)
+    reader.expect("rope_theta", 5e5)  # another one beside the parameters holds for one kind of layers in transformers
+    head_dim = reader.count("head_dim", None) or reader.split_hidden()
+    ropes = read_ropes(reader, head_dim, reader.count("max_position_embeddings", maximum=MAX_POSITIONS), _ROPES)
     return {
         **_olmo2(reader),
         "windows": tuple(window if kind == "sliding_attention" else None for kind in types),
         "rope": ropes["full_attention"],
         "ropes": tuple(ropes[kind] for kind in types),
-    }
-
-
-def _ropes(reader: ConfigReader) -> dict[str, Rope]:
-    """By kind of layer, from nested `rope_parameters`; the older `rope_scaling` is of the layers without a window."""
-    reader.expect("rope_theta", 5e5)  # another one beside the parameters holds for one kind of layers in transformers
-    context = reader.count("max_position_embeddings", maximum=MAX_POSITIONS)
-    head_dim = reader.count("head_dim", None) or reader.split_hidden()
-    nested, older = reader.inside("rope_parameters"), reader.inside("rope_scaling").values
-    full, sliding = (nested.inside(kind).values for kind in ("full_attention", "sliding_attention"))
-    nested.refuse_unread(nested.values)
-    return {
-        "full_attention": rope_within(reader, {**full, **older}, head_dim, context),
-        "sliding_attention": rope_within(reader, sliding, head_dim, context),
     }
 
 
