@@ -1,5 +1,6 @@
 """What the families read out of their config.json, and their defaults, which are those of transformers' classes."""
 
+import math
 from dataclasses import asdict
 
 import pytest
@@ -30,6 +31,10 @@ GPT2 = {
     "tie_embeddings": True,
 }
 NEOX = {**BIASES, "norm": "layer", "norm_eps": 1e-5, "gated_mlp": False, "activation": "gelu", "rope": Rope(2, 10000.0)}
+
+
+SMOLLM3 = {"max_position_embeddings": 32768, "tie_embeddings": True, "rope": Rope(8, 2e6)}
+LISTS = {"short_factor": [1, 1, 1, 1.5], "long_factor": [1.0, 2, 3, 4]}
 
 
 def expected(family, **departures):
@@ -94,6 +99,24 @@ def expected(family, **departures):
         ("gpt_neox", {**LLAMA, "use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0,
                       "rotary_emb_base": 500, "rope_theta": 10000},
          {**NEOX, "residual": "serial", "qkv_bias": False, "o_bias": False, "rope": Rope(8, 500.0)}),
+        ("smollm3", {**LLAMA, "no_rope_layers": [0, 1, 1], "use_sliding_window": True, "sliding_window": 5},
+         {**SMOLLM3, "ropes": (None, Rope(8, 2e6)), "windows": (5, None)}),
+        ("smollm3", {**LLAMA, "no_rope_layer_interval": 1, "pretraining_tp": 2, "max_window_layers": 28},
+         {**SMOLLM3, "ropes": (None, None)}),
+        ("phi3", {**LLAMA, "rope_scaling": {"type": "su", **LISTS}, "max_position_embeddings": 8192},
+         {"norm_eps": 1e-5, "max_position_embeddings": 8192, "rope": Rope(8, 10000.0, "longrope", (
+             ("attention_factor", math.sqrt(1 + math.log(2) / math.log(4096))), ("long_factor", (1.0, 2.0, 3.0, 4.0)),
+             ("original_max_position_embeddings", 4096), ("short_factor", (1.0, 1.0, 1.0, 1.5))))}),
+        ("exaone4", {**LLAMA, "sliding_window": None, "sliding_window_pattern": None},
+         {"norm_eps": 1e-5, "norm_placement": "after", "qk_norm": QKNorm()}),
+        ("hunyuan_v1_dense",
+         {**LLAMA, "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "mscale": 0.0}},
+         {"norm_eps": 1e-5, "qk_norm": QKNorm(after_rope=True), "rope": Rope(8, 10000.0 * 1000.0 ** (8 / 6))}),
+        ("olmo3", {**LLAMA, "rope_theta": 500000, "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+                   "layer_types": ["full_attention", "sliding_attention"]},
+         {"norm_eps": 1e-5, "norm_placement": "after", "norm_rounds_last": True, "qk_norm": QKNorm("all"),
+          "windows": (None, 4096), "rope": Rope(8, 5e5, "linear", (("factor", 2.0),)),
+          "ropes": (Rope(8, 5e5, "linear", (("factor", 2.0),)), Rope(8, 5e5))}),
     ],
 )  # fmt: skip
 def test_what_a_config_means(family, config, departures):
@@ -156,6 +179,19 @@ def test_a_family_is_found_by_its_name(name):
         ("mixtral", {"num_experts_per_tok": 9}, "config asks for 9 experts per token of 8"),
         ("llama", {"num_key_value_heads": 4}, "num_heads 6 is no multiple of num_kv_heads 4"),
         ("llama", {"num_hidden_layers": 2049}, "num_hidden_layers"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers = .* a number for each of 2 layers, 0 or 1"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope type 'longrope' needs 'short_factor'"),
+        ("phi3", {"full_attn_mod": 2}, "full_attn_mod"),
+        ("cohere2", {"head_dim": 16}, "head_dim = 16 is not implemented: only 8"),
+        ("cohere2", {"layer_switch": 3}, "layer_switch = 3 is not implemented: only 4"),
+        ("exaone4", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "2 of full_attention"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "no 'llama_4_scaling_beta', which is required"),
+        ("hunyuan_v1_dense", {"rope_scaling": {"type": "dynamic", "alpha": 9.0, "factor": 2.0}}, "factor = 2.0 is not"),
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2]}, "moe_topk"),
+        ("hunyuan_v1_moe", {"moe_intermediate_size": [80, 40]}, "moe_intermediate_size"),
+        ("olmo3", {"rope_theta": 1e6}, "rope_theta"),
+        ("olmo3", {"rope_parameters": {"rope_type": "default"}}, "does not know: rope_type"),
         ("llama", {"torch_dtype": "float64"}, "dtype 'float64' is not implemented: only"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not implemented: only None"),
         ("granitemoehybrid", {"layer_types": ["attention", "mamba"]}, "Mamba layers, .* are not implemented"),
