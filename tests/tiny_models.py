@@ -228,12 +228,12 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-long": ("phi3", _LLAMA | _longrope(1, attention_factor=1.2)),
     "phi": ("phi", _LLAMA),
     "phi-departures": ("phi", _LLAMA | {"qk_layernorm": True, "partial_rotary_factor": 1.0, "num_hidden_layers": 3}),
-    "cohere": ("cohere", _LLAMA),
+    "cohere": ("cohere", _LLAMA | {"logit_scale": 0.8}),
     "cohere-departures": (
         "cohere",
         _LLAMA | {"use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.7},
     ),
-    "cohere2": ("cohere2", _LLAMA | {"num_hidden_layers": 4, "sliding_window": 5}),
+    "cohere2": ("cohere2", _LLAMA | {"num_hidden_layers": 4, "sliding_window": 5, "logit_scale": 0.8}),
     "cohere2-bias": (
         "cohere2",
         _LLAMA | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9, "attention_bias": True},
