@@ -231,7 +231,7 @@ def without_a_begun_character(tokenizer, tokens):
     return text.removesuffix("\ufffd") if utf8.getstate()[0] else text
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES[:1] + ["gpt2", "mixtral"])
+@pytest.mark.parametrize("family", [*FAMILY_NAMES[:1], "gpt2", "mixtral"])
 def test_a_stream_of_the_engine_is_the_text_of_its_tokens(family, engines):
     """However many tokens a step brings, pieces are the whole text: split characters, stop strings, special tokens."""
     one_by_one, *others = engines(family)
