@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(name, models):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "qwen2_moe", "phi", "gpt_oss", "glm4_moe"])
 def test_padded_steps_say_the_same(name, models):
     path = save(name, models)
     for how in ({"compile": "no"}, {"compile": "fullgraph", "compile_backend": "eager"}):
