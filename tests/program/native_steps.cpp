@@ -52,6 +52,7 @@ struct Shape {
   bool gated, learned_positions, qk_norm;
   std::vector<int> schemes;  // of the units, in turn
   int second_kv_heads = 0, second_head_dim = 0;  // of the second layer, if they differ
+  bool departs = false;  // norms behind blocks and over all heads, sinks, temperatures, scales; routing as DeepSeek has it
 };
 
 constexpr int VOCAB = 77, LAYERS = 2, POSITIONS = 300, SLOTS = 700;
@@ -77,27 +78,25 @@ struct TestModel {
     }
     add_norm(TM_MLP_IN, TM_LOGITS);
     add_linear(TM_LOGITS, TM_MLP_IN, 0, s.hidden, VOCAB, GROUP);
-    model = {s.hidden, s.heads, s.intermediate, VOCAB, s.rotary, s.cache_format, nullptr, nullptr,
-             ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
-    if (s.rotary) model.cosines = keep(normals(POSITIONS * s.rotary / 2)), model.sines = keep(normals(POSITIONS * s.rotary / 2));
+    model = {s.hidden, s.heads, s.intermediate, VOCAB, s.cache_format, ops.data(), (int)ops.size(), 1, "", POSITIONS, SLOTS};
   }
 
   TmOp op(int kind) {
     TmOp made{};
-    made.kind = kind, made.eps = 1e-5f;
+    made.kind = kind, made.eps = 1e-5f, made.scale = 1;
     return made;
   }
   const float* keep(std::vector<float> values) { return floats.push_back(std::move(values)), floats.back().data(); }
   uint8_t* keep(std::vector<uint8_t> values) { return bytes.push_back(std::move(values)), bytes.back().data(); }
 
   void add_layer() {
-    add_norm(TM_ATTENTION_IN, 0);
+    add_before(TM_ATTENTION_IN);
     add_attention();
-    add_norm(TM_MLP_IN, 0);
+    add_before(TM_MLP_IN);
     const int inner = shape.gated ? TM_GATED : TM_ACTIVATED;
     if (!shape.experts) {
       add_linear(inner, TM_MLP_IN, TM_MLP_INNER, shape.hidden, shape.intermediate, GROUP);
-      add_linear(TM_ADD, TM_MLP_INNER, 0, shape.intermediate, shape.hidden, GROUP);
+      add_after(TM_MLP_INNER, shape.intermediate);
       return;
     }
     add_linear(TM_ROUTER, TM_MLP_IN, 0, shape.hidden, shape.experts, TILE);
@@ -107,12 +106,36 @@ struct TestModel {
     ops.push_back(choose);
     add_linear(inner, TM_GATHERED, TM_MLP_INNER, shape.hidden, shape.intermediate, GROUP, shape.experts);
     add_linear(TM_EXPERT, TM_MLP_INNER, 0, shape.intermediate, shape.hidden, GROUP, shape.experts);
+    if (shape.departs) {
+      TmOp& routing = ops[ops.size() - 3];
+      routing.sigmoid = 1, routing.scale = 2.5f, routing.groups = 3, routing.chosen_groups = 2;
+      routing.correction = keep(normals(shape.experts, 0.1f));
+      add_linear(inner, TM_MLP_IN, TM_MLP_INNER, shape.hidden, 40, GROUP);
+      add_linear(TM_STORE, TM_MLP_INNER, 0, 40, shape.hidden, GROUP);
+      add_linear(TM_SHARED_GATE, TM_MLP_IN, 0, shape.hidden, 1, GROUP);
+      combine.shared = TM_GATED_SHARED, combine.epilogue = TM_STORE;
+    }
     ops.push_back(combine);
+    if (shape.departs) add_norm(0, TM_ADD);
+  }
+
+  // The input of a block: normed, or the residual stream itself.
+  void add_before(int to) {
+    if (!shape.departs) return add_norm(to, TM_TO_BUFFER);
+    TmOp copy = op(TM_COPY);
+    copy.to = to;
+    ops.push_back(copy);
+  }
+
+  // The last matrix of a block: added to the residual stream, or left to a norm.
+  void add_after(int from, int inputs) {
+    add_linear(shape.departs ? TM_STORE : TM_ADD, from, 0, inputs, shape.hidden, GROUP);
+    if (shape.departs) add_norm(0, TM_ADD);
   }
 
   void add_norm(int to, int epilogue) {
     TmOp norm = op(TM_NORM);
-    norm.to = to, norm.epilogue = epilogue, norm.centred = shape.learned_positions;
+    norm.to = to, norm.epilogue = epilogue, norm.scale = epilogue == TM_ADD ? 0.5f : 1, norm.centred = shape.learned_positions;
     norm.weight = keep(normals(shape.hidden, 0.1f, 1));
     if (norm.centred) norm.bias = keep(normals(shape.hidden, 0.1f));
     ops.push_back(norm);
@@ -130,13 +153,24 @@ struct TestModel {
       attend.k_scales = (float*)keep(std::vector<float>((size_t)(SLOTS * shape.kv_heads)));
       attend.v_scales = (float*)keep(std::vector<float>((size_t)(SLOTS * shape.kv_heads)));
     }
-    add_linear(TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, heads * dim, dim);
+    add_linear(shape.departs ? TM_STORE : TM_QKV, TM_ATTENTION_IN, 0, shape.hidden, heads * dim, dim);
+    ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim;
+    if (shape.departs) {
+      ops.push_back(op(TM_HEADS));
+      ops.back().num_kv_heads = shape.kv_heads, ops.back().head_dim = dim, ops.back().norm_scope = TM_ALL_HEADS;
+      ops.back().q_norm = keep(normals(shape.heads * dim, 0.1f, 1)), ops.back().k_norm = keep(normals(shape.kv_heads * dim, 0.1f, 1));
+      ops.back().temperatures = keep(normals(POSITIONS, 0.1f, 1));
+      attend.sinks = keep(normals(shape.heads));
+    }
     TmOp& qkv = ops.back();
-    qkv.num_kv_heads = shape.kv_heads, qkv.head_dim = dim;
+    if (shape.rotary) {
+      qkv.rotary = shape.rotary;
+      qkv.cosines = keep(normals(POSITIONS * shape.rotary / 2)), qkv.sines = keep(normals(POSITIONS * shape.rotary / 2));
+    }
     qkv.k_rows = attend.k_rows, qkv.v_rows = attend.v_rows, qkv.k_scales = attend.k_scales, qkv.v_scales = attend.v_scales;
     if (shape.qk_norm) qkv.q_norm = keep(normals(dim, 0.1f, 1)), qkv.k_norm = keep(normals(dim, 0.1f, 1));
     ops.push_back(attend);
-    add_linear(TM_ADD, TM_ATTENDED, 0, shape.heads * dim, shape.hidden, GROUP);
+    add_after(TM_ATTENDED, shape.heads * dim);
   }
 
   void add_linear(int epilogue, int from, int to, int inputs, int outputs, int rows, int experts = 0) {
@@ -332,6 +366,8 @@ int main() {
       {"integers", 64, 4, 1, 16, 160, 16, AS_INT8, 0, 0, 0, true, false, false, {Q8, Q4, Q4_MIN, Q4_WIDE, Q4_PAIR}},
       {"narrower layers", 64, 6, 2, 32, 96, 16, AS_BFLOAT16, 0, 0, 0, true, false, true, {Q4_MIN, Q8}, 6, 22},
       {"wider layers", 64, 6, 6, 16, 96, 16, AS_INT8, 30, 0, 0, true, false, false, {Q8, Q4_MIN, FLOAT32}, 1, 64},
+      {"departures", 64, 4, 2, 20, 70, 16, AS_BFLOAT16, 0, 0, 0, true, false, false, {FLOAT32, BFLOAT16}, 0, 0, true},
+      {"routing", 64, 4, 2, 20, 70, 20, AS_INT8, 30, 6, 3, true, false, false, {Q8, Q4_MIN}, 0, 0, true},
       {"experts", 64, 4, 2, 20, 70, 20, AS_INT8, 0, 5, 2, true, false, false, {Q8, Q4_MIN}},
   };
   const std::vector<std::string> builds = {"amx", "avx512", "avx2", "portable"};
