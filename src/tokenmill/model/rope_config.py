@@ -64,6 +64,12 @@ def read_ropes(reader: ConfigReader, head_dim: int, context: int, kinds: Mapping
     return {kind: rope_within(reader, given[kind], head_dim, context, beside) for kind, beside in kinds.items()}
 
 
+def default_rope(reader: ConfigReader, parameters: Mapping[str, Any]) -> None:
+    """Let a config that has no rope parameters be read as one with these, the defaults of the family."""
+    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
+        reader.values = {**reader.values, "rope_parameters": parameters}
+
+
 def rope_within(
     reader: ConfigReader, given: Mapping[str, Any], head_dim: int, context: int, beside: Beside | None = None
 ) -> Rope:

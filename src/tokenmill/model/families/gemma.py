@@ -5,7 +5,7 @@ and MLP have a norm on both sides, and some layers a window; Gemma 3 norms queri
 window have a rope of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,9 @@ _ROPES = {FULL: Beside("rope_theta", 1e6, scaled=True), SLIDING: Beside("rope_lo
 _DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 8192}
 
 
+_GEMMA2_SOFTCAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+
 def _shared(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("use_bidirectional_attention", False)
     bias = reader.flag("attention_bias", False)
@@ -47,22 +50,22 @@ def _gemma(reader: ConfigReader) -> dict[str, Any]:
     return _shared(reader) | {"activation": "gelu_pytorch_tanh" if activation == "gelu" else activation}
 
 
-def _later(reader: ConfigReader, types: Sequence[str], softcaps: tuple[float | None, float | None]) -> dict[str, Any]:
-    attention, logits = softcaps
+def _later(reader: ConfigReader, types: Sequence[str], softcaps: Mapping[str, float]) -> dict[str, Any]:
+    """What Gemma 2 and 3 have in common. softcaps: the defaults of those that a family has."""
     window = reader.window(4096)
     return _shared(reader) | {
         "norm_placement": "both",
         "activation": reader.text("hidden_activation", "gelu_pytorch_tanh"),
         "attention_scale": reader.number("query_pre_attn_scalar", 256) ** -0.5,
-        "attention_softcap": reader.number("attn_logit_softcapping", _none_if_null(reader, attention)),
-        "logit_softcap": reader.number("final_logit_softcapping", _none_if_null(reader, logits, "final")),
+        "attention_softcap": _softcap(reader, "attn_logit_softcapping", softcaps),
+        "logit_softcap": _softcap(reader, "final_logit_softcapping", softcaps),
         "windows": tuple(window if kind == SLIDING else None for kind in types),
     }
 
 
-def _none_if_null(reader: ConfigReader, default: float | None, which: str = "attn") -> float | None:
-    """A cap has its default where the key is absent; null means that there is none."""
-    return None if f"{which}_logit_softcapping" in reader.values else default
+def _softcap(reader: ConfigReader, key: str, defaults: Mapping[str, float]) -> float | None:
+    """A softcap has its default where the key is absent; null means that there is none."""
+    return reader.number(key, None if key in reader.values else defaults.get(key))
 
 
 def _types(reader: ConfigReader, pattern: int) -> list[str]:
@@ -72,7 +75,7 @@ def _types(reader: ConfigReader, pattern: int) -> list[str]:
 
 
 def _gemma2(reader: ConfigReader) -> dict[str, Any]:
-    return _later(reader, _types(reader, 2), (50.0, 30.0))
+    return _later(reader, _types(reader, 2), _GEMMA2_SOFTCAPS)
 
 
 def _gemma3(reader: ConfigReader) -> dict[str, Any]:
@@ -82,7 +85,7 @@ def _gemma3(reader: ConfigReader) -> dict[str, Any]:
     context = reader.count("max_position_embeddings", maximum=MAX_POSITIONS)
     ropes = read_ropes(reader, reader.count("head_dim", HEAD_DIM), context, _ROPES)
     each = tuple(ropes[kind] for kind in types)
-    return _later(reader, types, (None, None)) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
+    return _later(reader, types, {}) | {"qk_norm": QKNorm(), "rope": ropes[FULL], "ropes": each}
 
 
 def _read_gguf(keys: GGUFKeys) -> dict[str, Any]:
@@ -95,17 +98,13 @@ def _read_later_gguf(keys: GGUFKeys) -> dict[str, Any]:
     del config["hidden_act"]
     window = keys.count("attention.sliding_window", 4096, minimum=0, maximum=MAX_POSITIONS)
     keys.expect("attention.sliding_window_pattern", 2 if keys.family == "gemma2" else 6)
-    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
     widest = {"gemma2": 46, "gemma3_text": 62}[keys.family]  # layers of the 27B models
     is_widest = config["num_hidden_layers"] == widest
     scale = config["hidden_size"] // config["num_attention_heads"] if is_widest else config["head_dim"]
-    config |= {name: keys.positive(key, None) for name, key in caps.items()}
-    if keys.family == "gemma2":
-        config["attn_logit_softcapping"] = config["attn_logit_softcapping"] or 50.0
-        config["final_logit_softcapping"] = config["final_logit_softcapping"] or 30.0
-    else:
-        local = keys.positive("rope.freq_base_swa", 10000.0)
-        config |= {"rope_local_base_freq": local}
+    is_gemma2 = keys.family == "gemma2"
+    config |= {key: keys.positive(key, default if is_gemma2 else None) for key, default in _GEMMA2_SOFTCAPS.items()}
+    if not is_gemma2:
+        config |= {"rope_local_base_freq": keys.positive("rope.freq_base_swa", 10000.0)}
     return config | {"sliding_window": window or None, "query_pre_attn_scalar": scale}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from tokenmill.model.config import MAX_LAYERS, ConfigReader
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
+from tokenmill.model.rope_config import default_rope
 
 _EXPERTS, _OURS = "layers.{i}.mlp.experts.", "layers.{i}.mlp.experts.{e}."
 _NAMES = {
@@ -30,8 +31,7 @@ _ROPE = {
 
 
 def _gpt_oss(reader: ConfigReader) -> dict[str, Any]:
-    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
-        reader.values = {**reader.values, "rope_parameters": _ROPE}
+    default_rope(reader, _ROPE)
     bias, chosen = reader.flag("attention_bias", True), reader.count("num_experts_per_tok", 4)
     reader.expect("experts_per_token", chosen)  # which repeats it in the published files
     layers = range(reader.count("num_hidden_layers", maximum=MAX_LAYERS))

@@ -7,15 +7,13 @@ either. weights/gguf/ reads what all architectures share: sizes of the vocabular
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from tokenmill.errors import CheckpointError
+from tokenmill.model.config import ModelConfig
 from tokenmill.value_reader import MAX_COUNT, MAX_POSITIONS, ValueReader
-
-if TYPE_CHECKING:
-    from tokenmill.model.config import ModelConfig
 
 Warn = Callable[..., None]
 
@@ -131,5 +129,5 @@ class InGGUF:
     architecture: str
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     read: Callable[[GGUFKeys], dict[str, Any]] = like_llama_with_biases
-    metadata: Callable[["ModelConfig"], dict[str, Any]] = lambda _: {}
+    metadata: Callable[[ModelConfig], dict[str, Any]] = lambda _: {}
     has_biases: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 from tokenmill.model.config import ConfigReader, QKNorm
 from tokenmill.model.families import Family
 from tokenmill.model.families.llama import NAMES
+from tokenmill.model.rope_config import default_rope
 
 _PLAIN_MLP = {
     **{name: target for name, target in NAMES.items() if ".mlp." not in name},
@@ -51,8 +52,7 @@ def _apertus(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("mlp_bias", False)  # this and the next two stand in the published files
     reader.expect("post_norm", False)
     reader.expect("qk_norm", True)
-    if reader.take("rope_scaling", None) is None and reader.take("rope_parameters", None) is None:
-        reader.values = {**reader.values, "rope_parameters": _APERTUS_ROPE}
+    default_rope(reader, _APERTUS_ROPE)
     return {**_arcee(reader), "qk_norm": QKNorm()}
 
 

@@ -6,7 +6,6 @@ first, and added by the norm.
 """
 
 import ctypes
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -190,7 +189,8 @@ class Ops:
         if block.act_parameters:
             places = (self._floats(join(layer, f"mlp.act.{name}")) for name in block.act_parameters)
             positive, negative = (ctypes.c_float.from_address(place).value for place in places)
-            found |= {"act_a": _softplus(positive), "act_b": 0.5 + _softplus(negative)}
+            alphas = torch.nn.functional.softplus(torch.tensor([positive, negative])).tolist()
+            found |= {"act_a": alphas[0], "act_b": 0.5 + alphas[1]}
         return found
 
     def _linear(
@@ -250,7 +250,3 @@ class Ops:
                 unit.first = row - linear.firsts[0]
                 unit.count = min(linear.count, op.outputs - unit.first)
             op.units, op.num_units = units, len(units)  # op keeps units alive
-
-
-def _softplus(value: float) -> float:
-    return math.log1p(math.exp(value))
