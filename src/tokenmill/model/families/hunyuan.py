@@ -1,4 +1,4 @@
-"""Hunyuan of Tencent: Llama with norms of Q and K behind the rotation, whose base a number `alpha` stretches.
+"""Hunyuan of Tencent: Llama with Q and K normed after RoPE, whose theta is scaled by `alpha` (NTK).
 
 The models with experts have one more in each layer, which every token takes.
 """
