@@ -146,6 +146,23 @@ def test_a_signal_handler_uses_it_while_its_thread_waits(thread):
     assert set(found) == {"handled"}
 
 
+def test_a_signal_that_wakes_nobody_is_handled_all_the_same(thread):
+    """As one that comes when the waiting thread has looked for signals, and does not sleep yet."""
+    found, before = [], signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: found.append(True))
+
+    def send():
+        if steps.count == 1:
+            time.sleep(0.1)  # so that the other one sleeps, where a signal would be noticed without this as well
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)  # received by the engine's thread
+
+    steps = Steps(send)
+    try:
+        assert thread.wait(lambda: steps.count if found else None, steps.step) > 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_it_holds_nothing_that_it_was_handed(thread):
     class Thing:
         def step(self):

@@ -30,6 +30,7 @@ _interrupts: list[bool] = []  # not empty after a Ctrl-C while a fork waited for
 FORK_WAITS_S = 0.002  # that a thread which makes steps leaves to whoever wants to fork
 INTERRUPTED_AFTER_S = 0.02  # so that the hooks of the fork are over
 QUIT_LOOKS_S = 0.0005
+SIGNAL_LOOKS_S = 0.2  # a signal that comes just before its thread begins to sleep does not wake it
 
 
 class _Task(Generic[T]):
@@ -75,7 +76,7 @@ class _Task(Generic[T]):
 
     def wait(self) -> T:
         """Wait for the result, once."""
-        self._end.acquire()
+        self._await_end()
         try:
             if self._error is not None:
                 raise self._error
@@ -86,7 +87,12 @@ class _Task(Generic[T]):
     def take_back(self) -> None:
         """Have it not be called any more; if it is being called, wait for its end."""
         if not self._claimed() and not self.has_ended:
-            self._end.acquire()
+            self._await_end()
+
+    def _await_end(self) -> None:
+        """Sleep until it is over, and wake now and then, so that Python calls the handlers of signals."""
+        while not self._end.acquire(timeout=SIGNAL_LOOKS_S):
+            pass
 
 
 def _log_error(error: BaseException) -> None:
