@@ -242,6 +242,18 @@ def test_every_text_of_a_model_that_gives_blocks_back(program, models, tmp_path)
     everything_at_once(save("mistral", models), PROGRAMS[program], tmp_path)
 
 
+# Sinks, windows and experts; norms on both sides and two ropes; experts in groups beside shared ones; multipliers;
+# parallel blocks, LayerNorm of each head and layers without rope; norms behind the blocks.
+DEPARTURES = ("gpt_oss", "gemma3_text", "glm4_moe", "granitemoeshared", "cohere2", "exaone4")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ("native, adaptive", "eager, async"))
+@pytest.mark.parametrize("family", DEPARTURES)
+def test_every_text_of_a_model_with_departures(family, program, models, tmp_path):
+    everything_at_once(save(family, models), PROGRAMS[program], tmp_path)
+
+
 @pytest.mark.parametrize("program", slow_but(("eager",)))
 def test_every_text_of_a_model_whose_layers_differ(program, tmp_path, monkeypatch):
     everything_at_once(save_unequal(tmp_path / "unequal", monkeypatch), PROGRAMS[program], tmp_path)
