@@ -287,6 +287,12 @@ KINDS = "llama mixtral gpt_neox gpt2 gemma3_text olmo2 granitemoeshared gpt_oss"
 """Families that between them have every kind of arithmetic: what does not depend on names is tested with these."""
 
 
+def auto_class(config: transformers.PreTrainedConfig) -> Any:
+    """The class that makes models of text of such a config; of those that see pictures, too, some are apart."""
+    auto = transformers.AutoModelForCausalLM
+    return auto if type(config) in auto._model_mapping else transformers.AutoModelForImageTextToText
+
+
 @cache
 def reference(name: str) -> transformers.PreTrainedModel:
     """The transformers model, with attention written out so that every shape is allowed."""
@@ -294,10 +300,7 @@ def reference(name: str) -> transformers.PreTrainedModel:
     config = transformers.AutoConfig.for_model(kind, **numbers)
     with torch.random.fork_rng():
         torch.manual_seed(20)
-        auto = transformers.AutoModelForCausalLM
-        if type(config) not in auto._model_mapping:  # of those that see pictures, too, some are
-            auto = transformers.AutoModelForImageTextToText
-        model = auto.from_config(config, attn_implementation="eager")
+        model = auto_class(config).from_config(config, attn_implementation="eager")
         corrections = [pair for pair in model.named_buffers() if pair[0].endswith("e_score_correction_bias")]
         for label, parameter in [*model.named_parameters(), *corrections]:
             # Norm weights and biases too, so that none of them is a silent 1 or 0.

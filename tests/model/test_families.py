@@ -166,7 +166,7 @@ def test_a_family_is_found_by_its_name(name):
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("llama", {"pretraining_tp": 2}, "pretraining_tp"),
+        ("phi", {"rotary_dim": 8}, "rotary_dim = 8 is not implemented: only 4"),
         ("llama", {"rope_interleaved": True}, "rope_interleaved"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"num_key_value_heads": 6}, "num_key_value_heads"),

@@ -13,6 +13,8 @@ from tokenmill.model.harmless import is_harmless
         ("unknown", None),
         ("use_mrope", None),
         ("use_mrope", False),
+        ("pretraining_tp", 2),
+        ("scale_attn_weights", True),
         ("is_causal", True),
         ("is_decoder", False),
         ("is_decoder", True),
@@ -31,6 +33,15 @@ from tokenmill.model.harmless import is_harmless
 )
 def test_what_changes_nothing(key, value):
     assert is_harmless(key, {key: value}) is True
+
+
+def test_a_second_name_says_the_same():
+    both = {"sliding_window": 4096, "sliding_window_size": 4096}
+    assert is_harmless("sliding_window_size", both)
+    assert not is_harmless("sliding_window_size", {**both, "sliding_window": 512})
+    assert not is_harmless("sliding_window_size", {"sliding_window_size": 4096})
+    assert not is_harmless("sliding_window_size", {"sliding_window": 1, "sliding_window_size": True})
+    assert is_harmless("rms_norm_eps", {"norm_epsilon": 1e-5, "rms_norm_eps": 1e-05})
 
 
 @pytest.mark.parametrize(

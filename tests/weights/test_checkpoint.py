@@ -89,7 +89,7 @@ def test_the_vocabulary_of_the_config_must_be_that_of_the_weights(model):
         ({"rope_parameters": {"rope_type": "linear"}}, "rope type 'linear' needs 'factor'"),
         ({"rope_parameters": {"rope_type": "default", "twist": 3}}, "no parameter 'twist'"),
         ({"attention_sinks": 4}, "keys that tokenmill does not know: attention_sinks = 4"),
-        ({"pretraining_tp": 2}, "llama model: pretraining_tp = 2 is not implemented: only 1"),
+        ({"rope_interleaved": True}, "llama model: rope_interleaved = True is not implemented: only False"),
         ({"hidden_size": ...}, "has no 'hidden_size', which is required"),
         ({"hidden_size": "48"}, "hidden_size = '48' is not allowed"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0 is not allowed"),

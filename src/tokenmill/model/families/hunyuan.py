@@ -32,7 +32,6 @@ _EXPECTED = {
     "norm_topk_prob": True,
     "norm_type": "rms",
     "position_embedding_xdrope": False,
-    "pretraining_tp": 1,
     "routed_scaling_factor": 1.0,
     "use_cla": False,
     "use_mixed_mlp_moe": True,

@@ -39,7 +39,6 @@ _IGNORED = ("layers.{i}.self_attn.rotary_emb.inv_freq",)  # stored by old conver
 
 
 def _llama(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("pretraining_tp", 1)
     reader.expect("rope_interleaved", False)
     bias = reader.flag("attention_bias", False)
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": reader.flag("mlp_bias", False)}

@@ -32,7 +32,6 @@ def _biases(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _olmo(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("pretraining_tp", 1)
     reader.expect("clip_qkv", None)
     return {**_biases(reader), "norm": "layer", "norm_weight": False, "norm_eps": 1e-5}  # no key has its epsilon
 

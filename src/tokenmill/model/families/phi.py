@@ -51,6 +51,8 @@ def _phi3(reader: ConfigReader) -> dict[str, Any]:
 
 
 def _phi(reader: ConfigReader) -> dict[str, Any]:
+    if reader.count("rotary_dim", None) is not None:  # of the first releases; transformers reads the factor alone
+        reader.expect("rotary_dim", int(reader.split_hidden() * reader.number("partial_rotary_factor", maximum=1.0)))
     return {
         "norm": "layer",
         "residual": "parallel",
@@ -67,4 +69,5 @@ PHI = Family(
     _phi,
     keys={"rms_norm_eps": "layer_norm_eps"},
     defaults={"rms_norm_eps": 1e-5, "hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    harmless=("attention_bias",),  # its matrices have biases in any case
 )

@@ -8,7 +8,6 @@ from tokenmill.model.families.llama import NAMES
 
 
 def _seed_oss(reader: ConfigReader) -> dict[str, Any]:
-    reader.expect("pretraining_tp", 1)
     return {
         "qkv_bias": reader.flag("attention_bias", True),
         "o_bias": reader.flag("attention_out_bias", False),

@@ -32,5 +32,5 @@ SMOLLM3 = Family(
     NAMES,
     _smollm3,
     defaults={"rope_theta": 2e6, "max_position_embeddings": 32768, "tie_word_embeddings": True},
-    harmless=("max_window_layers", "pretraining_tp"),  # of the published file; the class reads neither
+    harmless=("max_window_layers",),  # of the published file; the class does not read it
 )

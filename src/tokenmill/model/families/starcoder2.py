@@ -19,7 +19,6 @@ _NAMES = {
 def _starcoder2(reader: ConfigReader) -> dict[str, Any]:
     reader.expect("norm_type", "layer_norm")
     reader.expect("mlp_type", "default")
-    reader.expect("scale_attn_weights", True)
     return {
         "norm": "layer",
         "gated_mlp": False,
@@ -38,9 +37,5 @@ STARCODER2 = Family(
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
-    # Of training and of precision; the last repeats norm_epsilon in some files.
-    harmless=tuple(
-        """embedding_dropout residual_dropout attention_softmax_in_fp32 scale_attention_softmax_in_fp32
-        layer_norm_epsilon""".split()
-    ),
+    harmless=("activation_function",),  # of the first conversions; hidden_act is what counts
 )
