@@ -1,7 +1,8 @@
 """Whatever a file holds, opening and using it ends in a text or in an error of ours, soon, and in bounded memory.
 
 The default run tries a few hundred mutations. TOKENMILL_MUTATIONS=6000 tries so many of each kind of file, from
-TOKENMILL_MUTATIONS_FROM on, so that several processes can share the numbers.
+TOKENMILL_MUTATIONS_FROM on, so that several processes can share the numbers. The config.json of every family is mutated
+by `make test-long`.
 """
 
 import os
@@ -23,13 +24,18 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("mutations")
 
 
-@pytest.mark.parametrize("kind", CASES)
+KINDS = [pytest.param(kind, marks=pytest.mark.long) if "every" in kind else kind for kind in CASES]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_mutated_file_does_harm(kind, folder):
     ends = [outcome(kind, number, folder) for number in range(FIRST, FIRST + COUNT)]
     assert max(map(len, ends)) < 20_000, "a message is no copy of the file"
     assert any(end.startswith("refused") for end in ends)
 
 
-@pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases if isinstance(case, Case)])
-def test_the_files_are_good_before_they_are_mutated(case, folder):
-    Case(case.make, case.file, lambda _, data: data).run(folder, Random(0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_files_are_good_before_they_are_mutated(kind, folder):
+    for case in CASES[kind]:
+        if isinstance(case, Case):
+            Case(case.make, case.file, lambda _, data: data).run(folder, Random(0))

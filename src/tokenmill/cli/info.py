@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from json import dumps, loads
 from math import prod
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tokenmill.cli.model_text import write_text
-from tokenmill.cli.models import find_checkpoint, looks_saved
+from tokenmill.cli.models import find_path, looks_saved
 from tokenmill.cli.parser.options import OUTPUT, Json, Model, Quiet, examples, option
 from tokenmill.cli.process.display import print_json, print_table, progress_on_stderr
 from tokenmill.cli.process.imports import uninterrupted
@@ -23,6 +23,7 @@ from tokenmill.units import size
 if TYPE_CHECKING:
     from tokenmill.text.tokenizer import Tokenizer
     from tokenmill.weights.checkpoint import Checkpoint
+    from tokenmill.weights.outline import Outline, StoredTensor
 
 EXAMPLES = examples(
     "tokenmill info",
@@ -35,16 +36,6 @@ EXAMPLES = examples(
 _ROPE = re.compile(r"(?:dim|theta|kind)=[^,()]+")
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A tensor as the file has it."""
-
-    name: str
-    shape: tuple[int, ...]
-    type: str
-    num_bytes: int
-
-
 def command(
     model: Model = DEFAULT_MODEL,
     tensors: Annotated[bool, option(OUTPUT, "--tensors", help="List every tensor of the files.")] = False,
@@ -55,10 +46,13 @@ def command(
 ) -> None:
     """Show what is in a model: its shape, parameters by part, tokenizer, tensors by type. Also of saved sessions.
 
-    Only headers are read; a model that is not on this machine is fetched first.
+    Only headers are read; a model that is not on this machine is fetched first. Of one that no program can run this
+    shows what its files say, and why.
     """
     with uninterrupted():
         from tokenmill.program.aot.manifest import MANIFEST
+        from tokenmill.weights.checkpoint import open_checkpoint
+        from tokenmill.weights.outline import read_outline
 
     if (Path(model) / MANIFEST).is_file():
         _show_code(Path(model), json)
@@ -67,24 +61,32 @@ def command(
         _show_snapshot(Path(model), json)
         return
     with progress_on_stderr(quiet) as progress:
-        checkpoint = find_checkpoint(model, progress)
-    if check:
-        _verify(checkpoint.path, json)
-        return
-    tokenizer = checkpoint.tokenizer()
+        path = find_path(model, progress)
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        outline = None if check else read_outline(path)
+        if outline is None:
+            raise
+        tokenizer, stored = outline.tokenizer, list(outline.tensors)
+        facts, lines = _facts_of_outline(path, outline, str(error)), _lines_of_outline
+    else:
+        if check:
+            _verify(path, json)
+            return
+        tokenizer, stored = checkpoint.tokenizer(), list(_stored_tensors(checkpoint))
+        facts, lines = _describe(checkpoint, tokenizer, stored), _lines
     if template:
         if tokenizer is None or tokenizer.chat_template is None:
-            raise CheckpointError(f"{checkpoint.path} has no chat template")
+            raise CheckpointError(f"{path} has no chat template")
         write_text(f"{tokenizer.chat_template}\n")
         return
-    stored = list(_stored_tensors(checkpoint))
-    facts = _describe(checkpoint, tokenizer, stored)
     if tensors:
         facts["tensors"] = [asdict(tensor) for tensor in stored]
     if json:
         print_json(facts)
         return
-    print_table(model, _lines(facts))
+    print_table(model, lines(facts))
     if tensors:
         rows = ((t.name, " x ".join(map(str, t.shape)), t.type, size(t.num_bytes)) for t in stored)
         print_table("", rows, ("tensor", "shape", "type", "size"), expendable=("size",))
@@ -158,21 +160,22 @@ def _show_code(folder: Path, json: bool) -> None:
     print_table(str(folder), lines)
 
 
-def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
+def _stored_tensors(checkpoint: "Checkpoint") -> Iterator["StoredTensor"]:
     """The tensors under the file's own names: a GGUF's are not Hugging Face's."""
+    from tokenmill.weights.outline import StoredTensor
     from tokenmill.weights.packed.reader import is_packed_model, read_header
 
     if is_packed_model(checkpoint.path):
         facts, _ = read_header(checkpoint.path)
         kind = f"{facts['dtype']} {facts['scheme']}, packed for {facts['program']}"
-        yield _Stored("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
+        yield StoredTensor("weights", (facts["payload_bytes"],), kind, facts["payload_bytes"])
         return
     if checkpoint.path.is_file():
         from tokenmill.weights.gguf.header import read_header as read_gguf_header
 
         header = read_gguf_header(checkpoint.path)
         for info in header.tensors.values():
-            yield _Stored(info.name, tuple(info.shape), info.type.name, info.num_bytes)
+            yield StoredTensor(info.name, tuple(info.shape), info.type.name, info.num_bytes)
         return
     from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint
     from tokenmill.weights.tensor_file import dtype_bytes
@@ -180,10 +183,12 @@ def _stored_tensors(checkpoint: "Checkpoint") -> Iterator[_Stored]:
     in_files = checkpoint.plain if isinstance(checkpoint, QuantizedCheckpoint) else checkpoint  # codes, not matrices
     for name, shape in in_files.shapes.items():
         dtype = in_files.dtype_of(name)
-        yield _Stored(name, shape, dtype, prod(shape) * dtype_bytes(dtype))
+        yield StoredTensor(name, shape, dtype, prod(shape) * dtype_bytes(dtype))
 
 
-def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable[_Stored]) -> dict[str, Any]:
+def _describe(
+    checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: Iterable["StoredTensor"]
+) -> dict[str, Any]:
     from tokenmill.model.description import count_parameters, describe
     from tokenmill.model.families import read_config
     from tokenmill.model.features import features_of
@@ -191,15 +196,11 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
 
     config = read_config(checkpoint.config)
     parts = count_parameters(config)
-    types: dict[str, dict[str, int]] = {}
-    for tensor in stored:
-        entry = types.setdefault(tensor.type, {"count": 0, "num_bytes": 0})
-        entry["count"] += 1
-        entry["num_bytes"] += tensor.num_bytes
     return {
         "path": str(checkpoint.path),
         "packed_from": read_header(checkpoint.path)[0]["source"] if is_packed_model(checkpoint.path) else None,
         "family": config.family,
+        "part_of": None if (kind := checkpoint.config["model_type"]) == config.family else kind,
         "num_parameters": sum(parts.values()),
         "parameters": {part: count for part, count in parts.items() if count},
         "num_layers": config.num_layers,
@@ -220,15 +221,42 @@ def _describe(checkpoint: "Checkpoint", tokenizer: "Tokenizer | None", stored: I
         "dtype": config.dtype,
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
-        "types": types,
+        "types": _count_types(stored),
         "num_bytes": checkpoint.num_bytes,
         "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
-        "runs": _runs(checkpoint),
+        **_runs(checkpoint),
     }
 
 
-def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
-    """The program, dtype and scheme that this machine would take without a setting; None where none can compute it."""
+def _count_types(stored: Iterable["StoredTensor"]) -> dict[str, dict[str, int]]:
+    types: dict[str, dict[str, int]] = {}
+    for tensor in stored:
+        entry = types.setdefault(tensor.type, {"count": 0, "num_bytes": 0})
+        entry["count"] += 1
+        entry["num_bytes"] += tensor.num_bytes
+    return types
+
+
+def _facts_of_outline(path: Path, outline: "Outline", why_not: str) -> dict[str, Any]:
+    """What is known of a model that cannot be opened, under the names that others have for it."""
+    return {
+        "path": str(path),
+        "family": outline.family,
+        "architectures": list(outline.architectures),
+        "num_stored": sum(prod(tensor.shape) for tensor in outline.tensors),
+        **outline.sizes,
+        "features": list(outline.features),
+        "tokenizer": None if outline.tokenizer is None else {"num_tokens": outline.tokenizer.num_tokens},
+        "chat_template": outline.tokenizer is not None and outline.tokenizer.chat_template is not None,
+        "types": _count_types(outline.tensors),
+        "num_bytes": sum(tensor.num_bytes for tensor in outline.tensors),
+        "runs": None,
+        "why_not": why_not,
+    }
+
+
+def _runs(checkpoint: "Checkpoint") -> dict[str, Any]:
+    """The program, dtype and scheme that this machine would take without a setting; where none can compute it, why."""
     from tokenmill.loader.resolve import resolve
     from tokenmill.model.families import read_config
     from tokenmill.weights.packed.reader import is_packed_model, read_header
@@ -238,14 +266,10 @@ def _runs(checkpoint: "Checkpoint") -> dict[str, Any] | None:
         settings = {name: read_header(checkpoint.path)[0][name] for name in ("program", "dtype", "scheme")}
     try:
         resolved = resolve(EngineConfig(**settings), read_config(checkpoint.config))
-    except TokenmillError:
-        return None
-    return {
-        "program": resolved.program_name,
-        "dtype": resolved.config.dtype,
-        "scheme": resolved.config.scheme,
-        "refusals": dict(resolved.program_refusals),
-    }
+    except TokenmillError as error:
+        return {"runs": None, "why_not": str(error)}
+    runs = {"program": resolved.program_name, "dtype": resolved.config.dtype, "scheme": resolved.config.scheme}
+    return {"runs": {**runs, "refusals": dict(resolved.program_refusals)}, "why_not": None}
 
 
 def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -254,7 +278,8 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "path", facts["path"]
     if facts["packed_from"] is not None:
         yield "packed from", facts["packed_from"]
-    yield "family", facts["family"]
+    whole = "" if facts["part_of"] is None else f", the text part of a {facts['part_of']} model"
+    yield "family", facts["family"] + whole
     yield "parameters", f"{total / 1e6:,.1f} million"
     for part, count in facts["parameters"].items():
         yield f"  {part}", f"{count / 1e6:,.1f} million, {count / total:.0%}"
@@ -273,12 +298,41 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "rope", f"{rope['kind']}, theta {rope['theta']:g}, {rope['dim']} of {facts['head_dim']}{scaling}"
     yield "vocabulary", f"{facts['vocab_size']} tokens" + (", head tied to the embedding" if facts["tied_head"] else "")
     yield "tokenizer", "none: prompts are token ids" if facts["tokenizer"] is None else "yes"
+    yield from _ends(facts)
+    yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}"
+
+
+def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is told of every model, whether it can be run or not."""
     yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
-    yield "tensors", ", ".join(types)
+    yield "tensors", ", ".join(types) or "none that can be read"
     yield "on disk", size(facts["num_bytes"])
-    if (runs := facts["runs"]) is not None:
-        yield "runs here", f"program {runs['program']} in {runs['dtype']}, scheme {runs['scheme']}"
-        for name, reason in runs["refusals"].items():
-            yield f"  not {name}", reason
-    yield "cache", f"{size(facts['kv_bytes_per_token'])} per token in {facts['dtype']}"
+    runs = facts["runs"]
+    if runs is None:
+        yield "runs here", f"in no program: {facts['why_not']}"
+        return
+    yield "runs here", f"program {runs['program']} in {runs['dtype']}, scheme {runs['scheme']}"
+    for name, reason in runs["refusals"].items():
+        yield f"  not {name}", reason
+
+
+def _lines_of_outline(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The facts of a model that cannot be opened, as a person reads them."""
+    yield "path", facts["path"]
+    yield "family", ", ".join([facts["family"], *facts["architectures"]])
+    if facts["num_stored"]:
+        yield "numbers", f"{facts['num_stored'] / 1e6:,.1f} million, as they are stored"
+    for name in ("num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"):
+        if name in facts:
+            yield name.removeprefix("num_").replace("_", " "), str(facts[name])
+    if facts["features"]:
+        yield "features", ", ".join(facts["features"])
+    if facts.get("num_experts"):
+        yield "experts", f"{facts['num_experts']}, {facts.get('num_experts_per_token', 'some')} for each token"
+    if "context" in facts:
+        yield "context", f"{facts['context']} tokens"
+    if "vocab_size" in facts:
+        yield "vocabulary", f"{facts['vocab_size']} tokens"
+    yield "tokenizer", "none that can be read" if facts["tokenizer"] is None else "yes"
+    yield from _ends(facts)

@@ -31,6 +31,13 @@ def _importing() -> Iterator[None]:
         yield
 
 
+def find_path(model: str, progress: Progress) -> Path:
+    """Locate the files of a model, and fetch them if need be."""
+    with _importing():
+        from tokenmill.hub.names import locate
+    return locate(model, progress=progress)
+
+
 def find_checkpoint(model: str, progress: Progress) -> "Checkpoint":
     """Locate, fetch if need be, and open; no tensor is read."""
     with _importing():

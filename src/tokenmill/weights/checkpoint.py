@@ -67,7 +67,7 @@ def _kind(path: Path) -> str | None:
 
 def _open_directory(path: Path) -> Checkpoint:
     config = read_config_json(path)
-    plain, family = PlainCheckpoint(path, config, weight_files(path)), find_family(config)
+    family, plain = find_family(config), PlainCheckpoint(path, config, weight_files(path))
     if family.text is not None:
         plain.keep_text(family.text, family.prefix)
     plain.unstack(stacked(family), family.prefix)
