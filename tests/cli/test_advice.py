@@ -81,7 +81,7 @@ def test_what_the_files_recommend_can_be_used_where_it_is_advised(tm, model, tmp
     file = tmp_path / "a.kv"
     assert tm("prefill", copy, "-p", "w1", "-o", file, "-q")[0] == 0
     _, _, err = tm("decode", file, "-n", 2)
-    assert "; --generation-config uses that (an option of generate, chat, decode and profile)" in err
+    assert "; --generation-config uses that (an option of generate, decode and profile; chat and serve do)" in err
     for verb in ("generate", "chat", "decode", "profile"):
         assert "--generation-config" in tm(verb, "--help")[1]
     code, out, err = tm("decode", file, "-n", 2, "--json", "--generation-config")

@@ -1,5 +1,7 @@
 """`tokenmill chat` as it is typed on a terminal, or piped."""
 
+import json
+import shutil
 import sys
 
 import pytest
@@ -38,6 +40,26 @@ def pausing(self, *arguments, **settings):
                     time.sleep(0.01)
 Session.stream = pausing
 """
+
+
+def test_what_the_files_recommend_holds_unless_an_option_says_otherwise(tm, piped, model, tmp_path):
+    copy = shutil.copytree(model, tmp_path / "copy")
+    found = {"do_sample": True, "temperature": 0.7, "top_k": 5}
+    (copy / "generation_config.json").write_text(json.dumps(found))
+    said = "Sampling as the model's files recommend: temperature 0.7, top_k 5. --no-generation-config is greedy.\n"
+    typed = ["chat", copy, "-n", 2, "--seed", 3]
+    texts = {}
+    for options in [(), ("--temperature", 0), ("--no-generation-config",)]:
+        piped(b"w1 w2\n")
+        code, texts[options], err = tm(*typed, *options)
+        assert code == 0
+        assert (said in err) == (options != ("--no-generation-config",))
+    piped(b"w1 w2\n")
+    asked = tm("chat", model, "-n", 2, "--seed", 3, "--temperature", 0.7, "--top-k", 5)
+    assert texts[()] == asked[1]
+    assert "recommend" not in asked[2]
+    piped(b"w1 w2\n")
+    assert texts["--no-generation-config",] == tm("chat", model, "-n", 2)[1]
 
 
 def test_a_conversation_on_a_terminal(model, data):

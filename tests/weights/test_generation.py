@@ -250,7 +250,7 @@ def test_recommendations_are_used_or_said(caplog):
     assert recommended(some, False) == {}
     with pytest.raises(CheckpointError, match="top_p = 2"):
         recommended(wrong, True)
-    uses = "generation_config=True uses that (an option of generate, chat, decode and profile)"
+    uses = "generation_config=True uses that (an option of generate, decode and profile; chat and serve do)"
     assert caplog.messages == [f"this recommends top_k = 5, top_p = 0.5; {uses}"]
     caplog.clear()
     assert recommended(wrong, False) == usable(wrong) == {}

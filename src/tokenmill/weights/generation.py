@@ -81,7 +81,7 @@ def recommended(checkpoint: Any, wanted: bool) -> dict[str, Any]:
     found: dict[str, Any] = checkpoint.generation_defaults() if wanted else usable(checkpoint)
     if wanted or not found:
         return found
-    uses = "generation_config=True uses that (an option of generate, chat, decode and profile)"
+    uses = "generation_config=True uses that (an option of generate, decode and profile; chat and serve do)"
     log.warning("%s recommends %s; %s", checkpoint.path.name, _say(found), uses)
     return {}
 

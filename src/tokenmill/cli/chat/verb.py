@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from tokenmill.cli.models import load_engine, looks_saved
 from tokenmill.cli.parser.command import is_given
 from tokenmill.cli.parser.options import (
     PROMPT,
+    SAMPLING,
     ChatTemplate,
     Model,
     Quiet,
@@ -56,7 +57,7 @@ HELP = {
 
 
 @with_settings(
-    without=("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens"),
+    without=("n", "logprobs", "max_sequences", "max_waiting", "skip_special_tokens", "generation_config"),
     words=HELP,
     sampling=SamplingParams,
     engine=EngineConfig,
@@ -69,6 +70,14 @@ def command(
     system: Annotated[str | None, option(PROMPT, "--system", help="System message.")] = None,
     start: Annotated[Path | None, option(PROMPT, "--open", help="Go on with a conversation that /save wrote.")] = None,
     chat_template: ChatTemplate = None,
+    generation_config: Annotated[
+        bool,
+        option(
+            SAMPLING,
+            "--generation-config/--no-generation-config",
+            help="Sample as the model's files recommend, where no option says otherwise; without, greedily.",
+        ),
+    ] = True,
     plain: Annotated[
         bool, typer.Option("--plain", help="Show answers as the model writes them, not rendered as Markdown.")
     ] = False,
@@ -89,9 +98,10 @@ def command(
             from tokenmill.cache.header import read_facts
         model = str(read_facts(start)["model"])
     with progress_on_stderr(quiet) as progress:
-        loaded = load_engine(with_room_for_forks(replace(engine, model=model)), progress, chat_template)
-        if engine.generation_config:
-            sampling = with_defaults(context, sampling, loaded.core.inputs.defaults)
+        engine = replace(engine, model=model, generation_config=generation_config)
+        loaded = load_engine(with_room_for_forks(engine), progress, chat_template)
+        recommended = loaded.core.inputs.defaults
+        sampling = with_defaults(context, sampling, recommended)
     if loaded.tokenizer is None or loaded.tokenizer.chat_template is None:
         raise TokenmillError(
             f"{model} has no chat template, so there is no chatting with it; `tokenmill generate` continues a text"
@@ -99,6 +109,8 @@ def command(
     is_typed = sys.stdin.isatty()
     if is_typed and not quiet:
         remark(_greeting(loaded))
+    if recommended and not quiet:
+        remark(_recommended(recommended))
     talk = Conversation(loaded, sampling, system)
     if start is not None:
         said = talk.open(str(start))
@@ -209,3 +221,8 @@ def _write(texts: Iterable[str]) -> None:
     finally:
         if is_begun:
             typer.echo()
+
+
+def _recommended(defaults: Mapping[str, Any]) -> str:
+    said = ", ".join(f"{name} {value}" for name, value in defaults.items())
+    return f"Sampling as the model's files recommend: {said}. --no-generation-config is greedy."
