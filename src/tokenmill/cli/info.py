@@ -222,6 +222,7 @@ def _describe(
         "tokenizer": None if tokenizer is None else {"num_tokens": tokenizer.num_tokens},
         "chat_template": tokenizer is not None and tokenizer.chat_template is not None,
         "types": _count_types(stored),
+        "dequantized": checkpoint.dequantized or None,
         "num_bytes": checkpoint.num_bytes,
         "kv_bytes_per_token": describe(config).kv_bytes_per_token(config.dtype),
         **_runs(checkpoint),
@@ -307,6 +308,8 @@ def _ends(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "chat template", "yes, shown with --template" if facts["chat_template"] else "no"
     types = (f"{entry['count']} {kind} ({size(entry['num_bytes'])})" for kind, entry in facts["types"].items())
     yield "tensors", ", ".join(types) or "none that can be read"
+    if facts.get("dequantized") is not None:
+        yield "codes", facts["dequantized"]
     yield "on disk", size(facts["num_bytes"])
     runs = facts["runs"]
     if runs is None:

@@ -90,6 +90,8 @@ def load_engine(config: EngineConfig, progress: Progress, chat_template: Path | 
     engine, checkpoint = load_files(path, config, progress, reader)
     if checkpoint.rounded and find_scheme(engine.config.scheme).keeps_codes and not isinstance(progress, Silent):
         remark(checkpoint.rounded)
+    if checkpoint.dequantized and not isinstance(progress, Silent):
+        remark(checkpoint.dequantized)
     if template is not None:
         if engine.tokenizer is None:
             raise ConfigError("chat_template", str(chat_template), "none, because this model has no tokenizer")

@@ -57,6 +57,7 @@ def finish_packed(writer: PackedWriter, loaded: LoadedModel, checkpoint: Checkpo
         "shapes": dict(checkpoint.shapes),
         "generation_defaults": usable(checkpoint),
         "rounded": checkpoint.rounded if find_scheme(loaded.config.scheme).keeps_codes else "",
+        "dequantized": checkpoint.dequantized,
         "weights": loaded.program.packed_weights(),
         "versions": {"tokenmill": __version__, "torch": torch.__version__},
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.cache.spec import StateSpec
 from tokenmill.errors import CheckpointError
-from tokenmill.registry import CODES
+from tokenmill.registry import CODES, REFUSED_CODES
 from tokenmill.settings.engine_config import DTYPES
 from tokenmill.value_reader import MAX_POSITIONS, ValueReader, brief
 
@@ -224,6 +224,11 @@ def quant_method(config: Mapping[str, Any]) -> str | None:
         return None
     reader = ValueReader(settings, "config.json: quantization_config", CheckpointError)
     method = reader.take("quant_method", None)
+    if method in REFUSED_CODES:
+        raise CheckpointError(
+            f"config.json: quant_method {brief(method)} ({REFUSED_CODES[method]}) is not implemented: give the model "
+            "that it was made of, or an export of that as GGUF, GPTQ or AWQ"
+        )
     if method not in CODES:
         known = ", ".join(CODES)
         raise CheckpointError(f"config.json: quant_method {brief(method)} is not implemented: only {known}")

@@ -12,6 +12,7 @@ from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CHECKPOINT_CHECKS, CHECKPOINTS, lookup
 from tokenmill.text.tokenizer import read_json
 from tokenmill.weights.codes.checkpoint import QuantizedCheckpoint, describe_codes
+from tokenmill.weights.codes.methods import name_method
 from tokenmill.weights.files import has_weights, not_a_model, weight_files
 from tokenmill.weights.fingerprint import files_of
 from tokenmill.weights.names import is_ignored, stacked
@@ -104,18 +105,19 @@ def _check_sizes(checkpoint: Checkpoint) -> None:
 def foreseen_config(path: Path) -> dict[str, Any]:
     """Read the config that `open_checkpoint` will find, of a directory from config.json alone if that is all there is.
 
-    Whether the head of a tied model is one of its own is told by its tensors. If these cannot be read, config.json
-    counts, with a warning.
+    Whether the head of a tied model is one of its own is told by its tensors, and what is kept as codes. If these
+    cannot be read, config.json counts, with a warning.
     """
     if not path.is_dir():
         return open_checkpoint(path).config
     config = read_config_json(path)
-    if not (read_config(config).tie_embeddings and has_weights(path)):
+    told_by_tensors = read_config(config).tie_embeddings or quant_method(config) is not None
+    if not (told_by_tensors and has_weights(path)):
         return config
     try:
         return open_checkpoint(path).config
     except CheckpointError as error:
-        log.warning("the head is taken for the embedding, as config.json says: %s", error)
+        log.warning("the tensors are taken to be what config.json says: %s", error)
         return config
 
 
@@ -125,7 +127,4 @@ def read_config_json(path: Path) -> dict[str, Any]:
     files_of(path)  # refuses links to nothing
     if not file.is_file():
         raise CheckpointError(not_a_model(path))
-    config, beside = read_json(file), path / "quantize_config.json"
-    if "quantization_config" not in config and beside.is_file():  # where AutoGPTQ put it until 0.7
-        config["quantization_config"] = {"quant_method": "gptq", **read_json(beside)}
-    return describe_codes(config)
+    return describe_codes(name_method(read_json(file), path))

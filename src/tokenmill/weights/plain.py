@@ -47,6 +47,7 @@ class Checkpoint:
 
     config: in the words of Hugging Face's config.json. shapes: of every tensor, by Hugging Face's name. num_bytes: of
     the tensors on disk. rounded: what `read_codes` rounds again, in a sentence; empty where it rounds nothing.
+    dequantized: what is stored as codes and read as values, in a sentence; empty where nothing is.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     num_bytes: int
     rounded = ""
+    dequantized = ""
 
     def dtype_of(self, name: str) -> str:
         """The name of the dtype that `read` gives a tensor in, where the caller names none."""

@@ -1,33 +1,81 @@
-"""The layout of AWQ "gemm" (https://github.com/casper-hansen/AutoAWQ).
+"""The layouts of AWQ (https://github.com/casper-hansen/AutoAWQ, https://github.com/mit-han-lab/llm-awq).
 
-X.qweight [K, R / 8] int32, whose eight codes are those of columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8] likewise;
-X.scales [G, R].
+In "gemm", X.qweight [K, R / 8] int32, whose eight codes are those of columns 0 2 4 6 1 3 5 7; X.qzeros [G, R / 8]
+likewise; X.scales [G, R]. In "gemv", X.qweight [R, K / 8] int32, the codes of a row one after the other; X.qzeros
+[R, W] likewise and X.scales [R, 8 W], where 8 W is G rounded up. In "gemv_fast", which is also llm-awq's own,
+X.qweight [R / 4, K] int16 has the codes of four rows in an order of its own (see awq_tensors.py), X.scales [8 W, R]
+and X.qzeros or X.scaled_zeros [8 W, R] in floating point has the minimums.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from tokenmill.weights.codes.layout import GROUPS, Layout, Shape
+from tokenmill.errors import CheckpointError
+from tokenmill.weights.codes.layout import Choices, Layout, Parts, Shape, any_group, odd_group
+
+VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq")
 
 
+@dataclass(frozen=True)
 class AWQ(Layout):
     """See Layout."""
 
+    version: str = "gemm"
+
     method = "awq"
-    parts = ("qweight", "qzeros", "scales")
-    settings: ClassVar = {
+    parts = ("qweight", "qzeros", "scales", "scaled_zeros")
+    optional = frozenset({"scaled_zeros", "qzeros"})
+    floats = ("scales", "scaled_zeros")
+    settings: ClassVar[Mapping[str, Choices]] = {
         "bits": (..., 4),
-        "group_size": (..., *GROUPS, -1),
-        "version": ("gemm",),
-        "format": ("gemm",),
-        "zero_point": (True,),
+        "group_size": any_group,
+        "version": VERSIONS,
+        "format": VERSIONS,
+        "zero_point": (True, False),
         "act_bits": (16, 32),
     }
 
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> "AWQ":
+        version = found["version"] if found["version"] != "gemm" else found["format"]
+        return cls(found["bits"], found["group_size"], version="gemv_fast" if version == "llm-awq" else version)
+
+    @property
+    def is_fast(self) -> bool:
+        return self.version == "gemv_fast"
+
+    def of(self, parts: Parts) -> "AWQ":
+        num_rows, num_inputs = self.shape_of(parts.shapes)
+        if self.is_fast and (num_rows % 4 or num_inputs % 64):
+            raise CheckpointError(f"{parts.matrix} is {num_rows} x {num_inputs}: gemv_fast packs 4 rows and 64 inputs")
+        return replace(self, as_values=odd_group(self.group, num_inputs))
+
+    def types_of(self, part: str) -> tuple[str, ...]:
+        if self.is_fast:
+            return ("int16",) if part == "qweight" else ("float16", "bfloat16", "float32")
+        return super().types_of(part)
+
     def shape_of(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
-        num_inputs, num_words = shapes["qweight"]
-        return num_words * self.fields, num_inputs
+        first, second = shapes["qweight"]
+        if self.is_fast:
+            return first * 4, second
+        return (first, second * self.fields) if self.version == "gemv" else (second * self.fields, first)
 
     def part_shapes(self, num_rows: int, num_inputs: int, minimums: bool) -> dict[str, Shape]:
-        groups, num_words = self.num_groups(num_inputs), num_rows // self.fields
-        return {"qweight": (num_inputs, num_words), "qzeros": (groups, num_words), "scales": (groups, num_rows)}
+        groups, fields = self.num_groups(num_inputs), self.fields
+        if self.version == "gemm":
+            num_words = num_rows // fields
+            return {"qweight": (num_inputs, num_words), "qzeros": (groups, num_words), "scales": (groups, num_rows)}
+        words = self._zero_words(groups)
+        if self.version == "gemv":
+            zeros, scales = (num_rows, words), (num_rows, words * fields)
+            return {"qweight": (num_rows, num_inputs // fields), "qzeros": zeros, "scales": scales}
+        wide = (words * fields, num_rows)
+        return {"qweight": (num_rows // 4, num_inputs), "qzeros": wide, "scales": wide, "scaled_zeros": wide}
+
+    def _zero_words(self, groups: int) -> int:
+        """Words of the zeros of a row, as AutoAWQ's calculate_zeros_width rounds them up."""
+        step = {64: 2, 32: 4}.get(self.group, 1)
+        words = -(-groups // self.fields)
+        return -(-words // step) * step

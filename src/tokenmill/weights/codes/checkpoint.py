@@ -4,15 +4,19 @@ The tensors that together hold a matrix are shown as one tensor, in most layouts
 or as the file's own codes, which the loader keeps exactly.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import CheckpointError
 from tokenmill.model.config import quant_method
 from tokenmill.model.families import find_family, read_config
 from tokenmill.registry import CODES, lookup
-from tokenmill.value_reader import ValueReader
-from tokenmill.weights.codes.layout import Layout, Shape
+from tokenmill.value_reader import ValueReader, brief
+from tokenmill.weights.codes.layout import Layout, Parts, Shape
 from tokenmill.weights.names import expand
 from tokenmill.weights.plain import Checkpoint
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tokenmill.quant.stored import Stored
+
+log = logging.getLogger(__name__)
 
 # How the codes were chosen, and settings of other programs: none of them changes how the codes are stored.
 _HARMLESS = frozenset(
@@ -35,26 +41,35 @@ _HARMLESS = frozenset(
     sampler scale_dtype seqlen static_groups sym to_quant_block_names tokenizer true_sequential use_cuda_fp16
     use_exllama use_triton v2 v2_alpha vram_strategy""".split()
 )
-_CODE_BITS = {4: 5.0, 8: 8.5}  # per number as the native program packs it, scales included
+_NEED_SCALES = ("int8", "float8_e4m3fn", "float8_e5m2")  # no weight is stored so by itself
 
 
 class QuantizedCheckpoint(Checkpoint):
     """One such directory, over the checkpoint that reads its tensors.
 
-    layout: how its codes are stored. parts: for each matrix, by its name here, the shapes of its parts.
+    parts: for each matrix, by its name here, the shapes of its parts.
     """
 
     def __init__(self, plain: Checkpoint) -> None:
-        self.plain, self.layout = plain, _read_layout(plain.config)
+        self.plain, usual = plain, _read_layout(plain.config)
         self.path, self.num_bytes = plain.path, plain.num_bytes
         self.config = {key: value for key, value in plain.config.items() if key != "quantization_config"}
-        self.parts = _find_parts(self.layout, plain)
-        used = {self.layout.name_of(matrix, part) for matrix, parts in self.parts.items() for part in parts}
-        left_out = used | set(_empty_biases(plain, self.parts))
+        self._layouts, self.parts = _find_parts(usual, plain)
+        used = {self._layouts[matrix].name_of(matrix, part) for matrix, parts in self.parts.items() for part in parts}
+        left_out = used | set(_empty_biases(plain, self.parts)) | set(filter(usual.is_beside, plain.shapes))
         shapes = {name: shape for name, shape in plain.shapes.items() if name not in left_out}
-        coded = {matrix: self.layout.shape_of(parts) for matrix, parts in self.parts.items()}
-        step = -1 if self.layout.is_transposed else 1
+        coded = {matrix: self._layouts[matrix].shape_of(parts) for matrix, parts in self.parts.items()}
+        step = -1 if usual.is_transposed else 1
         self.shapes = shapes | {matrix: shape[::step] for matrix, shape in coded.items()}
+        self.config.pop("stored_as_codes", None)
+        bits = [(prod(shape), self._layouts[matrix].code_bits) for matrix, shape in coded.items()]
+        if kept := [(count, each) for count, each in bits if each]:
+            self.config["stored_as_codes"] = sum(count * each for count, each in kept) / sum(c for c, _ in kept)
+        self.dequantized, self._warned = self._describe_values(usual), set[str]()
+
+    def layout_of(self, name: str) -> Layout:
+        """The layout of a matrix that is stored as codes."""
+        return self._layouts[name]
 
     def is_coded(self, name: str) -> bool:
         """Whether a tensor is stored as codes."""
@@ -67,19 +82,35 @@ class QuantizedCheckpoint(Checkpoint):
         return self.find_reader("codes").read(name, dtype, rows)
 
     def read_codes(self, name: str, rows: range | None = None) -> "Stored | None":
-        """8 bits are kept where their zero is 128 and their scales are half floats."""
+        """8 bits are kept where their zero is 128, or can be, and their scales are half floats."""
         return self.find_reader("codes").read_codes(name, rows)
+
+    def warn_of_values(self, name: str, why: str) -> None:
+        """Warn once that codes are read as values, which only what they hold has told."""
+        if why not in self._warned:
+            self._warned.add(why)
+            log.warning("%s: codes of 8 bits with %s are read as values, %s among them", self.path, why, name)
+
+    def _describe_values(self, usual: Layout) -> str:
+        """What is read as values, and what else the files ask for that is not done; empty for codes that are kept."""
+        reasons = Counter(layout.as_values for layout in self._layouts.values() if layout.as_values)
+        parts = [f"{count} of its {len(self._layouts)} matrices have {why}" for why, count in reasons.items()]
+        values = f"read as values, since no scheme holds such codes: {'; '.join(parts)}" if parts else ""
+        return "; ".join(filter(None, (values, usual.remark)))
 
 
 def describe_codes(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of a quantised directory with the key "stored_as_codes", as a GGUF file's has it; any other as it is.
+    """The config of a quantised directory with the key "stored_as_codes", as a GGUF file's has it; any other as it is,
+    and one whose codes are read as values.
 
     What stays in float16 counts as bfloat16: no program multiplies codes in float16 on a CPU.
     """
     if quant_method(config) is None:
         return config
+    if not (bits := _read_layout(config).code_bits):
+        return config
     dtypes = {key: "bfloat16" for key in ("dtype", "torch_dtype") if str(config.get(key)).endswith("float16")}
-    return config | dtypes | {"stored_as_codes": _CODE_BITS[_read_layout(config).bits]}
+    return config | dtypes | {"stored_as_codes": bits}
 
 
 def _read_layout(config: Mapping[str, Any]) -> Layout:
@@ -90,31 +121,53 @@ def _read_layout(config: Mapping[str, Any]) -> Layout:
     settings = {key: value.lower() if isinstance(value, str) else value for key, value in given.items()}
     reader = ValueReader(settings, f"quantization_config of {method}", CheckpointError)
     layout: type[Layout] = lookup(CODES, method, "quant_method")
-    found = {key: reader.expect(key, *allowed) for key, allowed in layout.settings.items()}
+    found = {
+        key: allowed(reader, key) if callable(allowed) else reader.expect(key, *allowed)
+        for key, allowed in layout.settings.items()
+    }
     reader.refuse_unread(settings.keys() - _HARMLESS)
     return layout.read(found)
 
 
-def _find_parts(layout: Layout, plain: Checkpoint) -> dict[str, dict[str, Shape]]:
-    """Find matrix → the shapes of its parts; CheckpointError lists those that are missing or misshapen."""
-    found, missing, misshapen = {}, [], []
-    for name, shape in plain.shapes.items():
-        matrix = layout.matrix_of(name)
+def _find_parts(usual: Layout, plain: Checkpoint) -> tuple[dict[str, Layout], dict[str, dict[str, Shape]]]:
+    """Find matrix → its layout, and the shapes of its parts; CheckpointError lists what is missing or misshapen."""
+    layouts, found = dict[str, Layout](), dict[str, dict[str, Shape]]()
+    missing, misshapen = list[str](), list[str]()
+    for name in plain.shapes:
+        matrix = usual.matrix_of(name)
         if matrix is None:
             continue
-        names = {part: layout.name_of(matrix, part) for part in layout.parts}
+        names = {part: usual.name_of(matrix, part) for part in usual.parts}
         parts = {part: plain.shapes[each] for part, each in names.items() if each in plain.shapes}
-        if len(shape) != layout.num_dimensions:
-            misshapen.append(f"{name} {list(shape)} where {layout.num_dimensions} dimensions go")
+        dtypes = {part: plain.dtype_of(names[part]) for part in parts}
+        flat = [part for part in usual.codes_of_any if part in parts and len(parts[part]) != usual.num_dimensions]
+        if flat:
+            goes = f"where {usual.num_dimensions} dimensions go"
+            misshapen += [f"{names[part]} {list(parts[part])} {goes}" for part in flat]
+            continue
+        layout = usual.of(Parts(matrix, parts, dtypes, partial(_bytes_of_part, plain, names)))
+        if layout.codes not in parts:
+            missing.append(names[layout.codes])
             continue
         wanted = layout.part_shapes(*layout.shape_of(parts), "minimums" in parts)
-        missing += [names[part] for part in wanted if part not in parts and part != "g_idx"]
-        wrong = [part for part in parts if parts[part] != wanted[part]]
-        misshapen += [f"{names[part]} {list(parts[part])} where {list(wanted[part])} goes" for part in wrong]
-        found[matrix] = parts
+        missing += [names[part] for part in wanted if part not in parts and part not in layout.optional]
+        wrong = [part for part in parts if part not in wanted or not layout.fits(part, parts[part], wanted[part])]
+        for part in wrong:
+            goes = f"{list(wanted[part])} goes" if part in wanted else "none goes"
+            misshapen.append(f"{names[part]} {list(parts[part])} where {goes}")
+        layouts[matrix], found[matrix] = layout, parts
     if missing or misshapen:
         raise CheckpointError(f"{plain.path} does not fit its config", missing=missing, misshapen=misshapen)
-    return found
+    used = {layouts[matrix].name_of(matrix, part) for matrix, parts in found.items() for part in parts}
+    unscaled = [name for name in plain.shapes if plain.dtype_of(name) in _NEED_SCALES and name not in used]
+    if unscaled := [name for name in unscaled if not usual.is_beside(name)]:
+        raise CheckpointError(f"{plain.path}: no scale is beside the codes of {brief(unscaled)}")
+    return layouts, found
+
+
+def _bytes_of_part(plain: Checkpoint, names: Mapping[str, str], part: str) -> bytes:
+    pieces = plain.stored_bytes(names[part])
+    return plain.read(names[part]).contiguous().numpy().tobytes() if pieces is None else b"".join(pieces)
 
 
 def _empty_biases(plain: Checkpoint, parts: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from tokenmill.errors import CheckpointError
 from tokenmill.quant.stored import Stored
 from tokenmill.weights.codes.gptq import GPTQ
-from tokenmill.weights.codes.words import fields_of, of_zeros, on_groups, words_of
+from tokenmill.weights.codes.words import of_zeros, on_groups, stream_of, words_of
 
 
 def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
@@ -34,11 +34,16 @@ def pack(layout: GPTQ, stored: Stored, num_inputs: int) -> dict[str, Tensor]:
 
 
 def unpack(layout: GPTQ, parts: Mapping[str, Tensor], name: str) -> Stored:
-    """Make R rows of codes. CheckpointError where the groups are not of neighbours."""
-    if (groups_K := parts.get("g_idx")) is not None:
-        # With desc_act, inputs of one group may lie anywhere in the row.
+    """Make R rows of codes, or of values where the groups are not of neighbours. CheckpointError for an input in a
+    group that there is not.
+    """
+    groups_K, scales_GR = parts.get("g_idx"), parts["scales"]
+    codes_RK = stream_of(parts["qweight"].t(), layout.bits)
+    zeros_GR = stream_of(parts["qzeros"], layout.bits)[:, : scales_GR.shape[1]]
+    if groups_K is not None:
         order_K = torch.arange(len(groups_K)) // (layout.group or len(groups_K))
-        if not torch.equal(groups_K, order_K.to(groups_K.dtype)):
-            raise CheckpointError(f"{name}.g_idx is not in order (desc_act): such GPTQ exports are not supported")
-    codes_RK = fields_of(parts["qweight"], layout.bits).permute(1, 0, 2).flatten(1)
-    return of_zeros(layout, codes_RK, fields_of(parts["qzeros"], layout.bits).flatten(1), parts["scales"])
+        if torch.equal(groups_K, order_K.to(groups_K.dtype)):
+            groups_K = None
+        elif groups_K.min() < 0 or groups_K.max() >= len(scales_GR):
+            raise CheckpointError(f"{name}.g_idx names groups that there are not: it has {len(scales_GR)}")
+    return of_zeros(layout, codes_RK, zeros_GR, scales_GR, groups_K)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, split_nibbles
 from tokenmill.weights.codes.mxfp4 import MXFP4
 
@@ -17,7 +18,19 @@ _OFFSET = 127 + 1  # of the exponents, and half
 
 def unpack(layout: MXFP4, parts: Mapping[str, Tensor], name: str) -> Stored:
     """Return R rows of codes."""
-    codes = torch.tensor([128 + twice for twice in _TWICE] + [128 - twice for twice in _TWICE], dtype=torch.uint8)
-    ones = torch.ones(parts["scales"].shape)
-    scales = torch.ldexp(ones, parts["scales"].int() - _OFFSET)
-    return Stored(layout.bits, codes=codes[split_nibbles(parts["blocks"]).int()].flatten(1), scales=scales)
+    return of_mxfp4(parts["blocks"].flatten(1), parts["scales"])
+
+
+def of_mxfp4(bytes_RB: Tensor, exponents_RG: Tensor) -> Stored:
+    """R rows of codes of 8 bits: two of the file's to a byte, the earlier in its low half, and an exponent of the scale
+    for each 32 of them.
+    """
+    scales_RG = torch.ldexp(torch.ones(exponents_RG.shape), exponents_RG.int() - _OFFSET)
+    codes_RK = (twice_of(split_nibbles(bytes_RB)) + 128).to(torch.uint8)
+    return Stored.of_groups(8, codes_RK, GROUP, scales_RG)
+
+
+def twice_of(codes: Tensor) -> Tensor:
+    """Twice the values of E2M1 codes, int16."""
+    table = torch.tensor([*_TWICE, *(-twice for twice in _TWICE)], dtype=torch.int16)
+    return table[codes.int()]

@@ -17,7 +17,7 @@ class CodesReader:
 
     def read(self, name: str, dtype: torch.dtype | None, rows: range | None) -> Tensor:
         """See Checkpoint."""
-        is_transposed = self._checkpoint.layout.is_transposed
+        is_transposed = self._checkpoint.is_coded(name) and self._checkpoint.layout_of(name).is_transposed
         stored = self._unpack(name, None if is_transposed else rows)
         if stored is None:
             return self._checkpoint.plain.read(name, dtype, rows)
@@ -29,24 +29,31 @@ class CodesReader:
 
     def read_codes(self, name: str, rows: range | None) -> Stored | None:
         """See Checkpoint."""
+        if not self._checkpoint.is_coded(name) or self._checkpoint.layout_of(name).as_values:
+            return None
         stored = self._unpack(name, rows)
-        if stored is None or stored.bits == 4:
-            return stored
+        if stored is None or stored.numbers is not None or stored.bits == 4:
+            return stored if stored is None or stored.numbers is None else None
         assert stored.scales is not None
-        exact = stored.minimums is None and torch.equal(stored.scales.half().float(), stored.scales)
-        return stored if exact else None
+        if stored.minimums is not None:
+            self._checkpoint.warn_of_values(name, "zeros too far from the middle of their codes")
+            return None
+        if not torch.equal(stored.scales.half().float(), stored.scales):
+            self._checkpoint.warn_of_values(name, "scales that are no half floats")
+            return None
+        return stored
 
     def _unpack(self, name: str, rows: range | None) -> Stored | None:
         """Unpack codes. Where a row of the matrix is a row of every part, only those rows of the parts are read."""
-        opened, layout = self._checkpoint, self._checkpoint.layout
+        opened = self._checkpoint
         if not opened.is_coded(name):
             return None
+        layout = opened.layout_of(name)
         read = rows if layout.has_rows else None
         names = {part: layout.name_of(name, part) for part in opened.parts[name]}
         parts = {part: opened.plain.read(each, rows=read) for part, each in names.items()}
         for part, tensor in parts.items():
-            fits = tensor.is_floating_point() if part in layout.floats else tensor.dtype == getattr(torch, layout.word)
-            if not fits:
+            if str(tensor.dtype).removeprefix("torch.") not in layout.types_of(part):
                 raise CheckpointError(f"{names[part]} holds {tensor.dtype}, which is not what {layout.method} stores")
         base = name.removesuffix(".weight")
         stored: Stored = lookup(CODES, layout.method, "quant_method", computes=True)(layout, parts, base)

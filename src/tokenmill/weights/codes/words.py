@@ -5,25 +5,63 @@ from torch import Tensor
 
 from tokenmill.quant.schemes import GROUP
 from tokenmill.quant.stored import Stored, joined_nibbles, split_nibbles
-from tokenmill.weights.codes.layout import Layout
+from tokenmill.weights.codes.layout import Layout, odd_group
 
 
 def of_groups(
     layout: Layout, bits: int, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor | None = None
 ) -> Stored:
     """See Stored.of_groups. In a layout a group of 0 is a whole row."""
-    whole_row = -(-codes_RK.shape[1] // GROUP) * GROUP
-    return Stored.of_groups(bits, codes_RK, layout.group or whole_row, scales_RG, minimums_RG)
+    inputs = codes_RK.shape[1]
+    whole_row = -(-inputs // GROUP) * GROUP
+    group = layout.group if 0 < layout.group < inputs else whole_row
+    return Stored.of_groups(bits, codes_RK, group, scales_RG, minimums_RG)
 
 
-def of_zeros(layout: Layout, codes_RK: Tensor, zeros_GR: Tensor, scales_GR: Tensor) -> Stored:
-    """Make R rows of codes with a zero for each group. 8 bits with a zero other than 128 come with minimums, which no
-    scheme keeps.
-    """
+def of_zeros(
+    layout: Layout, codes_RK: Tensor, zeros_GR: Tensor, scales_GR: Tensor, groups_K: Tensor | None = None
+) -> Stored:
+    """Make R rows of codes with a zero for each group, as they are stored. groups_K: see of_integers."""
     zeros_RG = (zeros_GR.t() + layout.zero_offset) & (1 << layout.bits) - 1
-    scales_RG = scales_GR.float().t()
-    plain = bool((zeros_RG == 1 << layout.bits - 1).all())
-    return of_groups(layout, layout.bits, codes_RK, scales_RG, None if plain else -zeros_RG.float() * scales_RG)
+    return of_integers(layout, codes_RK, zeros_RG, scales_GR.float().t(), groups_K)
+
+
+def of_integers(
+    layout: Layout, codes_RK: Tensor, zeros_RG: Tensor, scales_RG: Tensor, groups_K: Tensor | None = None
+) -> Stored:
+    """Rows (code - zero) · scale, whose codes have up to 8 bits.
+
+    Up to 3 bits become 4 bits with the zero 8, and those from 5 to 7 become 8 bits with the zero 128, which both hold
+    any difference. So do 8 bits if no difference is too large; else they come with minimums, which no scheme keeps.
+    groups_K: the group of each input, where they do not follow one another; then the rows come as values, as they do
+    where a group is no multiple of 32.
+    """
+    bits, num_inputs = layout.bits, codes_RK.shape[1]
+    if groups_K is None and odd_group(layout.group, num_inputs):
+        groups_K = torch.arange(num_inputs) // layout.group
+    if groups_K is not None:
+        groups_K = groups_K.long()
+        return Stored.plain((codes_RK.float() - zeros_RG.float()[:, groups_K]) * scales_RG[:, groups_K])
+    middle = 1 << bits - 1
+    is_plain = bool((zeros_RG == middle).all())
+    if bits == 4 or (bits == 8 and is_plain):
+        return of_groups(layout, bits, codes_RK, scales_RG, None if is_plain else -zeros_RG.float() * scales_RG)
+    kept = 4 if bits < 4 else 8
+    each = layout.group if 0 < layout.group < num_inputs else num_inputs
+    zeros_RK = zeros_RG.to(torch.int16).repeat_interleave(each, 1)[:, :num_inputs]
+    moved_RK = codes_RK.to(torch.int16).sub_(zeros_RK).add_(1 << kept - 1)
+    if bits == 8 and bool(((moved_RK < 0) | (moved_RK > 255)).any()):
+        return of_groups(layout, 8, codes_RK, scales_RG, -zeros_RG.float() * scales_RG)
+    return of_groups(layout, kept, moved_RK.to(torch.uint8), scales_RG)
+
+
+def of_minimums(layout: Layout, codes_RK: Tensor, scales_RG: Tensor, minimums_RG: Tensor) -> Stored:
+    """Rows code · scale + minimum: as 4 bits if the codes have no more, else as values."""
+    num_inputs = codes_RK.shape[1]
+    if layout.bits <= 4 and not odd_group(layout.group, num_inputs):
+        return of_groups(layout, 4, codes_RK, scales_RG.float(), minimums_RG.float())
+    groups_K = torch.arange(num_inputs) // (layout.group or num_inputs)
+    return Stored.plain(codes_RK.float() * scales_RG.float()[:, groups_K] + minimums_RG.float()[:, groups_K])
 
 
 def on_groups(layout: Layout, stored: Stored, num_inputs: int) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -38,6 +76,23 @@ def fields_of(words_AB: Tensor, bits: int) -> Tensor:
     """Turn [A, B] int32 into [A, B, 32 / bits] uint8, from the low bits up."""
     bytes_ABC = words_AB.contiguous().view(torch.uint8).view(*words_AB.shape, 4)  # little-endian, as the file
     return bytes_ABC if bits == 8 else split_nibbles(bytes_ABC)
+
+
+def stream_of(words_AB: Tensor, bits: int) -> Tensor:
+    """Turn [A, B] words into the [A, B * 32 / bits] uint8 codes that lie in them one after the other, from the low
+    bits up; a code may begin in one word and end in the next.
+    """
+    bytes_AC = words_AB.contiguous().view(torch.uint8).view(len(words_AB), -1)
+    if bits == 8:
+        return bytes_AC
+    if bits == 4:
+        return split_nibbles(bytes_AC)
+    num_codes = bytes_AC.shape[1] * 8 // bits
+    missing = -bytes_AC.shape[1] % bits
+    parts_ANB = torch.nn.functional.pad(bytes_AC, (0, missing)).view(len(bytes_AC), -1, bits)  # of eight codes each
+    sums_AN = sum((parts_ANB[..., i].long() << 8 * i for i in range(bits)), torch.zeros((), dtype=torch.long))
+    codes_AN8 = [(sums_AN >> bits * i & (1 << bits) - 1).to(torch.uint8) for i in range(8)]
+    return torch.stack(codes_AN8, -1).flatten(1)[:, :num_codes]
 
 
 def words_of(fields_ABC: Tensor, bits: int) -> Tensor:

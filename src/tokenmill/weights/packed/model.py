@@ -36,6 +36,7 @@ class PackedCheckpoint(Checkpoint):
         self.path, self.file, self.reader = copy_of or path, path, reader
         facts, self._tokenizer_at = read_header(path) if reader is None else (reader.facts, reader.header_end)
         self.facts, self.config, self.rounded = facts, facts["config"], facts["rounded"]
+        self.dequantized = facts.get("dequantized") or ""
         self.shapes = {name: tuple(shape) for name, shape in facts["shapes"].items()}
         self.num_bytes = facts["payload_bytes"]
         if copy_of is None:

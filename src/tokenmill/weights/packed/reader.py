@@ -60,6 +60,7 @@ def _header_of(path: Path, opened: BinaryIO) -> tuple[dict[str, Any], int]:
     reader = ValueReader(facts, f"{path} is damaged", PackedModelError, is_ours=True)
     for name in ("program", "dtype", "scheme", "source", "rounded"):
         reader.text(name)
+    reader.text("dequantized", "")
     for name in ("config", "fingerprint", "weights", "shapes"):
         reader.inside(name, required=True)
     for name, least in (("tokenizer_bytes", 0), ("tokenizer_checksum", 0), ("payload_bytes", 1)):
